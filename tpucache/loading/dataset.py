@@ -105,6 +105,7 @@ class CachedDataset(Dataset[Item]):
         self._digest: str | None = None
         self._columns: Array | None = None  # float32 (samples of the cache, width)
         self._targets: Array | None = None  # float32 (samples of the cache, classes)
+        self._scale: tuple[Array, Array] | None = None  # mean and deviation of the labels, float64 (m,)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
         # How many samples were read before anybody set the epoch; -1 once it was set, or that was warned of.
         self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
@@ -348,6 +349,19 @@ class CachedDataset(Dataset[Item]):
         derived._targets = (soft * weights[:, None]).astype(np.float32)
         return derived
 
+    def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
+        """Return these samples so that batches have labels less `mean` and divided by `std`, a number for each column.
+
+        That is float32 (n, m), and only the result is rounded: the samples table has float64. `labels` stay as they
+        are. Raises UsageError unless labels are as many columns of values.
+        """
+        labels = self.table.labels
+        if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),) or len(mean) != len(std):
+            raise UsageError(f"labels to standardise by {len(mean)} means are values in as many columns")
+        derived = self._derive(self._selection, self._open_reader)
+        derived._scale = np.array(mean, np.float64), np.array(std, np.float64)
+        return derived
+
     def packed(self) -> CachedDataset:
         """Return the same samples with fields as their codecs pack them, for a device to finish.
 
@@ -435,11 +449,15 @@ class CachedDataset(Dataset[Item]):
 
     def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
         """Return what samples have beside their records: the columns, if there are any, and the label."""
-        columns = {}
+        columns, positions = {}, self._selection.positions_of(indices)
         if self._columns is not None:
-            columns[COLUMNS] = to_tensor(self._columns[self._selection.positions_of(indices)])
+            columns[COLUMNS] = to_tensor(self._columns[positions])
         if self._targets is not None:
-            return {**columns, LABEL: to_tensor(self._targets[self._selection.positions_of(indices)])}
+            return {**columns, LABEL: to_tensor(self._targets[positions])}
+        if self._scale is not None and self.table.labels is not None:
+            mean, std = self._scale
+            standardised = (self.table.labels[positions].astype(np.float64) - mean) / std
+            return {**columns, LABEL: to_tensor(standardised.astype(np.float32))}
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:

@@ -142,6 +142,7 @@ def results(
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
+    dataset = learner.task.as_learned(dataset)
     with learner.evaluated() as model:
         learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
         yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute, rows)

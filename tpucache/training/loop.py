@@ -177,9 +177,8 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
     processes, first = device.processes, state.steps * settings.accumulate
-    batches = parts(
-        settings, data.train_set, state.steps, plan.epochs, pin_memory=device.pin_memory, processes=processes
-    )
+    train_set = learner.task.as_learned(data.train_set)
+    batches = parts(settings, train_set, state.steps, plan.epochs, pin_memory=device.pin_memory, processes=processes)
     images = settings.batch_size * settings.steps_per_execution
     execution: Execution = []
     stopped = None

@@ -147,7 +147,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
     # All steps are compared, so all have the size of the run's first ones.
     settings = replace(settings, size=settings.sizes.at(0), grow=None, fix_res=0)
     stop.share(processes.largest_before())
-    batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
+    batches = parts(settings, learner.task.as_learned(train_set), pin_memory=device.pin_memory, processes=processes)
     pending: deque[Callable[[], torch.Tensor]] = deque()
     losses: list[float] = []
     with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -95,11 +95,13 @@ class Learner:
         self.device = device
         # A loss or a step of the user's own gets the labels as they are stored.
         is_own = settings.own_loss is not None or settings.train_step is not None
-        self.task = task if is_own else task.learned_from(dataset.labels.numpy())
+        stored = dataset.table.labels
+        labels = dataset.labels.numpy() if stored is None else stored[dataset.positions]
+        self.task = task if is_own else task.learned_from(labels)
         #: What to try where training diverges.
         self.advice = DIVERGED_ADVICE
         if isinstance(task, Regression):
-            self.advice += f" ({describe_labels(dataset.labels.numpy())}{'; divide them in your own loss' * is_own})"
+            self.advice += f" ({describe_labels(labels)}{'; divide them in your own loss' * is_own})"
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         custom = custom or Custom()
         self._optimizer_kind = custom.make_optimizer or find_optimizer(settings.optimizer)
@@ -197,6 +199,8 @@ class Learner:
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the model's outputs for a batch whose images are finished: float32, the batch first."""
         normalise = None if self._augment is None else self._augment.plain
+        if self._eval_step is not None:
+            batch = replace(batch, labels=self.task.as_stored(batch.labels))
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 
     @property

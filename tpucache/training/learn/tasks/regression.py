@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from tpucache.training.learn.tasks.task import (
     class_weights,
 )
 
+if TYPE_CHECKING:
+    from tpucache.loading.dataset import CachedDataset
+
 Array = npt.NDArray[Any]
 
 #: How much of their deviation labels may lose as float32.
@@ -38,7 +41,8 @@ class Regression(SampleTask):
     """Numbers: labels (batch, outputs), mean squared error unless another loss is named.
 
     With `mean` and `std`, a number for each column, the model learns labels from which the mean is subtracted and that
-    are divided by the deviation, and so are losses; predictions and metrics are in the unit of the labels.
+    are divided by the deviation, as `as_learned` has them, and so are losses; predictions and metrics are in the unit
+    of the labels.
     """
 
     name: str = "regression"
@@ -64,6 +68,14 @@ class Regression(SampleTask):
         numbers = labels.astype(np.float64)
         spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
+
+    def as_learned(self, dataset: CachedDataset) -> CachedDataset:
+        """Return the samples with standardised labels in batches: in float64, as float32 cannot hold all of a label."""
+        return dataset.with_standardised_labels(self.mean, self.std) if self.mean else dataset
+
+    def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return standardised labels in their own unit."""
+        return self.predictions(labels)
 
     def constants(self) -> dict[str, list[float]]:
         """Return `mean` and `std`, nothing where labels are learned as they are."""
@@ -94,13 +106,10 @@ class Regression(SampleTask):
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return the labels, standardised. Raises UsageError for smoothing, which is of classes."""
+        """Return the labels of a batch of `as_learned`. Raises UsageError for smoothing, which is of classes."""
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
-        numbers = labels.float()
-        if not self.mean:
-            return numbers
-        return (numbers - _on(self.mean, numbers.device)) / _on(self.std, numbers.device)
+        return labels.float()
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """Return the mean loss over samples and columns, each column times its weight."""

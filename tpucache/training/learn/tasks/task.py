@@ -206,6 +206,17 @@ class Task(Protocol):
         """Return what it took from the training labels, which a run's files keep; nothing for most tasks."""
         ...
 
+    def as_learned(self, dataset: CachedDataset) -> CachedDataset:
+        """Return the samples with labels in batches as `targets` and `losses` take them: of a regression standardised.
+
+        Raises UsageError for labels of another kind.
+        """
+        ...
+
+    def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return labels of such a batch in the unit of the samples table."""
+        ...
+
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Task:
         """Return the task with the `constants` that a run's files kept. Raises UsageError where they do not fit."""
         ...
@@ -332,6 +343,14 @@ class TaskBase:
     def constants(self) -> dict[str, list[float]]:
         """Return nothing."""
         return {}
+
+    def as_learned(self, dataset: CachedDataset) -> CachedDataset:
+        """Return the dataset itself."""
+        return dataset
+
+    def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
+        """Return the labels themselves."""
+        return labels
 
     def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
         """Return the task itself. Raises UsageError unless there are no constants."""
