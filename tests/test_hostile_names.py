@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hostile_texts import HOSTILE
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -17,35 +18,26 @@ from PIL import Image
 from tpucache import Recipe, build_cache
 from tpucache.cli.insight import _write_table
 from tpucache.insight import read_predictions
-from tpucache.redact import PREDICTION_COLUMNS, from_heading, to_heading
+from tpucache.redact import (
+    PREDICTION_COLUMNS,
+    SEPARATOR,
+    from_heading,
+    join_names,
+    part_names,
+    to_cell,
+    to_csv,
+    to_heading,
+)
 from tpucache.store.cache import Cache
 from tpucache.store.samples import IMAGE_COLUMNS
+from tpucache.training.learn.tasks.classes import Multilabel
 from tpucache.training.prediction import _Predictions, _write
 from tpucache.warmup.build_options import SoftOptions
 from tpucache.warmup.relabel import relabel_cache
 from tpucache.warmup.sources.cells import read_table
+from tpucache.warmup.sources.labels import split_names
 from tpucache.warmup.sources.table import TableOptions
 
-HOSTILE = ["path", "label", "prediction", "sample", "class:path", "class:class:label", "Path", "PATH", "", " ", "=1+1"]
-HOSTILE += [
-    "'=1",
-    "-",
-    "+",
-    "@a",
-    "a,b",
-    'a"b',
-    "a\nb",
-    "a\rb",
-    "\ta",
-    "\r",
-    "\r\n",
-    "007",
-    "7",
-    "nan",
-    "a;b",
-    "x" * 300,
-]
-HOSTILE += ["caf\udce9", "\udcff", "bytes:a%41", "%25\udcff", "bytes:", "日本", "'", '"', "\ufeffa", "\x1fa", "\u2028"]
 names = st.one_of(st.sampled_from(HOSTILE), st.text(st.characters(exclude_categories=["Cs"]), max_size=6)).filter(
     lambda name: "\0" not in name
 )
@@ -75,6 +67,27 @@ def test_predictions_come_back_whatever_classes_and_files_are_called(
     assert [*zip(*map(again.column, PREDICTION_COLUMNS[1:]), strict=True)] == rows
     for at, name in enumerate(classes):
         assert [float(cell) for cell in again.column(to_heading(name))] == read.probabilities[:, at].tolist()
+
+
+@given(st.lists(names, min_size=2, max_size=8, unique=True), st.data())
+def test_several_classes_of_a_sample_come_back_whatever_they_are_called(
+    tmp_path_factory: pytest.TempPathFactory, classes: list[str], data: st.DataObject
+) -> None:
+    marks = data.draw(st.lists(st.lists(st.booleans(), min_size=len(classes), max_size=len(classes)), min_size=1))
+    texts = [Multilabel(len(classes)).describe(np.array(row, np.float64), classes) for row in marks]
+    values = np.full((len(marks), len(classes)), 0.75, np.float32)  # they do not add up to 1
+    dataset: Any = SimpleNamespace(numbers=np.arange(len(marks), dtype=np.uint64), paths=[*map(str, range(len(marks)))])
+    table = tmp_path_factory.getbasetemp() / "several.csv"
+    _write(table, dataset, texts, _Predictions(texts, classes, values, values))
+    assert read_predictions(table).label_numbers().tolist() == marks
+    read = read_table(table)
+    assert [part_names(cell) for cell in read.column("label")] == [
+        [name for name, mark in zip(classes, row, strict=True) if mark] for row in marks
+    ]
+    if any(map(any, marks)):
+        found, names = split_names(read.column("prediction"), SEPARATOR, is_own=read.is_own)
+        places = [names.index(name) if name in names else None for name in classes]
+        assert [[place is not None and bool(row[place]) for place in places] for row in found] == marks
 
 
 @given(st.lists(st.tuples(names, names, names), min_size=1, max_size=4))
@@ -136,3 +149,35 @@ def test_columns_called_as_those_that_warmup_computes_are_kept_under_names_of_th
     for name in taken:
         own = next(each for each, cells in kept.items() if cells == [f"{name} {number}" for number in range(3)])
         assert own.rstrip("_") in (name, "a_b")
+
+
+SEVERAL = ["a;b", "a", "b", " a", "name:a", "=1", "caf\udce9", "\u2028x"]
+
+
+class Several:
+    """A sample of each class of `SEVERAL`."""
+
+    classes = SEVERAL
+
+    def __len__(self) -> int:
+        return len(SEVERAL)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"image": np.zeros((2, 2, 3), np.uint8), "label": np.eye(len(SEVERAL), dtype=np.float32)[number]}
+
+
+@pytest.mark.slow
+def test_relabel_corrects_several_classes_of_a_sample_whatever_they_are_called(tmp_path: Path) -> None:
+    classes = SEVERAL
+    cache = tmp_path / "cache"
+    build_cache(Several(), cache, Recipe(size=2), jobs=1, labels="multilabel")
+    wanted = np.roll(np.eye(len(classes)), 1, axis=0) + np.roll(np.eye(len(classes)), 3, axis=0)
+    paths = list(Cache.open(cache).samples.paths)
+    rows = [
+        [to_cell(path), to_cell(join_names(name for name, mark in zip(classes, row, strict=True) if mark))]
+        for path, row in zip(paths, wanted, strict=True)
+    ]
+    (tmp_path / "labels.csv").write_bytes(to_csv([["path", "label"], *rows]))
+    relabel_cache(cache, tmp_path / "labels.csv", TableOptions(label_cols=("label",), label_sep=";"), corrections=True)
+    assert np.asarray(Cache.open(cache).samples.labels).tolist() == wanted.tolist()
+    assert Cache.open(cache).manifest.classes == tuple(classes)

@@ -89,6 +89,32 @@ def _is_formula(text: str) -> bool:
     return text.startswith(("\t", "\r"))
 
 
+#: What is between the classes, or the values, of one sample in a cell.
+SEPARATOR: Final = ";"
+_NAME_MARK: Final = "name:"
+_UNLIKE_NAMES: Final = re.compile(rf"[%{SEPARATOR}\s]")
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Return the classes of one sample as one text, with `;` between them. `part_names` returns them again.
+
+    A name with `;` in it, with white space at an end, or without a character has `name:` in front and these characters
+    as `%3B`; a name that begins so has, too.
+    """
+    return SEPARATOR.join(
+        _NAME_MARK + _UNLIKE_NAMES.sub(lambda found: quote(found[0], safe=""), name)
+        if SEPARATOR in name or name != name.strip() or not name or name.startswith(_NAME_MARK)
+        else name
+        for name in names
+    )
+
+
+def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
+    """Return the classes that `join_names` made one text of; parts without a character are none."""
+    parts = [part.strip() for part in text.split(separator) if part.strip()]
+    return [unquote(part.removeprefix(_NAME_MARK)) if part.startswith(_NAME_MARK) else part for part in parts]
+
+
 #: The columns in which a table of predictions begins; a probability for each class follows.
 PREDICTION_COLUMNS: Final = ("sample", "path", "label", "prediction")
 #: What those tables that tpucache wrote begin in: cells of text in them are as `to_cell` makes them.

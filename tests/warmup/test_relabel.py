@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, verify_cache
 from tpucache.cli import main
@@ -252,3 +253,26 @@ def test_training_uses_the_new_labels_and_does_not_continue_with_others(
     assert "the training data are others (their records, labels, selection or order)" in capsys.readouterr().err
     assert main(["train", str(copy), *flags[:1], str(tmp_path / "new"), *flags[2:]]) == 0
     assert load_checkpoint(tmp_path / "new" / LAST_NAME)["classes"] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "digits"),
+    [(["7.png", "8.png", "10.png"], 3), (["7", "8", "10"], 3), (["007.png", "8.png", "010.png"], 3), (["x", "y"], 0)],
+)
+def test_numbers_that_lost_their_zeros_are_named_with_what_to_do(
+    keys: list[str], digits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "photos").mkdir()
+    for number in (7, 8, 10):
+        Image.new("L", (2, 2), number).save(tmp_path / "photos" / f"{number:03}.png")
+    build_cache(tmp_path / "photos", tmp_path / "cache", Recipe(size=2), jobs=1)
+    table = write(tmp_path / "labels.csv", "path,kind", [f"{key},{key}" for key in keys])
+    with pytest.raises(SourceError) as caught:
+        relabel_cache(tmp_path / "cache", table, KIND)
+    assert (f"digits, in pandas `table[column].astype(str).str.zfill({digits})`" in str(caught.value)) is bool(digits)
+    good = write(tmp_path / "good.csv", "path,kind", ["007.png,a", "008.png,b", "010.png,a"])
+    relabel_cache(tmp_path / "cache", good, KIND)
+    table = write(tmp_path / "some.csv", "path,kind", ["007.png,b", "8.png,a"])
+    relabel_cache(tmp_path / "cache", table, KIND, corrections=True)
+    assert "1 rows of" in caplog.text
+    assert "zfill(3)" in caplog.text

@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading
+from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading, part_names
 from tpucache.runs import OUT_OF_FOLD_NAME
 from tpucache.store.files import read_file
 
 Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
-_SEPARATOR: Final = ";"  # between the classes of one sample
 _ONE: Final = 1e-3  # by which probabilities that add up to 1 may miss it, as they are rounded
 
 
@@ -110,7 +109,9 @@ class Predictions:
             return np.array(found, np.int64)
         marks = np.zeros(self.probabilities.shape, np.bool_)
         for row, label in enumerate(self.labels):
-            names = [label] if label in numbers else label.split(_SEPARATOR) if label else []
+            names = part_names(label)
+            if label in numbers and not numbers.keys() >= {*names}:  # as one whose name has a ; was written
+                names = [label]
             self._check(name for name in names if name not in numbers)
             marks[row, [numbers[name] for name in names]] = True
         return marks

@@ -20,6 +20,7 @@ from tpucache.errors import UsageError
 from tpucache.insight.hashing import Hashes, hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
+from tpucache.redact import SEPARATOR, join_names
 from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name
@@ -49,7 +50,6 @@ _TYPES: Final = {
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
     **{f".{kind}": kind for kind in ("png", "webp", "gif", "bmp")},
 }
-_SEPARATOR: Final = ";"  # between the classes of a sample
 _HASH_BITS: Final = 256
 
 _WHOLE_PAGE: Final = "allow-scripts allow-downloads"
@@ -145,7 +145,7 @@ class _Set:
             return class_name(int(label), self.classes) if label >= 0 else ""
         values = label.reshape(-1).tolist()
         if len(self.classes) == len(values):
-            return _SEPARATOR.join(name for name, value in zip(self.classes, values, strict=True) if value > 0)
+            return join_names(name for name, value in zip(self.classes, values, strict=True) if value > 0)
         return ",".join(f"{value:.6g}" for value in values)
 
     def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
@@ -165,7 +165,7 @@ class _Set:
 
     def separator(self) -> str:
         """Return what is between the classes of a sample; empty where it has one."""
-        return _SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
+        return SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
 
 
 class _Finding(NamedTuple):
@@ -240,7 +240,7 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
         proposed = name
         if labels.ndim == 2:
             marks = {each for each, mark in zip(table.classes, labels[row], strict=True) if mark} ^ {name}
-            proposed = _SEPARATOR.join(each for each in table.classes if each in marks)
+            proposed = join_names(each for each in table.classes if each in marks)
         text = f"p(label) {1 - found.scores[number]:.3f}, {name} {table.probabilities[row, found.classes[number]]:.3f}"
         return _Finding([(0, places[int(table.numbers[row])])], [proposed], text)
 
@@ -470,7 +470,7 @@ def _command(own: _Set) -> str:
     words = ["python", "-m", "tpucache", "relabel", own.place, _table_name(own)]
     words += ["--corrections", "--path-col", "path", "--label-col", "label"]
     if own.separator():
-        words += ["--label-sep", _SEPARATOR]
+        words += ["--label-sep", SEPARATOR]
     return shlex.join(words)
 
 

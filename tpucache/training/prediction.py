@@ -17,14 +17,14 @@ import torch
 from tpucache.errors import DependencyError, TrainingError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
-from tpucache.redact import PREDICTION_COLUMNS, to_cell, to_csv, to_heading
+from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import LABEL
 from tpucache.store.files import write_atomically
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import shared_rows
-from tpucache.training.learn.tasks.task import SEPARATOR, Form, Task
+from tpucache.training.learn.tasks.task import Form, Task
 from tpucache.training.learn.user_code import compute_metrics, load_metrics
 from tpucache.training.predictor import Predictor
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -246,7 +247,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
     # Pages of findings write tables of paths and labels, with marks before what a spreadsheet takes for a formula.
     cells = set() if table.is_own else {path_column(table, options), *options.label_cols}
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
-    table = dataclasses.replace(table, columns=plain)
+    table = dataclasses.replace(table, columns=plain, is_own=True)
     rows = _find_rows(cache, table, options, need_all=False)
     found, names = _table_labels(table, options)
     labels, classes = samples.labels.copy(), manifest.classes
@@ -300,7 +301,7 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
         raise SourceError(
             f"no row of {table.path} is of a sample of {cache.directory}: column {column!r} has values such as "
             f"{keys[0]!r}, and the samples have paths such as {cache.samples.paths[0]!r}. Name the column of paths "
-            "with --path-col, and what they lack at their end with --suffix"
+            f"with --path-col, and what they lack at their end with --suffix{_zeros_advice(keys, cache.samples.paths)}"
         )
     if len(places) < len(keys):
         keys = _tell_apart(table, column, keys, names)
@@ -311,10 +312,33 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
         raise SourceError(
             f"{len(lacking):,} samples of {cache.directory} have no row in {table.path}, compared by {what}: "
             f"{name_some(lacking)}. Add their rows, or say --corrections where these are to stay as they are"
+            f"{_zeros_advice(keys, names)}"
         )
     if len(keys) > len(names) or not need_all:
         _warn_of_others(cache, table, keys, set(names))
     return np.array(rows, np.int64)
+
+
+_NUMBER: Final = re.compile(r"(?P<folder>(?:.*/)?)0*(?P<digits>\d+)(?P<suffix>\.[^/]*)?", re.DOTALL)
+
+
+def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
+    """Return what to do where keys are numbers of samples that lost the zeros before them; nothing for others."""
+    known = set(names)
+    cut = {}
+    for name in names:
+        if (parts := _NUMBER.fullmatch(name)) is not None:
+            folder, digits, suffix = parts["folder"], parts["digits"], parts["suffix"] or ""
+            cut |= {folder + digits + suffix: name, folder + digits: name, digits + suffix: name, digits: name}
+    key = next((key for key in keys if key not in known and key in cut), "")
+    name = cut.get(key, "")
+    digits = len(PurePosixPath(name).stem)
+    if digits == len(PurePosixPath(key).stem):
+        return ""
+    return (
+        f". {key!r} may be {name!r}: a program that took names for numbers cut their zeros. Write them with {digits} "
+        f"digits, in pandas `table[column].astype(str).str.zfill({digits})`"
+    )
 
 
 def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
@@ -348,7 +372,10 @@ def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[
     skipped = {skip.path for skip in cache.manifest.skipped}
     others = [key for key in keys if key not in names and key not in skipped]
     if others:
-        _log.warning("%s rows of %s are of no sample and are not used: %s", len(others), table.path, name_some(others))
+        _log.warning(
+            "%s rows of %s are of no sample and are not used: %s%s",
+            len(others), table.path, name_some(others), _zeros_advice(others, sorted(names)),
+        )  # fmt: skip
 
 
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) -> Manifest:

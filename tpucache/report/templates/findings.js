@@ -97,8 +97,39 @@ function card(finding) {
 }
 
 function labelsOf(number, text) {
+  const {separator, classes} = data.sets[data.samples[number].set];
+  if (!separator) return [text];
+  const names = partNames(text, separator);
+  const isWhole = classes.includes(text) && !names.every((name) => classes.includes(name));
+  return isWhole ? [text] : names;
+}
+
+// As redact.part_names and redact.join_names do: odd names of several classes of one sample have a mark.
+
+// What Python takes for white space.
+const SPACE = "\\t-\\r\\x1c- \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
+const ENDS = new RegExp(`^[${SPACE}]+|[${SPACE}]+$`, "g");
+const UNLIKE_NAMES = new RegExp(`[%;${SPACE}]`, "g");
+
+function partNames(text, separator) {
+  const parts = text.split(separator).map((part) => part.replace(ENDS, "")).filter((part) => part);
+  return parts.map((part) => part.startsWith("name:") ? unquoted(part.slice(5)) : part);
+}
+
+function unquoted(text) {
+  return text.replace(/(?:%[0-9a-f]{2})+/gi, (bytes) => decodeURIComponent(bytes));
+}
+
+function joinNames(names, separator) {
+  return names.map((name) => {
+    const isOdd = name.includes(separator) || name !== name.replace(ENDS, "") || !name || name.startsWith("name:");
+    return isOdd ? `name:${name.replace(UNLIKE_NAMES, (one) => encodeURIComponent(one))}` : name;
+  }).join(separator);
+}
+
+function written(number, text) {
   const {separator} = data.sets[data.samples[number].set];
-  return separator ? text.split(separator) : [text];
+  return separator ? joinNames(labelsOf(number, text), separator) : text;
 }
 
 // Whether relabel takes a new label of a sample.
@@ -175,26 +206,29 @@ function watchEnd() {
 const D = "[0-9]+(?:_[0-9]+)*";
 const NUMBER = new RegExp(`^\\s*[+-]?(?:inf(?:inity)?|nan|(?:${D}\\.?(?:${D})?|\\.${D})(?:e[+-]?${D})?)\\s*$`, "i");
 
-// As redact.to_cell does: what a spreadsheet would take for a formula begins with a mark, which relabel takes off.
+// As redact.to_cell does: what a spreadsheet would take for a formula begins with a mark, which relabel takes off, and
+// so do names that are no UTF-8, whose bytes are lone surrogates here, as in Python.
 function cell(text) {
-  const bare = text.replace(/^'+/, "");
-  const isFormula = /^[\t\r]/.test(bare) || (/^[=+\-@]/.test(bare) && !bare.split(";").every((part) => NUMBER.test(part)));
-  return `"${(isFormula ? `'${text}` : text).replaceAll('"', '""')}"`;
+  return `"${marked(text).replaceAll('"', '""')}"`;
 }
 
-// Bytes of names that are no UTF-8 are lone surrogates here, as in Python, and become these bytes again.
-function encoded(text) {
-  return text.split(/([\udc80-\udcff])/u).map((part) =>
-    /^[\udc80-\udcff]$/u.test(part) ? Uint8Array.of(part.charCodeAt(0) & 0xff) : part);
+function marked(text) {
+  if (text.startsWith("bytes:") || /[\udc80-\udcff]/u.test(text)) {
+    const bytes = text.replaceAll("%", "%25").replace(/[\udc80-\udcff]/gu, (one) => `%${(one.charCodeAt(0) & 0xff).toString(16).toUpperCase()}`);
+    return `bytes:${bytes}`;
+  }
+  const bare = text.replace(/^'+/, "");
+  const isFormula = /^[\t\r]/.test(bare) || (/^[=+\-@]/.test(bare) && !bare.split(";").every((part) => NUMBER.test(part)));
+  return isFormula ? `'${text}` : text;
 }
 
 function download() {
   data.sets.forEach((set, at) => {
     const rows = [...ticks].filter((tick) => data.samples[tick[0]].set === at && isLabel(tick));
     if (!rows.length) return;
-    const lines = rows.map(([number, label]) => `${cell(data.samples[number].path)},${cell(label)}\n`);
+    const lines = rows.map(([number, label]) => `${cell(data.samples[number].path)},${cell(written(number, label))}\n`);
     const link = element("a");
-    link.href = URL.createObjectURL(new Blob(encoded(`path,label\n${lines.join("")}`), {type: "text/csv"}));
+    link.href = URL.createObjectURL(new Blob([`path,label\n${lines.join("")}`], {type: "text/csv"}));
     link.download = set.table;
     link.click();
   });

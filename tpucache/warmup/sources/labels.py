@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import SourceError
+from tpucache.redact import part_names
 from tpucache.warmup.sources.cells import Table, are_names, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
@@ -37,7 +38,7 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
         if not any(cell.strip() for cell in table.column(name)):
             raise SourceError(f"{table.path} has no label in any row of column {name!r}")
     if separator is not None:
-        return TableLabels(*split_names(table.column(columns[0]), separator), {})
+        return TableLabels(*split_names(table.column(columns[0]), separator, is_own=table.is_own), {})
     faults: dict[int, str] = {}
     if len(columns) == 1:
         labels, classes = labels_of_texts(table.column(columns[0]), f"{table.path}, column {columns[0]!r}")
@@ -86,9 +87,17 @@ def _vectors(table: Table, names: Sequence[str], faults: dict[int, str]) -> tupl
     return labels, tuple(names) if known <= {0, 1} else ()
 
 
-def split_names(cells: Sequence[str], separator: str) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Return lists of names in one text as a 0 or 1 for each of all names, which are the classes."""
-    rows = [{part.strip() for part in cell.split(separator) if part.strip()} for cell in cells]
+def split_names(
+    cells: Sequence[str], separator: str, *, is_own: bool = False
+) -> tuple[Sequence[Label], tuple[str, ...]]:
+    """Return lists of names in one text as a 0 or 1 for each of all names, which are the classes.
+
+    `is_own` is whether tpucache wrote them, with marks before odd names.
+    """
+    rows = [
+        {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
+        for cell in cells
+    ]
     classes = tuple(sorted(set().union(*rows)))
     return [tuple(float(name in row) for name in classes) for row in rows], classes
 

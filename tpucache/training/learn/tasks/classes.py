@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from tpucache.errors import UsageError
+from tpucache.redact import join_names
 from tpucache.training.learn.losses import binary_cross_entropy, binary_focal, cross_entropy, focal
 from tpucache.training.learn.metrics import (
     class_metrics,
@@ -21,7 +22,6 @@ from tpucache.training.learn.metrics import (
     quadratic_kappa,
 )
 from tpucache.training.learn.tasks.task import (
-    SEPARATOR,
     SampleTask,
     Watched,
     check_matrix,
@@ -200,4 +200,4 @@ class Multilabel(SampleTask):
 
     def describe(self, values: Array, names: Sequence[str]) -> str:
         """Return the names of the classes above one half."""
-        return SEPARATOR.join(name for name, value in zip(names, values, strict=True) if value > 0.5)
+        return join_names(name for name, value in zip(names, values, strict=True) if value > 0.5)

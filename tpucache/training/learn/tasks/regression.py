@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from tpucache.errors import UsageError
+from tpucache.redact import SEPARATOR
 from tpucache.training.learn.losses import error
 from tpucache.training.learn.metrics import quadratic_kappa, regression_metrics
 from tpucache.training.learn.tasks.task import (
-    SEPARATOR,
     SampleTask,
     Watched,
     check_matrix,

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -120,8 +120,6 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
 Form = Literal["values", "maps"]
 Value = TypeVar("Value")
 Own = TypeVar("Own", bound="TaskBase")
-
-SEPARATOR: Final = ";"  # between the classes, or the values, of one sample in a CSV
 
 
 class Watched(NamedTuple):
