@@ -325,7 +325,7 @@ _NUMBER: Final = re.compile(r"(?P<folder>(?:.*/)?)0*(?P<digits>\d+)(?P<suffix>\.
 def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
     """Return what to do where keys are numbers of samples that lost the zeros before them; nothing for others."""
     known = set(names)
-    cut = {}
+    cut: dict[str, str] = {}
     for name in names:
         if (parts := _NUMBER.fullmatch(name)) is not None:
             folder, digits, suffix = parts["folder"], parts["digits"], parts["suffix"] or ""
