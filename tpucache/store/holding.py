@@ -105,34 +105,40 @@ def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
 
 def is_held(path: Path, token: str | None = None) -> bool:
     """Return whether a process holds a folder by this lock file, with this token if one is given. Raises OSError."""
-    holder = read_holder(path)
-    if token is not None and (holder is None or holder.token != token):
-        return False
-    if fcntl is not None:
-        try:
-            with open_file(path) as file:
+    try:
+        with open_file(path) as file:
+            content = file.read(_MAX_BYTES)
+            if token is not None and token.encode() not in content:
+                return False
+            if fcntl is not None:
                 fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        else:
-            return False
-    return _is_live(path, holder)
+                return False
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return _is_live(path, _holder_in(content))
 
 
 def read_holder(path: Path) -> Holder | None:
     """Return who a lock's file says holds it, or has held it; None where it does not say. Raises OSError."""
     try:
         with open_file(path) as file:
-            content = json.loads(file.read(_MAX_BYTES))
-        types = {"token": str, "host": str, "pid": int, "place": str, "start": str, "since": float}
+            return _holder_in(file.read(_MAX_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _holder_in(data: bytes) -> Holder | None:
+    types = {"token": str, "host": str, "pid": int, "place": str, "start": str, "since": float}
+    try:
+        content = json.loads(data)
         if all(type(content[name]) is kind for name, kind in types.items()) and 0 <= content["since"] < 1 << 33:
             return Holder(**{name: content[name] for name in types})
-    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return None
 
