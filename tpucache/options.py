@@ -21,7 +21,8 @@ _KEY: Final = "option"
 class Option:
     """One field with its help: of `types`, or one of `choices`, or None where that is its default.
 
-    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line.
+    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line; help
+    does not list it if it is `hidden`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Option:
     minimum: int | None
     types: tuple[type, ...]
     choices: Collection[Any]
+    hidden: bool = False
 
     def check(self, value: object) -> None:
         """Raise UsageError when a value is below the minimum, or is none of the choices."""
@@ -51,13 +53,15 @@ def option(
     minimum: int | None = None,
     choices: Collection[str] = (),
     flag: str | None = None,
+    hidden: bool = False,
 ) -> Any:
     """Return a dataclass field with this default and help; `minimum` is the least number it may be.
 
     Without a default, `dataclasses.MISSING`, it has to be given. `choices` are for a type that does not have them
-    itself. `flag` is what the command line's option is called if not like the field.
+    itself. `flag` is what the command line's option is called if not like the field; `hidden` is whether help leaves
+    it out, because another one says the same or few need it.
     """
-    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag, hidden)})
 
 
 def options_of(settings: type) -> dict[str, Option]:
@@ -66,10 +70,11 @@ def options_of(settings: type) -> dict[str, Option]:
     found = {}
     for item in dataclasses.fields(settings):
         if _KEY in item.metadata:
-            text, metavar, minimum, given, flag = item.metadata[_KEY]
+            text, metavar, minimum, given, flag, hidden = item.metadata[_KEY]
             types, choices = _kinds(hints[item.name])
             flag = f"--{flag or item.name.replace('_', '-')}"
-            found[item.name] = Option(item.name, flag, item.default, text, metavar, minimum, types, given or choices)
+            limits = metavar, minimum, types, given or choices
+            found[item.name] = Option(item.name, flag, item.default, text, *limits, hidden)
     return found
 
 
@@ -85,4 +90,4 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))
     types = tuple(member for member in members if isinstance(member, type) and member is not NoneType)
-    return types, choices
+    return types, () if types else choices  # with other values allowed, the literal ones are no list of all

@@ -45,7 +45,7 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, nesterov=True, weight_decay=settings.weight_decay or 0.0)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    samples = [dataset[index] for index in range(settings.batch_size)]
+    samples = [dataset[index] for index in range(settings.batch)]
     images = device.put(torch.stack([image for image, _ in samples]).permute(0, 2, 3, 1).contiguous())
     labels = device.put(torch.stack([label for _, label in samples]))
     statistics_ = dataset.manifest.statistics
@@ -66,7 +66,7 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
     for _ in range(steps):
         step()
     device.wait()
-    return steps * settings.batch_size / (time.perf_counter() - began)
+    return steps * settings.batch / (time.perf_counter() - began)
 
 
 def compare_rates(

@@ -66,7 +66,7 @@ def main() -> int:
                     for settings in all_settings
                 ]
                 texts[recipe] = all_settings[0].recipe or "none: the defaults"
-                rows.append(row(recipe, model, results, all_settings[0].epochs))
+                rows.append(row(recipe, model, results, all_settings[0].passes))
                 say(rows[-1])
     print(*(f"- {text}" for text in texts.values()), "", sep="\n")
     print("| recipe | model | epochs | best accuracy | images/s | seconds |\n|---|---|---:|---:|---:|---:|")

@@ -58,8 +58,11 @@ each_dataclass = pytest.mark.parametrize(("command", "kind"), DECLARED)
 def actions(command: str) -> dict[str, argparse.Action]:
     """Return what a command reads, by name."""
     (commands,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
-    shown = (action for action in commands.choices[command]._actions if action.help != argparse.SUPPRESS)
-    return {action.dest: action for action in shown}
+    known: dict[str, argparse.Action] = {}
+    for action in commands.choices[command]._actions:
+        if action.default != argparse.SUPPRESS:  # as that of a second option for the same
+            known.setdefault(action.dest, action)  # --no-NAME comes after --NAME
+    return known
 
 
 @each_dataclass
@@ -73,7 +76,7 @@ def test_help_default_and_choices_of_an_option_are_those_of_its_field(command, k
     known = actions(command)
     assert len(options_of(kind)) >= 3
     for name, option in options_of(kind).items():
-        assert known[name].help == option.help
+        assert known[name].help == (argparse.SUPPRESS if option.hidden else option.help)
         default = known[name].default
         assert (tuple(default) if isinstance(default, list) else default) == option.default
         assert tuple(known[name].choices or ()) == tuple(option.choices)
@@ -98,7 +101,7 @@ def test_an_option_of_several_values_takes_each_of_its_uses():
 @each_dataclass
 def test_every_field_with_a_plain_value_is_an_option(command, kind):
     ours = {"max_blocks", "augment", "stop", "account", "replay", "curves", "watchers", "on_epoch", "name", "following"}
-    ours.add("recipe")  # which `train` reads itself, as it says what the others are
+    ours |= {"recipe", "chosen"}  # which `train` makes itself, as they say what the others are and why
     assert {item.name for item in dataclasses.fields(kind)} - set(options_of(kind)) <= ours
 
 

@@ -306,8 +306,9 @@ def test_train_warns_of_copies_that_validate(
     def untrained(*_: object, **__: object) -> None:
         raise UsageError("nothing is trained here")
 
-    monkeypatch.setattr("tpucache.training.loop.train", untrained)
+    # The folds first: they import the loop's function by its name, which would stay replaced in them.
     monkeypatch.setattr("tpucache.training.folds.train_folds", untrained)
+    monkeypatch.setattr("tpucache.training.loop.train", untrained)
     for number, (fold, warns) in enumerate(((together, False), (apart, True))):
         set_columns(cache, {"fold": fold})
         run = ["--run", str(tmp_path / f"run{number}"), "--backend", "torch", "--model", "cnn", "--epochs", "1"]

@@ -64,7 +64,8 @@ def add_options(
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
             keywords = _keywords(each, (parsers or {}).get(each.name))
-            group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
+            text = argparse.SUPPRESS if each.hidden else each.help
+            group.add_argument(each.flag, dest=each.name, help=text, **keywords)
             if can_be_off and bool in each.types:
                 flag = f"--no-{each.flag.removeprefix('--')}"
                 group.add_argument(flag, dest=each.name, help=argparse.SUPPRESS, action=_Off, nargs=0)
@@ -199,19 +200,35 @@ def add_device(command: argparse.ArgumentParser) -> None:
     from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
 
     command.add_argument(
-        "--backend", type=earlier.backend, choices=BACKENDS, metavar=listed(BACKENDS), default="xla", help=BACKENDS_HELP
+        "--backend",
+        type=earlier.backend,
+        choices=BACKENDS.names("auto"),
+        metavar=listed(BACKENDS.names("auto")),
+        default="auto",
+        help=BACKENDS_HELP,
     )
     command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
     command.add_argument(
         "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
     )
-    command.add_argument("--cores", type=positive, default=1, metavar="N", help="number of cores: 1, or all there are")
+    command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
     command.add_argument(
         "--processes",
         type=positive,
         metavar="N",
         help="work in N processes of this host, in the backend torch: one for each GPU, or several on a CPU",
     )
+
+
+def choose_backend(label: str, options: argparse.Namespace) -> str:
+    """Put the backend in place of "auto", say in one line which one and why, and return the reason."""
+    from tpucache.cli.terminal import announce_backend
+    from tpucache.training.device.choice import choose_backend as choose
+
+    choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
+    options.backend = choice.backend
+    announce_backend(label, choice)
+    return choice.why
 
 
 def launched(options: argparse.Namespace) -> bool:

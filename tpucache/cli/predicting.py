@@ -11,6 +11,7 @@ from tpucache.cli.arguments import (
     add_device,
     add_options,
     add_reading,
+    choose_backend,
     from_options,
     in_memory,
     keeping,
@@ -19,15 +20,15 @@ from tpucache.cli.arguments import (
     positive,
     staged,
 )
-from tpucache.cli.terminal import announce_torch, note, show
+from tpucache.cli.terminal import note, show
 from tpucache.training.predict_options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    choose_backend("predict", options)
     if launched(options):
         return 0
-    announce_torch("predict", options.backend)
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.find import open_cache
     from tpucache.loading.split import fold_positions

@@ -15,6 +15,8 @@ from tpucache.cli.arguments import (
     add_device,
     add_options,
     add_reading,
+    at_least,
+    choose_backend,
     from_options,
     given_options,
     in_memory,
@@ -24,12 +26,13 @@ from tpucache.cli.arguments import (
     seconds,
     staged,
 )
-from tpucache.cli.terminal import announce_torch, note, say_now, show
+from tpucache.cli.terminal import note, say_now, show
+from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import RecipeName, TrainSettings
+from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -47,7 +50,7 @@ _EXPORTED: Final = "export"  # the folder in a run
 
 def train(options: argparse.Namespace) -> int:
     """Train a model on a cache."""
-    from tpucache.errors import UnfinishedError, UsageError
+    from tpucache.errors import UnfinishedError
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
@@ -55,11 +58,11 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
+    options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
     account = Account(options.began)
     report: FoldsReport | TrainReport | None
-    announce_torch("train", options.backend)
     if options.export is not None:
         from tpucache.training.export import check_export
 
@@ -104,7 +107,7 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
         return None
     if options.folds:
         return read_report(options.run)
-    return ensure_report(options.run, options.backend, options.cores, account)
+    return ensure_report(options.run, options.backend, options.cores or 0, account)
 
 
 def _run(
@@ -121,9 +124,10 @@ def _run(
 
     open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
     # A device comes last, because it takes seconds to start; but only with it do processes know of each other.
-    opened = open_it() if may_be_several(options.backend) else None
+    opened = open_it() if may_be_several(options.backend) or options.per_core else None
     processes = ALONE if opened is None else opened.processes
-    settings, memory = _settings(options, options.cores * processes.world_size), in_memory(options)
+    cores = 1 if opened is None else opened.cores * processes.world_size
+    settings, memory = _settings(options, cores), in_memory(options)
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
     data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
@@ -146,9 +150,8 @@ def _run(
             note(f"the highest learning rate is {settings.peak_lr:.3g}; {RANGE_TEST_NAME} in {run} shows why")
     watch = _watchers(options, settings) if processes.is_main else no_watchers
     on_epoch = show_note if options.json else say_now
-    run_options = from_options(
-        RunOptions, options, stop=stop, account=account, time_limit=None, curves=True, on_epoch=on_epoch
-    )
+    shown: dict[str, Any] = {"curves": True, "on_epoch": on_epoch, "chosen": options.chosen}
+    run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, **shown)
     if folds is not None:
         return train_folds(folds, settings, device, run_options, watch), data.manifest
     with watch(run) as watchers:
@@ -187,6 +190,8 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
     others: dict[str, Any] = {}
     if options.lr == FIND:
         others["lr"] = None
+    if options.per_core and options.batch_size is None:
+        raise UsageError("--per-core is about --batch-size: give that, too, or leave --per-core out")
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
     if options.recipe is None:
@@ -200,6 +205,11 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
 def rate(text: str) -> float | str:
     """Read "find" or a number."""
     return text if text == FIND else float(text)
+
+
+def epochs(text: str) -> int | str:
+    """Read "auto" or a number of at least 1."""
+    return text if text == AUTO else at_least(1)(text)
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -235,7 +245,7 @@ def _split(
 
 def add(commands: Any) -> None:
     """Add train."""
-    command = add_command(commands, train, "cache/train --run runs/first --valid 0.2 --backend xla --cores 8")
+    command = add_command(commands, train, "cache/train --run runs/first --valid 0.2")
     add_cache_or_url(command)
     command.add_argument(
         "--run",
@@ -267,7 +277,8 @@ def add(commands: Any) -> None:
         choices=("tensorboard", "wandb", "mlflow"),
         help="show losses and metrics there, too, where it is installed; may be given several times",
     )
-    command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
+    # Options that help does not list: --tensorboard is --watch-with tensorboard, --warmup is --ramp.
+    command.add_argument("--tensorboard", action="store_true", help=argparse.SUPPRESS)
     command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     group = command.add_argument_group("what is learned, and how")
     group.add_argument(
@@ -279,10 +290,11 @@ def add(commands: Any) -> None:
         group,
         TrainSettings,
         without=["threads"],
-        parsers={"lr": rate, "mean": numbers, "std": numbers},
+        parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
         can_be_off=True,
     )
-    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
+    # Nor this one, with which --batch-size is the number of samples for each core.
+    group.add_argument("--per-core", action="store_true", help=argparse.SUPPRESS)
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
     add_options(group, AugmentSettings, can_be_off=True)
     add_reading(command)

@@ -62,7 +62,7 @@ def check_fit(
             "alone: leave --valid out, or train on one host"
         )
     _check_watching(settings, task, valid_set)
-    batch, part = settings.batch_size, settings.part_size
+    batch, part = settings.batch, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:
         raise UsageError(
             f"{len(train_set)} training samples do not make one execution of {settings.steps_per_execution} x {batch}: "

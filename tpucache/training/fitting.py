@@ -16,6 +16,7 @@ from tpucache.progress import note
 from tpucache.runs import BEST_NAME
 from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
+from tpucache.training.device.choice import AUTO, Choice, choose_backend
 from tpucache.training.learn.learner import Custom
 from tpucache.training.learn.model import model_for
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
@@ -51,7 +52,7 @@ def train(
     settings: TrainSettings | None = None,
     *,
     run: str | Path | None = None,
-    device: Device | str = "torch",
+    device: Device | str = "auto",
     optimizer: OptimizerMaker | str | None = None,
     options: RunOptions | None = None,
 ) -> TrainResult:
@@ -60,7 +61,8 @@ def train(
     `model` is a module, a callable that returns one with N outputs, or a name as `TrainSettings.model` has it. `valid`
     is a dataset or a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim` or a
     callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
-    `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them.
+    `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them; auto is XLA on a
+    TPU, with all cores, else plain torch on a GPU or the CPU, and a line says which and why.
     `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
     shown while it trains, where matplotlib is installed. Each epoch is a line on standard error when it ends, unless
     `options.on_epoch` takes these lines. A run that is resumed has to be given the same model and optimizer.
@@ -82,8 +84,13 @@ def train(
     maker = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
     if isinstance(maker, str):
         settings, maker = replace(settings, optimizer=maker), None
-    device = _open_device(device) if isinstance(device, str) else device
     options = options or RunOptions()
+    if isinstance(device, str):
+        choice = _choose(device)
+        if choice.why:
+            note(f"{options.name}: {choice.line()}")
+        options = replace(options, chosen=options.chosen or choice.why)
+        device = _open_device(device, choice)
     watchers = [*options.watchers, *notebook_watchers()]
     options = replace(options, watchers=watchers, on_epoch=options.on_epoch or note)
     with tempfile.TemporaryDirectory() as folder:
@@ -100,8 +107,13 @@ def train(
     return TrainResult(best.eval(), report.epochs, report)
 
 
-def _open_device(name: str) -> Device:
-    return open_device("torch", device=name) if name in DEVICES else open_device(name)
+def _choose(name: str) -> Choice:
+    """Return the backend of a name: of a backend, of a device of torch, or "auto"."""
+    return Choice("torch") if name in DEVICES and name != AUTO else choose_backend(name)
+
+
+def _open_device(name: str, choice: Choice) -> Device:
+    return open_device(choice.backend, device=name if name in DEVICES else AUTO)
 
 
 def _open_training(data: Data) -> CachedDataset:

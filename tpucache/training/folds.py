@@ -21,10 +21,11 @@ from tpucache.training.device import Device
 from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
+from tpucache.training.learn.defaults import decide_batch
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
-from tpucache.training.run.files import check_folds, hold_run, open_folds
+from tpucache.training.run.files import check_folds, continued_settings, hold_run, open_folds
 from tpucache.training.run.folds import (
     FoldsReport,
     make_report,
@@ -105,6 +106,7 @@ def train_folds(
     options, processes = options or RunOptions(), device.processes
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
+    settings = _of_all_folds(folds, settings, device)
     for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
         check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
     with hold_run(folds.run, processes):
@@ -124,6 +126,14 @@ def train_folds(
         return report
 
 
+def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
+    """Return settings whose batch size and number of epochs are one for all folds: the first one's if it has begun."""
+    first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
+    begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
+    settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
+    return decide_batch(settings, samples, device.cores, device.processes.world_size)
+
+
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
     """Train the folds that are not finished, and check that those that are belong to the run; return if there was one.
 
@@ -141,6 +151,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             of_fold = replace(options, resume=True, profile=profile, watchers=watchers)
             of_fold = replace(of_fold, **_shown(folds, number, None if is_finished else options.on_epoch))
             try:
+                settings = _of_all_folds(folds, settings, device)  # the first fold decides the number of epochs
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
             except UnfinishedError:
                 _report(folds, device)

@@ -50,6 +50,11 @@ class StopRequest:
         self._agreed = int(self._largest(own))
         return bool(self._agreed)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds until the run has to stop, at least 0; None without a time limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+
     def check(self, where: str) -> None:
         """Raise Stopped when the run has to stop now; `where` says where the run is."""
         if self.is_due:

@@ -14,13 +14,24 @@ from tpucache.progress import Progress, note
 from tpucache.store.fields import IMAGE
 from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
+from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
+from tpucache.training.learn.defaults import decide_batch
 from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.run.files import BackgroundWriter, RunData, hold_run, open_run, snapshot_best, snapshot_run
+from tpucache.training.learn.tasks.task import Task
+from tpucache.training.run.files import (
+    BackgroundWriter,
+    RunData,
+    continued_settings,
+    hold_run,
+    open_run,
+    snapshot_best,
+    snapshot_run,
+)
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
     TrainReport,
@@ -35,7 +46,7 @@ from tpucache.training.run.state import RunState, StepPlan, make_plan
 from tpucache.training.run.validation import snapshot_validation, write_info
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.run_options import RunOptions
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import AUTO, TrainSettings
 from tpucache.training.sizes import in_size
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
@@ -75,6 +86,10 @@ def train(
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     task = find_task(settings, train_set)
+    # A run that is continued keeps what it has decided, whatever would be decided now.
+    begun = settings
+    settings = processes.on_main(lambda: continued_settings(run, begun, options.resume))
+    settings = decide_batch(settings, len(train_set), device.cores, processes.world_size)
     check_fit(settings, task, train_set, valid_set, device)
     train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
@@ -85,6 +100,8 @@ def train(
     data = RunData(train_set, valid_set)
     with hold_run(run, processes) as check_held:
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
+        if saved is None and settings.epochs == AUTO:
+            settings = _timed(run, settings, data, task, device, custom, stop, 1 + options.following)
         plan = make_plan(settings, len(train_set))
         _say_epochs(options, state.rows)
         if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
@@ -116,11 +133,31 @@ def train(
                 pace, stopped = _run_steps(
                     _Run(run, learner, data, plan, state, options, stop, losses, account, writer, check_held)
                 )
-            report = make_report(learner, train_set, plan, state, pace, account)
+            report = replace(make_report(learner, train_set, plan, state, pace, account), chosen=options.chosen)
             processes.on_main(lambda: write_report(run, report))
         if stopped is not None:
             raise stop.to_error(stopped)
         return report
+
+
+def _timed(
+    run: Path,
+    settings: TrainSettings,
+    data: RunData,
+    task: Task,
+    device: Device,
+    custom: Custom | None,
+    stop: StopRequest,
+    runs: int,
+) -> TrainSettings:
+    """Return the settings of a new run with the number of epochs that its time limit allows."""
+    channels = len(data.train_set.manifest.statistics.mean)
+
+    def make_learner(probed: TrainSettings) -> Learner:
+        begun, weights = device.processes.on_main(lambda: initial_weights(run, probed, channels))
+        return Learner(begun, data.train_set, task, device, weights, custom)
+
+    return decide_epochs(settings, make_learner, data, device, stop, runs)
 
 
 @dataclass(frozen=True)
@@ -168,7 +205,7 @@ def _note(run: _Run, progress: Progress, idle: float) -> str:
     kept, all_left = network.progress if network is not None else "", ""
     if following and progress.rate:
         steps = (1 + following) * plan.steps - run.state.steps
-        all_left = f"{duration_text(steps * run.learner.settings.batch_size / progress.rate)} for all folds"
+        all_left = f"{duration_text(steps * run.learner.settings.batch / progress.rate)} for all folds"
     return ", ".join(filter(None, (plan.progress(run.state), all_left, f"idle {idle:.0%}", kept)))
 
 
@@ -179,7 +216,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     processes, first = device.processes, state.steps * settings.accumulate
     train_set = learner.task.as_learned(data.train_set)
     batches = parts(settings, train_set, state.steps, plan.epochs, pin_memory=device.pin_memory, processes=processes)
-    images = settings.batch_size * settings.steps_per_execution
+    images = settings.batch * settings.steps_per_execution
     execution: Execution = []
     stopped = None
     account = run.account
@@ -238,7 +275,7 @@ def _compile_validation(run: _Run) -> None:
 
 
 def _progress(run: _Run) -> Progress:
-    each = run.learner.settings.batch_size
+    each = run.learner.settings.batch
     unit = "images" if IMAGE in run.data.train_set.names else "samples"
     return Progress(run.plan.steps * each, run.options.name, unit, run.state.steps * each)
 

@@ -5,14 +5,12 @@ L. Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv:1506.011
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import csv
 import io
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,13 +25,12 @@ from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
 from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device, Processes
-from tpucache.training.device.tensors import to_host
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.learner import Learner
+from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.contents import load_last
-from tpucache.training.run.files import hold_run
+from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
@@ -60,27 +57,30 @@ def find_lr(
     """
     run, processes = Path(run), device.processes
     with hold_run(run, processes):
-        known = processes.on_main(lambda: _known_rate(run, resume))
+        known = processes.on_main(lambda: _known_settings(run, settings, resume))
         if known is not None:
-            return replace(settings, lr=known)
+            return known
         task = find_task(settings, train_set)
+        settings = decide_batch(settings, len(train_set), device.cores, processes.world_size)
         check_fit(settings, task, train_set, None, device)
         train_set = soft_labelled(settings, task, train_set)
         (train_set,) = add_columns(settings, train_set)
         channels = len(train_set.manifest.statistics.mean)
         begun = processes.on_main(lambda: initial_weights(run, settings, channels))
-        found = range_test(Learner(begun.settings, train_set, task, device, begun.weights), train_set, stop=stop)
+        learner = Learner(begun.settings, train_set, task, device, begun.weights)
+        found = range_test(learner, train_set, stop=stop)
         processes.on_main(lambda: _write(run, found))
-    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch_size, settings.scale or "none"))
+    settings = replace(settings, optimizer=learner.settings.optimizer, clip=learner.settings.clip)
+    return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch, settings.scale or "none"))
 
 
-def _known_rate(run: Path, resume: bool) -> float | None:
-    """Return the rate of the run in a folder, None where there is no run; raises as `find_lr` does."""
+def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
+    """Return the settings as the run in a folder has decided them, None without one; raises as `find_lr` does."""
     if not (run / LAST_NAME).exists():
         return None
     if not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
-    return float(load_last(run)["settings"]["lr"])
+    return continued_settings(run, settings, resume)
 
 
 def range_test(
@@ -126,19 +126,6 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
     raise TrainingError(
         "the loss falls at none of the rates that were tried: give --lr a number, and look whether model and labels fit"
     )
-
-
-@contextlib.contextmanager
-def preserved(learner: Learner) -> Iterator[None]:
-    """Give a context that may change a learner; after it, learner and all random numbers are exactly what they were."""
-    with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
-        learner.device.wait()
-        state = copy.deepcopy(to_host(learner.state_dict()))
-        try:
-            yield
-        finally:
-            learner.device.wait()
-            learner.load_state_dict(state)
 
 
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:

@@ -8,16 +8,15 @@ from typing import Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training.settings import RecipeName, TrainSettings
+from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
     """What a kind of run is good for, and the settings and augmentations that differ from the defaults.
 
-    `mix_off` is the share of the epochs, the last ones, that do not mix images. Rate, its scaling with the batch,
-    weight decay, which norms and biases have none of, and schedule follow from optimizer, model and weights, unless
-    they are named here.
+    `mix_off` is the share of the epochs, the last ones, that do not mix images. What is not named here follows from
+    data, task, model and weights, as it does without a recipe.
     """
 
     summary: str
@@ -26,11 +25,12 @@ class TrainingRecipe:
     mix_off: float = 0.0
     needs_weights: bool = False
 
-    def values(self, given: Collection[str], epochs: int | None = None) -> dict[str, Any]:
+    def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
         """Return the settings that are not given, for a run of so many epochs, the recipe's own if None."""
         values = dict(self.settings)
         if self.mix_off:
-            values["mix_off"] = round(self.mix_off * (values["epochs"] if epochs is None else epochs))
+            epochs = values["epochs"] if epochs is None else epochs
+            values["mix_off"] = self.mix_off if epochs == AUTO else round(self.mix_off * epochs)
         return {name: value for name, value in values.items() if name not in given}
 
     def looks(self, given: Collection[str]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class TrainingRecipe:
 RECIPES: Final[Mapping[RecipeName, TrainingRecipe]] = {
     "quick": TrainingRecipe(
         "a first result within minutes, from random weights",
-        {"epochs": 5, "optimizer": "sgd", "precision": "mixed"},
+        {"epochs": 5, "precision": "mixed"},
         {"flip": True},
     ),
     "finetune": TrainingRecipe(
@@ -66,7 +66,7 @@ RECIPES: Final[Mapping[RecipeName, TrainingRecipe]] = {
     ),
     "scratch": TrainingRecipe(
         "a convolutional network from random weights",
-        {"epochs": 40, "optimizer": "sgd", "smoothing": 0.1, "ema": 0.999, "precision": "mixed"},
+        {"epochs": 40, "smoothing": 0.1, "ema": 0.999, "precision": "mixed"},
         {"flip": True, "crop": True, "zoom": 0.35, "mixup": 0.2},
         mix_off=0.2,
     ),

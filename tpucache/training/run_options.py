@@ -23,7 +23,7 @@ class RunOptions:
     ends. `profile` is the folder for a trace of a few executions after the warm-up, which are slower and are counted
     nevertheless. `watchers` are notified of losses and epochs. `on_epoch` is given a line of text for each epoch when
     it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`; so many runs of the
-    same length as `following` come after it.
+    same length as `following` come after it. `chosen` is why it runs on its backend, for the report.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -40,6 +40,7 @@ class RunOptions:
     on_epoch: Callable[[str], None] | None = None
     name: str = "train"
     following: int = 0
+    chosen: str = ""
 
     def __post_init__(self) -> None:
         check_options(self)

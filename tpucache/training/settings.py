@@ -23,6 +23,9 @@ SCALE_RULES: Final = get_args(ScaleRule)
 #: The recipes that `--recipe` names.
 RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 
+#: The number of epochs that a time limit allows.
+AUTO: Final = "auto"
+
 _TASKS: Final = "tpucache.training.learn.tasks"
 
 #: The classes of tasks by name, each imported when it is used: called with a number of outputs, it returns the task.
@@ -40,7 +43,21 @@ TASKS: Final = Table[Any](
 _FREE: Final = ("threads", "bf16", "recipe")  # what bf16 says, precision says, too; a recipe is its settings
 
 #: What is decided when a run begins, unless it is given.
-_DECIDED: Final = ("lr", "scale", "weight_decay", "schedule", "ramp", "precision", "normalise", "mean", "std")
+_DECIDED: Final = (
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "clip",
+    "lr",
+    "scale",
+    "weight_decay",
+    "schedule",
+    "ramp",
+    "precision",
+    "normalise",
+    "mean",
+    "std",
+)
 _UNDECIDED: Final = (None, "auto", "mixed")
 
 
@@ -50,9 +67,12 @@ class TrainSettings:
 
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
-    What is None of `lr`, `scale`, `weight_decay` and `schedule` is decided when a run begins: by the optimizer, by what
-    the model normalises with, and by whether `weights` are given; `precision` by the device, `normalise` by where the
-    weights are from. The run's files have what was decided. `bf16` is short for the precision of that name.
+    What is left open is decided when a run begins, and the run's files have what was decided. `batch_size` follows from
+    the number of samples, epochs and cores; `optimizer` and `clip` from the task and the model; `lr`, `scale`,
+    `weight_decay` and `schedule` from the optimizer, from what the model normalises with, and from whether `weights`
+    are given; `precision` from the device, `normalise` from where the weights are from. `epochs` may be "auto": as many
+    as a time limit allows at the pace that is measured first. `mix_off` below 1 is a share of the epochs.
+    `bf16` is short for the precision of that name.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
     place of the model's. `weights` are read when a run begins, not when it is resumed. `train_step` and `eval_step`
     name a `module:callable` each; `loss` and `metric` may do so, too, or name one of the task's. Raises UsageError.
@@ -79,16 +99,23 @@ class TrainSettings:
     )
     task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=TASKS.names("auto"))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
-    epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)
-    batch_size: int = option(128, "samples in one optimizer step, on all cores together", metavar="B", minimum=1)
+    epochs: int | Literal["auto"] = option(
+        5, "passes over the training samples; auto: as many as --time-limit allows", metavar="N|auto"
+    )
+    batch_size: int | None = option(
+        None,
+        "samples in one optimizer step, on all cores together; by the number of samples, epochs and cores if not given",
+        metavar="B",
+        minimum=1,
+    )
     accumulate: int = option(
         1, "split each batch into N parts and add up their gradients, to save memory", metavar="N", minimum=1
     )
     steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
-    optimizer: str = option(
-        "sgd",
+    optimizer: str | None = option(
+        None,
         "sgd: SGD with Nesterov momentum; adamw: AdamW; or another one of torch.optim or timm, such as nadam, "
-        "torch:NAdam or timm:lamb",
+        "torch:NAdam or timm:lamb; by task and model if not given",
         metavar="NAME",
     )
     schedule: ScheduleName | None = option(
@@ -101,10 +128,15 @@ class TrainSettings:
         metavar="X|find",
     )
     scale: ScaleRule | None = option(
-        None, "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone"
+        None,
+        "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone",
+        hidden=True,
     )
     ramp: float | None = option(
-        None, "share of the steps in which the learning rate rises; the schedule's own if not given", metavar="SHARE"
+        None,
+        "share of the steps in which the learning rate rises; the schedule's own if not given",
+        metavar="SHARE",
+        hidden=True,
     )
     weight_decay: float | None = option(
         None,
@@ -118,7 +150,7 @@ class TrainSettings:
         None, "sizes by share of the epochs, such as 128:0.4,176:0.7,224: smaller images first", metavar="N:SHARE,...,N"
     )
     valid_size: int | None = option(None, "evaluate on images of this size; else the last one", metavar="N", minimum=8)
-    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0)
+    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0, hidden=True)
     smoothing: float = option(0.0, "label smoothing", metavar="X")
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
@@ -126,18 +158,22 @@ class TrainSettings:
     balance: bool = option(
         False, "train on each class equally often, on the samples of rare ones several times an epoch"
     )
-    clip: float | None = option(None, "clip the norm of all gradients together to this value", metavar="NORM")
+    clip: float | None = option(
+        None,
+        "clip the norm of all gradients together to this value; by the task if neither this nor --optimizer is given",
+        metavar="NORM",
+    )
     ema: float | None = option(
         None, "evaluate an exponential moving average of the weights with this decay, such as 0.999", metavar="DECAY"
     )
     grad_checkpointing: bool = option(
         False, "compute activations anew in the backward pass, which saves memory and takes longer; for models of timm"
     )
-    bf16: bool = option(False, "short for --precision bf16")
+    bf16: bool = option(False, "short for --precision bf16", hidden=True)
     precision: Precision = option(
         "auto",
-        "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: on a GPU "
-        "bf16 if it has that, otherwise fp16, and on other devices float32; mixed: the same, but bf16 on XLA",
+        "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: bf16 on "
+        "a TPU, on a GPU bf16 if it has that and otherwise fp16, elsewhere float32; mixed: the same, but bf16 on XLA",
     )
     normalise: Literal["auto", "cache", "imagenet", "model"] = option(
         "auto",
@@ -145,13 +181,18 @@ class TrainSettings:
         "the timm model that they are from, otherwise the cache's",
     )
     mean: tuple[float, ...] | None = option(
-        None, "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)", metavar="R,G,B"
+        None,
+        "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)",
+        metavar="R,G,B",
+        hidden=True,
     )
     std: tuple[float, ...] | None = option(
-        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B"
+        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B", hidden=True
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
-    mix_off: int = option(0, "train the last N epochs without --mixup and --cutmix", metavar="N", minimum=0)
+    mix_off: float = option(
+        0, "train the last N epochs without --mixup and --cutmix; below 1: this share of them", metavar="N", minimum=0
+    )
     loss: str | None = option(
         None,
         "focal; bce for classes; dice or dice-cross-entropy for masks; l1 or huber for a regression; or your own, "
@@ -191,11 +232,11 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.lr is not None and not self.lr > 0:
-            raise UsageError(f"lr is above 0, not {self.lr}")
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
-        object.__setattr__(self, "optimizer", self.optimizer.lower())
+        object.__setattr__(self, "optimizer", self.optimizer and self.optimizer.lower())
+        if self.epochs != AUTO and not (type(self.epochs) is int and self.epochs >= 1):
+            raise UsageError(f"epochs is at least 1, or {AUTO!r}, not {self.epochs!r}")
         object.__setattr__(self, "inputs", tuple(name for each in self.inputs for name in each.split(",")))
         for name in ("mean", "std"):
             if getattr(self, name) is not None:
@@ -210,21 +251,24 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UsageError(f"{name} is at least 0 and less than 1, not {value}")
-        if self.clip is not None and not self.clip > 0:
-            raise UsageError(f"clip is above 0, not {self.clip}")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} is above 0, not {value}")
         _ = self.sizes  # what cannot be is refused now
         object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
-        if self.batch_size % self.accumulate:
+        if self.batch_size is not None and self.batch_size % self.accumulate:
             raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
 
     @property
     def sizes(self) -> Sizes:
         """The size of the images in each epoch. Raises UsageError."""
-        return plan_sizes(self.epochs, self.size, self.grow, self.valid_size, self.fix_res)
+        epochs = 1 if self.epochs == AUTO else self.epochs
+        return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
     def augment_at(self, epoch: int) -> AugmentSettings:
         """Return the augmentation of an epoch, from 0; see `mix_off`."""
-        mixes = epoch < self.epochs - self.mix_off
+        mixes = self.epochs == AUTO or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
         return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
 
     @property
@@ -233,25 +277,44 @@ class TrainSettings:
         return self.loss if self.loss is not None and ":" in self.loss else None
 
     @property
+    def batch(self) -> int:
+        """The number of samples in one optimizer step. Raises UsageError before it is decided."""
+        if self.batch_size is None:
+            raise UsageError("the batch size is decided when the run begins: give batch_size to know it before")
+        return self.batch_size
+
+    @property
+    def passes(self) -> int:
+        """The number of epochs. Raises UsageError before it is decided."""
+        if self.epochs == AUTO:
+            raise UsageError("the number of epochs is decided when the run begins: give epochs to know it before")
+        return self.epochs
+
+    @property
     def peak_lr(self) -> float:
         """The highest learning rate. Raises UsageError before it is decided."""
         if self.lr is None:
             raise UsageError("the learning rate is decided when the run begins: give lr to know it before")
-        return scale_lr(self.lr, self.batch_size, self.scale or "none")
+        return scale_lr(self.lr, self.batch, self.scale or "none")
 
     @property
     def part_size(self) -> int:
         """The number of samples sent to the device at once."""
-        return self.batch_size // self.accumulate
+        return self.batch // self.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
         """Return an epoch's steps: whole batches only, and a whole number of executions."""
-        steps = samples // self.batch_size
+        steps = samples // self.batch
         return steps - steps % self.steps_per_execution
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values."""
         return asdict(self)
+
+
+def whole_epochs(count: float, epochs: int) -> int:
+    """Return how many epochs a number of them is: below 1 it is a share."""
+    return round(count * epochs) if count < 1 else int(count)
 
 
 def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
@@ -278,10 +341,14 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
+def undecided(settings: TrainSettings) -> list[str]:
+    """Return the names of the settings that are still to be decided when a run begins."""
+    return [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
+
+
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
     """Return the settings with what they leave to be decided as an earlier run has decided it."""
-    names = [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
-    return replace(settings, **{name: getattr(before, name) for name in names})
+    return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:

@@ -139,8 +139,9 @@ def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python
 @pytest.mark.xla
 def test_a_missing_tpu_is_reported_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
     done = python(
-        "-m", "tpucache", "train", cache, "--run", tmp_path, "--cores", 4, "--batch-size", 8, devices=8, asked=False
-    )
+        "-m", "tpucache", "train", cache, "--run", tmp_path, "--backend", "xla", "--cores", 4, "--batch-size", 8,
+        devices=8, asked=False,
+    )  # fmt: skip
     assert done.returncode == 2
     assert "no TPU found" in done.stderr
     assert "this machine has 8" in done.stderr

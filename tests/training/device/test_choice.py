@@ -13,8 +13,9 @@ import torch
 
 from tpucache import UsageError
 from tpucache.cli import main
-from tpucache.machine import gpu_problem
+from tpucache.machine import Tpu, gpu_problem
 from tpucache.training.device import DEVICES, CpuDevice, open_device
+from tpucache.training.device.choice import Choice, choose_backend
 from tpucache.training.device.torch_device import choose_device, find_devices, open_accelerator
 from tpucache.training.fitting import train
 from tpucache.training.run_options import RunOptions
@@ -151,3 +152,52 @@ def test_a_gpu_that_torch_does_not_run_on_is_refused_before_training(monkeypatch
     monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(UsageError, match=rf"does not run on Tesla P100: .*{reason}.*T4 x2"):
         open_accelerator("cuda")
+
+
+CHIPS = Tpu("v5e", 8, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "installed", "environment", "tpu", "backend", "why"),
+    [
+        ({}, False, {}, CHIPS, "torch", "torch_xla is not installed"),
+        ({}, True, {}, None, "torch", "there is no TPU here"),
+        ({}, True, {}, CHIPS, "xla", "there is a TPU v5e here, with 8 chips"),
+        ({}, True, {"PJRT_DEVICE": "TPU"}, None, "xla", "PJRT_DEVICE is TPU"),
+        ({}, True, {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "8"}, CHIPS, "torch", "PJRT_DEVICE is CPU"),
+        ({"device": "cpu"}, True, {}, CHIPS, "torch", "--device cpu is for it"),
+        ({"compile": True}, True, {}, CHIPS, "torch", "--compile is for it"),
+        ({"processes": 2}, True, {}, CHIPS, "torch", "--processes is for it"),
+        ({}, True, {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"}, CHIPS, "torch", "torchrun is for it"),
+        ({"backend": "xla"}, False, {}, None, "xla", ""),
+        ({"backend": "eager"}, True, {}, CHIPS, "torch", ""),
+    ],
+)
+def test_the_backend_follows_from_the_machine_unless_it_is_named(
+    monkeypatch, given, installed, environment, tpu, backend, why
+):
+    for name in ("PJRT_DEVICE", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace() if installed else None)
+    assert choose_backend(**given, tpu=lambda: tpu) == Choice(backend, why)
+
+
+def test_a_run_says_which_backend_it_chose_and_why(cache, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    command = ["train", str(cache), "--run", str(tmp_path / "run"), "--model", "cnn", "--epochs", "1", "--json"]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    report, first = json.loads(shown.out), shown.err.splitlines()[0]
+    assert first.startswith("train: backend torch, as ")
+    assert (report["backend"], report["cores"]) == ("torch", 1)
+    assert report["chosen"] in first
+    assert report["batch"].startswith("16: default for ")
+
+
+def test_a_program_that_names_no_device_gets_the_same(cache, monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    result = train("cnn", cache, settings=TrainSettings(epochs=1), options=RunOptions(replay=False))
+    assert result.report.backend == "torch"
+    assert result.report.chosen

@@ -136,7 +136,7 @@ def test_a_process_that_says_nothing_is_named_with_its_status(tmp_path):
 
 def test_processes_are_of_the_backend_torch_and_not_of_torchrun(cache, tmp_path, monkeypatch, capsys):
     arguments = ["train", str(cache), "--run", str(tmp_path / "run"), "--processes", "2"]
-    assert main(arguments) == 2
+    assert main([*arguments, "--backend", "xla"]) == 2
     assert "--processes is for the backend torch" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -152,8 +152,8 @@ def test_the_advice_is_not_to_do_what_is_done_already():
     assert "--in-memory" not in late.advice(used, in_memory=True)
     assert "more than 8 --threads" in late.advice(used, in_memory=True)
     assert "--steps-per-execution 16" in slow.advice(used)
-    assert "--bf16" in PACE.advice()
-    assert "--bf16" not in PACE.advice(used)
+    assert "--precision bf16" in PACE.advice()
+    assert "bf16" not in PACE.advice(used)
 
 
 @pytest.mark.parametrize("steps", [1, 4])

@@ -7,11 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.defaults import decide, describe_rates, find_family
+from tpucache.training.learn.defaults import decide, decide_batch, decide_optimizer, describe_rates, find_family
 from tpucache.training.learn.model import cnn
+from tpucache.training.learn.tasks.classes import Classes
+from tpucache.training.learn.tasks.regression import Regression
 from tpucache.training.settings import TrainSettings, as_decided, settings_from
 
 
@@ -41,13 +45,13 @@ def test_the_family_of_a_model_is_the_norm_that_it_has_most_of():
 def test_many_batch_norms_halve_the_rate_of_sgd_and_leave_that_of_adamw():
     deep = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(16)))
     for optimizer, share in (("sgd", 0.5), ("adamw", 1.0)):
-        settings = TrainSettings(optimizer=optimizer)  # type: ignore[arg-type]
+        settings = TrainSettings(optimizer=optimizer, batch_size=128)  # type: ignore[arg-type]
         assert decide(settings, deep).peak_lr == pytest.approx(share * decide(settings, cnn(3)).peak_lr)
 
 
 def test_rates_follow_from_optimizer_and_model_and_given_weights():
     def rate(optimizer: str, model: nn.Module, weights: str | None = None) -> float:
-        return decide(TrainSettings(optimizer=optimizer, weights=weights), model).peak_lr  # type: ignore[arg-type]
+        return decide(TrainSettings(optimizer=optimizer, weights=weights, batch_size=128), model).peak_lr
 
     assert rate("sgd", cnn(3)) > rate("sgd", transformer()) > rate("sgd", nn.Linear(2, 2))
     assert rate("adamw", transformer()) < 0.1 * rate("sgd", cnn(3))
@@ -67,10 +71,10 @@ def test_a_decided_rate_follows_the_batch_linearly_in_sgd_and_by_the_root_in_ada
 
 def test_a_given_rate_is_used_as_given_whatever_the_batch():
     for size in (8, 1024):
-        decided = decide(TrainSettings(lr=0.3, batch_size=size), cnn(3))
+        decided = decide(TrainSettings(optimizer="sgd", lr=0.3, batch_size=size), cnn(3))
         assert decided.peak_lr == 0.3
-    assert decide(TrainSettings(lr=0.3, scale="linear", batch_size=512), cnn(3)).peak_lr == 0.6
-    assert decide(TrainSettings(weight_decay=0.0), cnn(3)).weight_decay == 0
+    assert decide(TrainSettings(optimizer="sgd", lr=0.3, scale="linear", batch_size=512), cnn(3)).peak_lr == 0.6
+    assert decide(TrainSettings(optimizer="sgd", weight_decay=0.0), cnn(3)).weight_decay == 0
 
 
 def test_what_is_decided_stays_decided():
@@ -84,25 +88,95 @@ def test_what_is_decided_stays_decided():
 def test_an_undecided_rate_is_not_known():
     with pytest.raises(UsageError, match="decided when the run begins"):
         _ = TrainSettings().peak_lr
+    for name in ("batch", "part_size"):
+        with pytest.raises(UsageError, match="batch size is decided when the run begins"):
+            getattr(TrainSettings(), name)
+    with pytest.raises(UsageError, match="epochs is decided when the run begins"):
+        _ = TrainSettings(epochs="auto").passes
+    with pytest.raises(UsageError, match="give optimizer"):
+        decide(TrainSettings(), cnn(3))
 
 
 def test_an_optimizer_of_ones_own_has_its_own_default_rate_or_asks_for_one():
-    settings = TrainSettings()
+    settings = TrainSettings(batch_size=128)
     assert decide(settings, cnn(3), torch.optim.Adam).peak_lr == 1e-3
     assert decide(settings, cnn(3), functools.partial(torch.optim.RMSprop, alpha=0.9)).peak_lr == 1e-2
     with pytest.raises(UsageError, match="give lr"):
         decide(settings, cnn(3), adam)
-    own = decide(TrainSettings(lr=0.2), cnn(3), adam)
+    own = decide(TrainSettings(lr=0.2, batch_size=128), cnn(3), adam)
     assert (own.peak_lr, own.weight_decay) == (0.2, 0)
 
 
 def test_the_text_says_each_value_and_what_was_given():
-    decided = decide(TrainSettings(batch_size=128), cnn(3))
+    decided = decide(TrainSettings(optimizer="sgd", batch_size=128), cnn(3))
     text = describe_rates(decided, cnn(3))
     assert text.startswith("sgd, lr 0.1 (0.2 for a batch of 256, linear), weight decay 0.0005, one-cycle")
     assert "batch norm" in text
     assert "arXiv" in text
     assert "given:" not in text
-    given = describe_rates(replace(decided, lr=0.02, scale="none"), cnn(3))
-    assert given.startswith("sgd, lr 0.02, weight decay")
-    assert given.endswith("given: lr")
+    rates = describe_rates(replace(decided, lr=0.02, scale="none"), cnn(3))
+    assert rates.startswith("sgd, lr 0.02, weight decay")
+    assert rates.endswith("given: lr")
+
+
+@pytest.mark.parametrize(
+    ("samples", "epochs", "cores", "batch"),
+    [
+        (10, 5, 1, 10),
+        (20, 5, 1, 16),
+        (40, 5, 1, 16),
+        (320, 5, 1, 16),
+        (2000, 5, 1, 32),
+        (2000, 40, 1, 128),
+        (10**6, 90, 1, 128),
+        (10**6, 90, 8, 1024),
+        (320, 5, 8, 64),
+        (20, 5, 8, 16),
+    ],
+)
+def test_the_batch_follows_from_samples_epochs_and_cores(samples, epochs, cores, batch):
+    assert decide_batch(TrainSettings(epochs=epochs), samples, cores).batch == batch
+
+
+@given(
+    samples=st.integers(1, 10**6),
+    epochs=st.integers(1, 300),
+    cores=st.sampled_from([1, 4, 8]),
+    processes=st.integers(1, 3),
+    accumulate=st.integers(1, 4),
+    each=st.integers(1, 3),
+)
+def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, processes, accumulate, each):
+    settings = TrainSettings(epochs=epochs, accumulate=accumulate, steps_per_execution=each)
+    share = cores * processes * accumulate
+    if samples < share * each:
+        with pytest.raises(UsageError, match="too few"):
+            decide_batch(settings, samples, cores, processes)
+        return
+    decided = decide_batch(settings, samples, cores, processes)
+    assert decided.batch % share == 0
+    assert decided.batch * each <= samples
+    assert decided.batch <= max(128 * cores * processes, share)
+    assert decided.steps_per_epoch(samples) >= each
+    assert decide_batch(decided, 10 * samples, 1) == decided  # it is kept
+
+
+def test_a_given_batch_is_kept_and_a_continued_run_keeps_its_own():
+    assert decide_batch(TrainSettings(batch_size=7), 10**6).batch == 7
+    assert as_decided(TrainSettings(), decide_batch(TrainSettings(), 320)).batch == 16
+
+
+def test_the_optimizer_follows_from_task_and_model_unless_it_is_given():
+    def found(task: object, model: nn.Module, **values: object) -> tuple[str | None, float | None]:
+        settings = decide_optimizer(TrainSettings(**values), task, model)
+        return settings.optimizer, settings.clip
+
+    classes, numbers = Classes(3), Regression(1)
+    assert found(classes, cnn(3)) == ("sgd", None)
+    assert found(classes, transformer()) == ("adamw", None)
+    assert found(numbers, cnn(1)) == ("adamw", 1.0)
+    assert found(numbers, cnn(1), clip=3.0) == ("adamw", 3.0)
+    assert found(numbers, cnn(1), optimizer="sgd") == ("sgd", None)
+    # A run of an earlier version had an optimizer, and no clipping: it has none when it is continued either.
+    before = TrainSettings(optimizer="sgd", batch_size=8)
+    assert decide_optimizer(as_decided(TrainSettings(), before), numbers, cnn(1)).clip is None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
 from tpucache.plugins import Table
-from tpucache.store import earlier
 from tpucache.training.device.base import Counters, Device
+from tpucache.training.device.choice import choose_backend
 from tpucache.training.device.processes import Processes
 
 if TYPE_CHECKING:
@@ -35,23 +35,31 @@ BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
         "torch": "tpucache.training.device.torch_device:open_device",
     },
 )
-BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch"
+BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch; auto: xla on a TPU, otherwise torch"
+
+#: What xla takes for all cores, however many these are.
+_ALL_CORES: Final = 0
 
 #: What the backend torch runs on; auto is the fastest of these that is there.
 DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 
 
-def open_device(backend: str, cores: int = 1, device: str = "auto", *, compile: bool = False) -> Device:
-    """Return the device of one of BACKENDS; on xla, `cores` is 1 or all that the machine has.
+def open_device(
+    backend: str = "auto", cores: int | None = None, device: str = "auto", *, compile: bool = False
+) -> Device:
+    """Return the device of one of BACKENDS, by default the best one here; `cores` is 1 or all, which None stands for.
 
+    Only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if there is one.
     For the backend torch, `device` is one of DEVICES, and `compile` is whether torch.compile compiles the models placed
     there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
     torch_xla.
     """
-    name = earlier.backend(backend)
+    name = choose_backend(backend, device, compile=compile).backend
     if name not in BACKENDS:
         raise UsageError(f"there is no backend {backend!r}: use {' or '.join(BACKENDS)}")
-    return BACKENDS[name](cores, device, compile)
+    if name == "xla":
+        return BACKENDS[name](cores or _ALL_CORES, device, compile)
+    return BACKENDS[name](1 if cores is None else cores, device, compile)
 
 
 def __getattr__(name: str) -> Any:

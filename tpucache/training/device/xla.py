@@ -74,7 +74,7 @@ class XlaDevice:
     precisions: Sequence[Precision] = ("float32", "bf16")
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or all of this host; of a pod all. Must come before anything else touches XLA.
+        """Take 1 core, or all of this host, however many, for 0; of a pod all. Must come before anything touches XLA.
 
         Raises UsageError for another number, and under torchrun.
         """
@@ -100,8 +100,12 @@ class XlaDevice:
                     "torch, which is faster there; `python -m tpucache doctor` says what this machine has"
                 )
             hosts = xr.process_count()
-            if cores != 1 or hosts > 1:
+            if not cores and xr.device_type() == "CPU":  # one device alone needs no mesh
+                self.cores = int(os.environ.get("CPU_NUM_DEVICES", "1"))
+            if self.cores != 1 or hosts > 1:
                 self._open_mesh(hosts)
+            if xr.device_type() == "TPU":  # float32 is multiplied in bfloat16 there anyway
+                self.precisions = ("bf16", "float32")
             self.torch_device = torch_xla.device()
         if hosts > 1:
             self.processes = join_hosts(xr.process_index(), hosts, _meeting_point())
@@ -112,6 +116,7 @@ class XlaDevice:
         if not xr.is_spmd():
             xr.use_spmd()
         available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
+        self.cores = self.cores or available
         if self.cores != available:
             raise UsageError(
                 f"cores is {'1 or ' * (hosts == 1)}all: this machine has {available} ({xr.device_type()}), not "

@@ -140,7 +140,7 @@ def parts(
         if settings.sizes.at(epoch) != size:
             size = settings.sizes.at(epoch)
             loader = open_loader(in_size(train_set, size))
-        loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch_size})
+        loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch})
         yield from itertools.islice(loader, (each - skip) * settings.accumulate)
         skip = 0
 
@@ -170,7 +170,7 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
         # Without mixing the numbers are others and the graph is the same.
-        drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch_size, sides[wanted])
+        drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch, sides[wanted])
         return drawn[place * part : (place + 1) * part][own]
 
     return draw_part

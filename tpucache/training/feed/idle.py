@@ -101,7 +101,7 @@ class Pace:
                 f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the device always has "
                 "one: reading, uploading or other programs share the processor with them; try fewer --threads."
             )
-        faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--bf16, a smaller model"
+        faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--precision bf16, a smaller model"
         return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
 
 

@@ -1,9 +1,10 @@
-"""Defaults of a run: rate, weight decay and schedule from a small table, the precision from the device."""
+"""Defaults of a run: batch, optimizer, rate, weight decay and schedule by small rules, the precision by the device."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from tpucache.errors import UsageError
 from tpucache.training.device import Device
 from tpucache.training.learn.optimizers import OptimizerMaker, optimizer_name
-from tpucache.training.settings import OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
+from tpucache.training.learn.tasks.task import Task
+from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
 #: What a model normalises its activations by, which decides how high a rate it takes; with many layers it is lower.
 Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
@@ -67,6 +69,18 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
 }
 
+#: A run should take so many steps at least, in batches of so many samples: at least, at most a device, and at least a
+#: core. Runs of few steps learn nothing, whatever the rate (docs/training.md has what was measured).
+_STEPS: Final = 250
+_LEAST_BATCH: Final = 16
+_MOST_BATCH: Final = 128
+_LEAST_OF_CORE: Final = 8
+#: What --epochs auto counts as: the pace, which decides it, depends on the batch.
+_EPOCHS: Final = 5
+
+#: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
+_REGRESSION_CLIP: Final = 1.0
+
 #: What may be left undecided in the settings, by its name on the command line.
 _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "ramp": "ramp"}
 
@@ -74,11 +88,60 @@ _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedu
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
 
 
+def decide_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
+    """Return the settings with a batch size, unless one is given: by the number of samples, epochs, and devices.
+
+    `cores` are those of each process. A run has 250 steps or more if batches of 16 allow it; a device gets at most 128
+    samples, a core at least 8 if there are enough, and all cores equally many. Raises UsageError for fewer samples than
+    that takes.
+    """
+    if settings.batch_size is not None:
+        return settings
+    share = cores * processes * settings.accumulate  # of these each gets equally many samples
+    most = samples // settings.steps_per_execution // share * share
+    if not most:
+        raise UsageError(
+            f"{samples} training samples are too few for one on each of {cores} cores, in {processes} processes, "
+            f"{settings.accumulate} parts and {settings.steps_per_execution} steps: give fewer of these"
+        )
+    epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
+    wanted = 2 ** int(math.log2(max(1.0, samples * epochs / _STEPS)))
+    wanted = min(max(wanted, _LEAST_BATCH, _LEAST_OF_CORE * share), _MOST_BATCH * cores * processes)
+    return replace(settings, batch_size=min(max(wanted // share, 1) * share, most))
+
+
+def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> str:
+    """Return the batch size of decided settings as text, and whether it is the default and for what."""
+    default = decide_batch(replace(settings, batch_size=None), samples, cores, processes).batch
+    devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
+    epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
+    of = f"for {samples:,} samples, {epochs}{devices}"
+    steps = settings.passes * settings.steps_per_epoch(samples)
+    if settings.batch == default:
+        return f"{default}: default {of}, which make {steps:,} steps"
+    return f"{settings.batch}: given, or kept from when the run began; {default} is the default {of}"
+
+
+def decide_optimizer(
+    settings: TrainSettings, task: Task, model: nn.Module, make_optimizer: OptimizerMaker | None = None
+) -> TrainSettings:
+    """Return the settings with an optimizer and what gradients are clipped to, by task and model, unless one is given.
+
+    The squared errors of a regression have no bound, and SGD diverges; models with LayerNorm are trained with AdamW
+    (arXiv:2010.11929, arXiv:2201.03545).
+    """
+    if settings.optimizer is not None or make_optimizer is not None:
+        return settings
+    if task.name == "regression":
+        return replace(settings, optimizer="adamw", clip=settings.clip or _REGRESSION_CLIP)
+    return replace(settings, optimizer="adamw" if find_family(model) == "layer norm" else "sgd")
+
+
 def decide(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> TrainSettings:
     """Return the settings with a rate, its scaling, a weight decay and a schedule: those given, the others by default.
 
-    A rate that was given is used as it is, unless a scaling was given, too. Raises UsageError where the optimizer is a
-    callable of which no rate is known.
+    The settings have an optimizer, unless a callable makes one. A rate that was given is used as it is, unless a
+    scaling was given, too. Raises UsageError where the optimizer is a callable of which no rate is known.
     """
     if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
         return settings
@@ -105,6 +168,8 @@ def find_defaults(
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
+    if settings.optimizer is None:
+        raise UsageError("the optimizer is decided when the run begins: give optimizer to know its defaults before")
     return _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
 
 
@@ -122,10 +187,12 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
     """Return optimizer, rate, weight decay and schedule of decided settings as text, and where they are from."""
     found = find_defaults(settings, model, make_optimizer, needs_rate=False)
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
-    is_named = make_optimizer is None or settings.optimizer not in OPTIMIZERS
-    name = settings.optimizer if is_named or make_optimizer is None else optimizer_name(make_optimizer)
+    is_own = make_optimizer is not None and settings.optimizer in (None, *OPTIMIZERS)
+    name = optimizer_name(make_optimizer) if is_own and make_optimizer is not None else settings.optimizer
     scaled = "" if settings.scale in (None, "none") else f" ({settings.lr:.3g} for a batch of 256, {settings.scale})"
     values = f"{name}, lr {settings.peak_lr:.3g}{scaled}, weight decay {settings.weight_decay:g}, {settings.schedule}"
+    if settings.clip is not None:
+        values += f", gradients clipped to a norm of {settings.clip:g}"
     if len(others) == len(_NAMES):
         return f"{values}: as given"
     begun = "with given weights" if settings.weights is not None else "from random weights"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,15 @@ from tpucache.store import earlier
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
-from tpucache.training.learn.defaults import decide, decide_precision, describe_precision, describe_rates
+from tpucache.training.learn.defaults import (
+    decide,
+    decide_batch,
+    decide_optimizer,
+    decide_precision,
+    describe_batch,
+    describe_precision,
+    describe_rates,
+)
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
     Finish,
@@ -104,16 +113,19 @@ class Learner:
             self.advice += f" ({describe_labels(labels)}{'; divide them in your own loss' * is_own})"
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         custom = custom or Custom()
-        self._optimizer_kind = custom.make_optimizer or find_optimizer(settings.optimizer)
-        maker = None if isinstance(self._optimizer_kind, str) else self._optimizer_kind
         model = device.processes.norms(model_for(dataset, settings.model, task.outputs, custom.build))
         if settings.grad_checkpointing:
             checkpoint_gradients(model, model_name(settings))
-        settings = decide_precision(decide(settings, model, maker), device)
+        settings = decide_optimizer(settings, task, model, custom.make_optimizer)
+        self._optimizer_kind = custom.make_optimizer or find_optimizer(str(settings.optimizer))
+        maker = None if isinstance(self._optimizer_kind, str) else self._optimizer_kind
+        there = len(dataset), device.cores, device.processes.world_size
+        settings = decide_precision(decide(decide_batch(settings, *there), model, maker), device)
         settings = decide_normalising(settings, dataset, model)
         #: The settings with all that was left to be decided, and as text what was decided and why.
         self.settings = settings
         self.rates = describe_rates(settings, model, maker)
+        self.batch = describe_batch(settings, *there)
         self.precision = describe_precision(settings, device)
         #: What was taken over of the weights given, and how the images differ from those that they are for.
         self.matched: MatchedWeights | None = None
@@ -357,6 +369,19 @@ class Learner:
             images, targets = augment.mix(inputs[IMAGE], targets, draws, self.device.processes.roll)
             inputs[IMAGE] = self.device.to_layout(images)
         return inputs, given, targets
+
+
+@contextlib.contextmanager
+def preserved(learner: Learner) -> Iterator[None]:
+    """Give a context that may change a learner; after it, learner and all random numbers are exactly what they were."""
+    with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
+        learner.device.wait()
+        state = copy.deepcopy(to_host(learner.state_dict()))
+        try:
+            yield
+        finally:
+            learner.device.wait()
+            learner.load_state_dict(state)
 
 
 def _call_loss(

@@ -29,7 +29,7 @@ from tpucache.training.run.contents import VERSION, load_last
 from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
-from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from
+from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
 
 _log = logging.getLogger("tpucache")
 
@@ -94,6 +94,15 @@ def _refuse_cache(run: Path) -> None:
 def _remove_empty(run: Path) -> None:
     with contextlib.suppress(OSError):  # it has a run, or something else
         run.rmdir()
+
+
+def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
+    """Return settings with what they leave open as the run in a folder has decided it, if that is to be continued.
+
+    Raises TrainingError for a checkpoint that cannot be read, UsageError for one of a later version.
+    """
+    is_known = not undecided(settings) or not resume or not (run / LAST_NAME).exists()
+    return settings if is_known else as_decided(settings, settings_from(load_last(run)["settings"]))
 
 
 def open_run(

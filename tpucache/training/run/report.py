@@ -47,8 +47,9 @@ class TrainReport:
     `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
     such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
     that of all together, and the rest the main process's. `rates` says which learning rate, weight decay and schedule
-    the run has, and why; `precision` the same of what it computed in; `recipe` what a recipe has set. `network` are the
-    figures of NetworkUse where the training samples come from a URL, else empty.
+    the run has, and why; `batch` the same of its batches, `precision` of what it computed in, and `chosen` why on
+    this backend; `recipe` what a recipe has set. `network` are figures of NetworkUse where the training samples come
+    from a URL, else empty.
 
     `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
@@ -78,6 +79,8 @@ class TrainReport:
     processes: int = 1
     rates: str = ""
     precision: str = ""
+    batch: str = ""
+    chosen: str = ""
     network: Mapping[str, float] = field(default_factory=dict)
     learning_rates: Sequence[float] = ()
     recipe: str = ""
@@ -100,6 +103,7 @@ class TrainReport:
             *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
             *([f"recipe     {self.recipe}"] if self.recipe else []),
             *([f"optimizer  {self.rates}"] if self.rates else []),
+            *([f"batch      {self.batch}"] if self.batch else []),
             *([f"precision  {self.precision}"] if self.precision else []),
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
             f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
@@ -124,7 +128,8 @@ class TrainReport:
         return f"sizes      {'; '.join(texts)}"
 
     def _in_processes(self) -> str:
-        return f" in each of {self.processes} processes" if self.processes > 1 else ""
+        where = f" in each of {self.processes} processes" if self.processes > 1 else ""
+        return f"{where}, as {self.chosen}" if self.chosen else where
 
     def _network_line(self) -> str:
         use = self.network
@@ -158,7 +163,7 @@ class TrainReport:
 def describe_device(backend: str, device: str, cores: int) -> str:
     """Return what a run ran on, for people."""
     name = backend if device in ("", backend) else f"{backend} on {device}"
-    return f"{name}, {cores} core{'s' * (cores > 1)}"
+    return f"{name}, {cores} core{'s' * (cores > 1)}" if cores else name
 
 
 def make_report(
@@ -194,7 +199,7 @@ def _merged_report(
         finished=plan.is_finished(state),
         steps=plan.steps,
         samples=samples,
-        dropped_samples=samples - plan.per_epoch * settings.batch_size,
+        dropped_samples=samples - plan.per_epoch * settings.batch,
         watched=learner.watched.metric,
         best_epoch=0 if state.best is None else state.best_epoch,
         stopped_early=plan.has_stopped_early(state),
@@ -202,10 +207,11 @@ def _merged_report(
         wall_seconds=account.wall_seconds(),
         unit="images" if IMAGE in train_set.names else "samples",
         device=device.torch_device.type,
-        dropped_by_execution=(samples // settings.batch_size - plan.per_epoch) * settings.batch_size,
+        dropped_by_execution=(samples // settings.batch - plan.per_epoch) * settings.batch,
         processes=device.processes.world_size,
         rates=learner.rates,
         precision=learner.precision,
+        batch=learner.batch,
         recipe=settings.recipe,
         network={} if use is None else dict(use._asdict()),
         learning_rates=[plan.schedule(step).lr for step in range(len(state.losses))],

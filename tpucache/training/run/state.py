@@ -103,8 +103,8 @@ def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
     each = settings.steps_per_epoch(samples)
     schedule: Callable[[int], Rates] = _undecided
     if settings.lr is not None and settings.schedule is not None:
-        schedule = make_schedule(settings.schedule, settings.epochs * each, settings.peak_lr, settings.ramp)
-    return StepPlan(settings.epochs, each, schedule, settings.patience)
+        schedule = make_schedule(settings.schedule, settings.passes * each, settings.peak_lr, settings.ramp)
+    return StepPlan(settings.passes, each, schedule, settings.patience)
 
 
 def _undecided(_step: int) -> Rates:

@@ -31,7 +31,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise DependencyError(
-                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave --tensorboard out"
+                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave it out"
             ) from error
         self._make: Any = SummaryWriter
         self._folder = folder

@@ -1,0 +1,67 @@
+"""Which backend runs where none is named. It opens no device and imports neither torch nor torch_xla."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tpucache.machine import Tpu, find_tpu
+from tpucache.store import earlier
+from tpucache.training.device.processes import is_launched
+
+#: The backend that stands for the one that is best on this machine.
+AUTO: Final = "auto"
+
+
+class Choice(NamedTuple):
+    """The name of a backend, and why it was chosen, as text; nothing where it was named."""
+
+    backend: str
+    why: str = ""
+
+    def line(self) -> str:
+        """Return the choice as text for people."""
+        return f"backend {self.backend}, as {self.why}" if self.why else f"backend {self.backend}"
+
+
+def choose_backend(
+    backend: str = AUTO,
+    device: str = AUTO,
+    *,
+    compile: bool = False,
+    processes: int | None = None,
+    tpu: Callable[[], Tpu | None] = find_tpu,
+) -> Choice:
+    """Return the backend that is named, or the best one for this machine: xla on a TPU, else torch.
+
+    XLA is left alone, because a process that has touched it cannot fork: a TPU is looked for on the PCI bus and among
+    the device files. A `device`, `compile` and `processes` are what the backend torch takes, so they choose it.
+    """
+    if backend != AUTO:
+        return Choice(earlier.backend(backend))
+    asked = [
+        *([f"--device {device}"] if device != AUTO else []),
+        *(["--compile"] if compile else []),
+        *(["--processes"] if processes is not None else []),
+        *(["torchrun"] if is_launched() else []),
+    ]
+    if asked:
+        return Choice("torch", f"{asked[0]} is for it")
+    if not _is_installed("torch_xla"):
+        return Choice("torch", "torch_xla is not installed")
+    wanted = os.environ.get("PJRT_DEVICE")
+    if wanted is not None:
+        return Choice("xla" if wanted == "TPU" else "torch", f"PJRT_DEVICE is {wanted}")
+    found = tpu()
+    if found is None:
+        return Choice("torch", "there is no TPU here")
+    return Choice("xla", f"there is a TPU {found.generation} here, with {found.chips} chip{'s' * (found.chips != 1)}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # imports of it are blocked
+        return False
