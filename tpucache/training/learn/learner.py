@@ -102,15 +102,8 @@ class Learner:
         `settings` of the learner are those given with all that they left to be decided. Raises UsageError.
         """
         self.device = device
-        # A loss or a step of the user's own gets the labels as they are stored.
-        is_own = settings.own_loss is not None or settings.train_step is not None
-        stored = dataset.table.labels
-        labels = dataset.labels.numpy() if stored is None else stored[dataset.positions]
-        self.task = task if is_own else task.learned_from(labels)
-        #: What to try where training diverges.
-        self.advice = DIVERGED_ADVICE
-        if isinstance(task, Regression):
-            self.advice += f" ({describe_labels(labels)}{'; divide them in your own loss' * is_own})"
+        #: The task, and what to try where training diverges.
+        self.task, self.advice = _find_learned(settings, dataset, task)
         torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
         custom = custom or Custom()
         model = device.processes.norms(model_for(dataset, settings.model, task.outputs, custom.build))
@@ -382,6 +375,18 @@ def preserved(learner: Learner) -> Iterator[None]:
         finally:
             learner.device.wait()
             learner.load_state_dict(state)
+
+
+def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
+    """Return the task as it learns from these labels, and what to try where training diverges."""
+    # A loss or a step of the user's own gets the labels as they are stored.
+    is_own = settings.own_loss is not None or settings.train_step is not None
+    stored = dataset.table.labels
+    labels = dataset.labels.numpy() if stored is None else stored[dataset.positions]
+    advice = DIVERGED_ADVICE
+    if isinstance(task, Regression):
+        advice += f" ({describe_labels(labels)}{'; divide them in your own loss' * is_own})"
+    return task if is_own else task.learned_from(labels), advice
 
 
 def _call_loss(
