@@ -53,6 +53,8 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+#: What is between the classes, or the values, of one sample in a cell.
+SEPARATOR: Final = ";"
 #: What makes a cell of a table a formula, in programs that show tables.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _TEXT_MARK: Final = "'"
@@ -83,14 +85,14 @@ def _is_formula(text: str) -> bool:
     if not text.startswith(_FORMULA):
         return False
     try:
-        [float(number) for number in text.split(";")]  # several values of one sample, too
+        [float(number) for number in text.split(SEPARATOR)]  # several values of one sample, too
     except ValueError:
+        return True
+    if not text.isascii():  # digits of other scripts, which not every program takes for a number
         return True
     return text.startswith(("\t", "\r"))
 
 
-#: What is between the classes, or the values, of one sample in a cell.
-SEPARATOR: Final = ";"
 _NAME_MARK: Final = "name:"
 _UNLIKE_NAMES: Final = re.compile(rf"[%{SEPARATOR}\s]")
 

@@ -1,10 +1,12 @@
-"""Damaged pictures against a fresh Pillow, and random COCO files against pycocotools.
+"""Damaged pictures against a fresh Pillow, random COCO files against pycocotools, and random tables against pandas.
 
     python -m scripts.checks sources
     python -m scripts.checks sources --damages 1000 --seed 3
 
 Each of some 25 encodings is cut and has bits flipped, 105 times by default. A picture that Pillow refuses must be
 refused, as an image and as a mask, and one that it accepts must be accepted; the table lists what differs, by reason.
+A build with --on-error skip, and a dry run of some, must refuse the same pictures. `scripts.checks tables` describes
+the tables.
 """
 
 from __future__ import annotations
@@ -14,24 +16,29 @@ import contextlib
 import importlib.util
 import io
 import json
+import logging
 import random
 import re
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from scripts.checks.tables import print_differences
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources import Item, Listing, Sample, box_source
+from tpucache.warmup.trial import dry_run
 
 SIDE: Final = 48
 DAMAGES: Final = 105
@@ -76,6 +83,16 @@ def encoded(mode: str, form: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def encoded_heif(mode: str, **options: Any) -> bytes:
+    """Return the drawing as pillow-heif writes it. Raises KeyError without that, as Pillow does."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise KeyError("HEIF") from error
+    register_heif_opener()
+    return encoded(mode, "HEIF", **options)
+
+
 def with_exif(value: int = 6) -> Image.Exif:
     """Return EXIF that says how a picture is turned."""
     exif = Image.Exif()
@@ -117,6 +134,8 @@ ENCODINGS: Final[dict[str, Callable[[], bytes]]] = {
     "TGA": lambda: encoded("RGB", "TGA", compression="tga_rle"),
     "JPEG 2000": lambda: encoded("RGB", "JPEG2000"),
     "AVIF": lambda: encoded("RGB", "AVIF"),
+    "HEIF": lambda: encoded_heif("RGB"),
+    "HEIF with alpha and a thumbnail": lambda: encoded_heif("RGBA", thumbnails=[SIDE // 2]),
 }
 
 
@@ -177,6 +196,37 @@ def differences(encoding: str, times: int, seed: int) -> Counter[str]:
                 known = next((pattern for pattern in REASONS if re.search(pattern, reason)), None)
                 found[f"{name}: {'listed: ' + known if known else 'REFUSED: ' + reason}"] += 1
     return found
+
+
+class Encoded:
+    """A source of pictures as they are stored."""
+
+    def __init__(self, files: Sequence[bytes], field: str = IMAGE) -> None:
+        self._files, self._field = files, field
+
+    def list(self) -> Listing:
+        """Return the pictures, called by their numbers."""
+        return Listing([Sample(number, str(number)) for number in range(len(self._files))])
+
+    def load(self, sample: Sample) -> Item:
+        """Return a picture; where it is a mask, with a whole image."""
+        whole = np.zeros((SIDE, SIDE, 3), np.uint8)
+        return Item({IMAGE: whole, self._field: self._files[int(sample.path)]})
+
+
+def build_differences(encoding: str, times: int, seed: int) -> int:
+    """Return how many damaged pictures a build, or a dry run of some, refuses otherwise than reading them does."""
+    data = ENCODINGS[encoding]()
+    files = [data, *damaged(data, times, random.Random(f"{seed} {encoding}"))]
+    refused = {str(number) for number, broken in enumerate(files) if refusal(READERS["image"], broken)}
+    source, recipe = Encoded(files), Recipe(size=32)
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder, "cache")
+        tried = dry_run(source, cache, recipe, jobs=1)
+        looked_at = {each.path for each in tried.tried}
+        manifest = build_cache(source, cache, recipe, jobs=1, on_error="skip")
+    skipped = {each.path for each in manifest.skipped}
+    return len(skipped ^ refused) + len({each.path for each in tried.failed} ^ (refused & looked_at))
 
 
 def random_coco(draw: random.Random) -> dict[str, Any]:
@@ -253,9 +303,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--damages", type=int, default=DAMAGES, help=f"damages of each encoding ({DAMAGES})")
     parser.add_argument("--files", type=int, default=200, help="random COCO files (200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the damages (0)")
+    parser.add_argument("--tables", type=int, default=1000, help="random tables (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is random (0)")
     options = parser.parse_args()
-    total: Counter[str] = Counter()
+    logging.getLogger("tpucache").setLevel(logging.ERROR)
+    total, built = Counter[str](), 0
     for encoding in ENCODINGS:
         try:
             ENCODINGS[encoding]()
@@ -269,14 +321,21 @@ def main() -> None:
         )
         for what, count in sorted(found.items()):
             print(f"    {count} {what}")
-    unlisted = sum(count for what, count in total.items() if "ACCEPTED" in what or "REFUSED" in what)
-    print(f"{unlisted} differences without a reason")
+        if other := build_differences(encoding, options.damages, options.seed):
+            print(f"    {other} of a build or a dry run")
+        built += other
+    unlisted = built + sum(count for what, count in total.items() if "ACCEPTED" in what or "REFUSED" in what)
+    print(f"{unlisted} differences without a reason, {built} of them of builds and dry runs")
     if importlib.util.find_spec("pycocotools"):
         different = coco_differences(options.files, options.seed)
         print(f"{options.files} COCO files: {different} images differ from pycocotools")
         unlisted += different
     else:
         print("COCO files: left out, `pip install pycocotools` compares them")
+    if importlib.util.find_spec("pandas"):
+        unlisted += print_differences(options.tables, options.seed)
+    else:
+        print("tables: left out, `pip install pandas pyarrow` compares them")
     sys.exit(bool(unlisted))
 
 

@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin, TiffTags
 
-from scripts.checks.sources import ENCODINGS, SIDE, damaged, differences, is_decoded_by_pillow
+from scripts.checks.sources import (
+    ENCODINGS,
+    Encoded,
+    build_differences,
+    damaged,
+    differences,
+    is_decoded_by_pillow,
+)
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
 from tpucache.warmup.records.decoding import decode, opened
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.presize import presize
-from tpucache.warmup.sources import Item, Listing, Sample
 from tpucache.warmup.trial import dry_run
 
 _XMP: Final = 700
@@ -35,18 +41,14 @@ def test_a_damaged_picture_is_accepted_or_refused_as_by_a_fresh_pillow(encoding:
     assert [what for what in found if "ACCEPTED" in what or "REFUSED" in what] == []
 
 
-class _Files:
-    """A source of encoded pictures, or of whole pictures with encoded masks."""
-
-    def __init__(self, files: list[bytes], field: str) -> None:
-        self._files, self._field = files, field
-
-    def list(self) -> Listing:
-        return Listing([Sample(number, str(number)) for number in range(len(self._files))])
-
-    def load(self, sample: Sample) -> Item:
-        whole = np.zeros((SIDE, SIDE, 3), np.uint8)
-        return Item({"image": whole, self._field: self._files[int(sample.path)]})
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["PNG palette", "HEIF"])
+def test_a_build_and_a_dry_run_refuse_the_pictures_that_are_refused_one_by_one(encoding: str) -> None:
+    try:
+        ENCODINGS[encoding]()
+    except KeyError:
+        pytest.skip(f"there is no {encoding}")
+    assert build_differences(encoding, times=12, seed=1) == 0
 
 
 @pytest.mark.slow
@@ -56,7 +58,7 @@ def test_a_dry_run_and_a_build_leave_out_the_pictures_that_pillow_refuses(field:
     files = [whole, *damaged(whole, 20, random.Random(3))]
     refused = {str(number) for number, data in enumerate(files) if not is_decoded_by_pillow(data)}
     assert 3 <= len(refused) < len(files)
-    source, recipe = _Files(files, field), Recipe(size=16, mask_values="keep")
+    source, recipe = Encoded(files, field), Recipe(size=16, mask_values="keep")
     tried = dry_run(source, tmp_path / "cache", recipe, jobs=1)
     assert {each.path for each in tried.failed} == refused
     manifest = build_cache(source, tmp_path / "cache", recipe, jobs=1, on_error="skip")

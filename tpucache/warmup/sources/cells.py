@@ -147,12 +147,15 @@ def are_names(texts: Iterable[str]) -> bool:
 
 
 def to_number(text: str) -> int | float | None:
-    """Return the number that a cell holds, an int when it is whole; None when it holds none."""
+    """Return the number that a cell holds, an int when it is whole; None when it holds none.
+
+    Python's own way to write numbers, 1_0, is none, and neither are digits of other scripts.
+    """
     try:
         value = float(text)
     except ValueError:
         return None
-    if "_" in text:  # Python's own way to write numbers
+    if "_" in text or not text.isascii():
         return None
     if not value.is_integer():  # nor are nan and inf
         return value

@@ -164,9 +164,9 @@ def labels_of_values(
     if all(isinstance(value, int) for value in known):
         are_truths = known and all(isinstance(value, bool) for value in known)
         return [None if value is None else int(value) for value in values], _TRUTH if are_truths else ()
-    if all(_is_number(value) for value in known):
+    if all(_is_float(value) for value in known):
         return [None if value is None else (float(value),) for value in values], ()
-    if all(isinstance(value, (list, tuple)) and all(map(_is_number, value)) for value in known):
+    if all(isinstance(value, (list, tuple)) and all(map(_is_float, value)) for value in known):
         return [None if value is None else tuple(map(float, value)) for value in values], ()
     kinds = sorted({type(value).__name__ for value in known})
     raise SourceError(f"{where}: labels are {' and '.join(kinds)}: give numbers, texts, or lists of numbers alone")
@@ -246,6 +246,11 @@ def _is_number(value: Any) -> bool:
         return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:  # a whole number that no float64 is near
         return False
+
+
+def _is_float(value: Any) -> bool:
+    """Return whether a value is a float, or has one near it. Infinity is a fault of its sample alone."""
+    return isinstance(value, float) or _is_number(value)
 
 
 def _is_exact(value: Any) -> bool:

@@ -176,9 +176,10 @@ def find_reading(
 def _single_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, is_all: bool
 ) -> Reading:
-    numbers = [number for value in known if (number := _single(value)) is not None]
-    are_whole = all(map(_is_whole, numbers))
-    has_floats = any(isinstance(value, tuple) for value in known) and len(numbers) == len(known)
+    found = [number for value in known if (number := _single(value)) is not None]
+    numbers = [number for number in found if math.isfinite(number)]  # others are faults of their samples
+    are_whole = all(map(_is_whole, numbers or found))
+    has_floats = any(isinstance(value, tuple) for value in known) and len(found) == len(known)
     if kind == "multilabel":
         return Reading("marks", names, len(names), missing, kind=kind)
     if kind == "numbers" or (kind == "auto" and not are_whole):
