@@ -108,8 +108,9 @@ def written(
     """Return a .csv. All cells are quoted where one has a carriage return, which some releases of Python leave bare."""
     text = io.StringIO(newline="")
     is_quoted |= any("\r" in cell for row in (heading, *rows) for cell in row)
-    quoting = csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL
-    csv.writer(text, quoting=quoting, lineterminator=end).writerows([heading, *rows])
+    csv.writer(text, quoting=csv.QUOTE_ALL if is_quoted else csv.QUOTE_MINIMAL, lineterminator=end).writerows(
+        [heading, *rows]
+    )
     return text.getvalue().encode()
 
 
