@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import secrets
 import shutil
 import stat
 import sys
@@ -54,10 +55,40 @@ class OpenFile:
             refuse_too_many_files(error)
             raise
 
+    @classmethod
+    def of(cls, number: int) -> OpenFile:
+        """Take an open descriptor."""
+        file = cls.__new__(cls)
+        file.number = number
+        return file
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # At the interpreter's end the names of modules may be gone; a default argument is still there.
         if hasattr(self, "number"):
             close(self.number)
+
+
+class OpenFolder(OpenFile):
+    """An open folder that others may be able to write: below it no link is followed."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a folder, which is no link itself. Raises OSError."""
+        self.number = os.open(path, (FOLDER or os.O_RDONLY) | os.O_NOFOLLOW)
+        self.path = path
+
+    def open(self, name: str, flags: int) -> int:
+        """Open a regular file of the folder, and return its descriptor. Raises OSError for a link or another kind.
+
+        A file that is written and has a second name is refused as well: it may be somebody's file elsewhere.
+        """
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        number = os.open(name, flags, 0o644, dir_fd=self.number)
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or (flags & os.O_ACCMODE != os.O_RDONLY and found.st_nlink > 1):
+            os.close(number)
+            reason = "is not a regular file of its own: remove it"
+            raise OSError(errno.EINVAL, reason, str(self.path / name))
+        return number
 
 
 def refuse_too_many_files(error: BaseException) -> None:
@@ -196,9 +227,9 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
     `aside` is where the bytes are gathered first (default: beside `path`); it must be on the same filesystem.
     Raises OSError.
     """
-    aside = aside or path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = aside or name_aside(path)
     try:
-        with aside.open("wb") as file:
+        with open_new(aside) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -206,6 +237,17 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def name_aside(path: Path) -> Path:
+    """Return the name under which a file is written before it gets its own, which nobody can foresee."""
+    return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Open a new file for writing, in place of what has its name, which may be a link. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
 
 
 def rename_durably(source: Path, target: Path) -> None:
@@ -224,7 +266,8 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
         os.link(source, target)
     except OSError:
         try:
-            shutil.copyfile(source, aside)
+            aside.unlink(missing_ok=True)
+            shutil.copyfile(source, aside, follow_symlinks=True)
             sync_file(aside)
             rename_durably(aside, target)
         except BaseException:
@@ -255,8 +298,12 @@ def sync_directory(directory: Path) -> None:
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
-    """Write bytes to the end of a file and into a digest, and sync the file; what came before an error stays."""
-    with path.open("ab") as file:
+    """Write bytes to the end of a file and into a digest, and sync the file; what came before an error stays.
+
+    Raises OSError, also where the file is a link.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
+    with open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)

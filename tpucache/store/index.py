@@ -6,6 +6,7 @@ Nothing is mapped: a file that is truncated while it is mapped kills the process
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import mmap
 import os
@@ -79,6 +80,13 @@ class RecordIndex:
         rows: Rows = table.rows.view()
         rows.flags.writeable = False
         return rows
+
+    def is_right(self) -> bool:
+        """Read all rows, and return whether they are what the manifest says. Raises DamageError, FormatError."""
+        rows, table = self.read_all(), self._table()
+        digest = hashlib.sha256(system.pread(table.file.number, table.offset, 0))
+        digest.update(rows.view(np.uint8).data)
+        return digest.hexdigest() == self._manifest.index.sha256
 
     def _table(self) -> _Table:
         if self._opened is None:  # two threads may both open it, and both are right

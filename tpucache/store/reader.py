@@ -22,7 +22,7 @@ from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import ShardEntry
 
-_MAX_OPEN: Final = 256
+MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
 _HINT_BYTES: Final = 128 << 10
 _PROBES: Final = 16
@@ -141,7 +141,7 @@ class ShardReader:
         that is not there, StoreError when too many files are open.
         """
         shards = rows["shard"].tolist()
-        if len(set(shards)) > _MAX_OPEN:
+        if len(set(shards)) > MAX_OPEN:
             self._scatter_in_groups(rows, views, are_whole=are_whole)
             return
         with self._opened(rows) as (descriptors, places):
@@ -158,7 +158,7 @@ class ShardReader:
         Raises DamageError, FormatError, StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
-        if len(set(shards)) > _MAX_OPEN:
+        if len(set(shards)) > MAX_OPEN:
             return 0
         with self._opened(rows) as (descriptors, places):
             is_proven = self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
@@ -169,12 +169,15 @@ class ShardReader:
 
         Raises DamageError, FormatError, StoreError.
         """
+        return self._open_files(rows)
+
+    def _open_files(self, rows: Rows) -> OpenFiles:
         shards = rows["shard"].tolist()
         files = {shard: self.file(shard) for shard in set(shards)}
         if len(shards) == 1:  # a sample by itself
-            return _OpenFiles(np.array([files[shards[0]].number], np.int64), rows, files)
+            return OpenFiles(np.array([files[shards[0]].number], np.int64), rows, files)
         numbers = {shard: file.number for shard, file in files.items()}
-        return _OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
+        return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
         """Read records one by one. Raises DamageError."""
@@ -227,8 +230,8 @@ class ShardReader:
     def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]], *, are_whole: bool) -> None:
         """Read rows of more shards than may be open at once, so many shards at a time."""
         shards = np.unique(rows["shard"])
-        for start in range(0, len(shards), _MAX_OPEN):
-            chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + _MAX_OPEN])).tolist()
+        for start in range(0, len(shards), MAX_OPEN):
+            chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + MAX_OPEN])).tolist()
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
     def expect(
@@ -278,7 +281,7 @@ class ShardReader:
             descriptor = self._open.setdefault(shard, opened)
             if descriptor is opened:
                 self._proven.discard(shard)
-                if len(self._open) > _MAX_OPEN:
+                if len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)
             return descriptor
 
@@ -312,16 +315,16 @@ class ShardReader:
         return _REMEDY.format(directory=self._directory)
 
 
-class _OpenFiles:
+class OpenFiles:
     """The descriptors and rows of records whose files stay open as long as this does.
 
     It is a class because a generator takes longer than all else that a single sample needs of it.
     """
 
-    __slots__ = ("_descriptors", "_files", "_rows")
+    __slots__ = ("_descriptors", "_rows", "files")
 
     def __init__(self, descriptors: Numbers, rows: Rows, files: dict[int, OpenFile]) -> None:
-        self._descriptors, self._rows, self._files = descriptors, rows, files
+        self._descriptors, self._rows, self.files = descriptors, rows, files
 
     def __enter__(self) -> tuple[Numbers, Rows]:
         return self._descriptors, self._rows

@@ -147,7 +147,7 @@ def test_what_is_given_up_is_a_hole_that_takes_no_room_and_is_not_read(
     dataset = opened(cache_bytes=40 << 10)
     sums(dataset)
     assert given_up
-    copy = dataset._open_reader.cache.reader.fetcher._local
+    copy = dataset._open_reader.cache.reader.fetcher.local
     sizes = [copy._pieces.bytes_of(piece) for piece in copy.kept.tolist()]
     assert copy.kept_bytes == sum(sizes) <= 40 << 10
     taken = sum(path.stat().st_blocks * 512 for path in dataset.directory.glob("*.lmdb"))
@@ -198,7 +198,7 @@ def test_where_the_file_system_frees_nothing_all_is_kept_as_it_was(
     monkeypatch.setattr(local, "free_part", lambda number, start, stop: False)
     dataset = opened(cache_bytes=40 << 10)
     assert sums(dataset) == sums(CachedDataset(cache))
-    copy = dataset._open_reader.cache.reader.fetcher._local
+    copy = dataset._open_reader.cache.reader.fetcher.local
     assert len(given_up) == 1
     assert given_up[0] in copy.kept
     assert copy.has(copy._pieces.run(given_up[0]).numbers).any()
@@ -238,7 +238,7 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
     pieces = fetcher._pieces
     with fetcher._changed:  # the sample came by itself, its piece comes after it
         assert fetcher._changed.wait_for(lambda: not (fetcher._wanted or fetcher._flights), timeout=PATIENCE)
-    (kept,) = fetcher._local.kept.tolist()
+    (kept,) = fetcher.local.kept.tolist()
 
     def plan_of(*needed: int) -> Plan:
         windows = [pieces.run(piece).rows for piece in needed]
@@ -259,12 +259,12 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
         assert not given_up
         assert fetcher._replace(plan, kept + 1)
         assert given_up == [kept]
-        assert fetcher._local.kept.tolist() == [kept + 1]
+        assert fetcher.local.kept.tolist() == [kept + 1]
 
 
 def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
     fetcher = opened().cache.reader.fetcher
-    pieces, kept = fetcher._pieces, fetcher._local
+    pieces, kept = fetcher._pieces, fetcher.local
     run = pieces.run(0)
     middle = int(run.rows["offset"][len(run.numbers) // 2])
     part = pieces.part(0, run.start, middle)
@@ -311,7 +311,7 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
     began.start()
     began.join(PATIENCE)
     assert not began.is_alive()
-    assert fetcher._local.has(numbers).all()
+    assert fetcher.local.has(numbers).all()
     with fetcher._changed:
         fetcher._first.discard(None)
     fetcher.get(*pieces.of(rows), rows)

@@ -177,7 +177,7 @@ def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
 ) -> None:
     dataset = opened(in_memory=in_memory)
     fetcher = dataset.cache.reader.fetcher
-    pieces, kept = fetcher._pieces, fetcher._local
+    pieces, kept = fetcher._pieces, fetcher.local
     for piece in range(0, len(pieces), 2):
         run = pieces.run(piece)
         assert kept.make_room(piece)
@@ -210,7 +210,7 @@ def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, c
 def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
     opened: Opened, cache: Path, in_memory: bool | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch after the first that brings all, too, and not only a later one."""
+    """Once what has come was compared where it lies, which the epoch after the first does."""
     monkeypatch.setattr(fetching.Fetcher, "is_busy", False)  # records are kept in memory at once
     monkeypatch.setattr(ReadingThreads, "hint", lambda _, work: work())  # an epoch may end before another thread begins
     lines = []
@@ -218,6 +218,9 @@ def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
         loader = CachedLoader(dataset, 16, shuffle="block", window=32, threads=1, prefetch=0)
         assert sum(len(labels) for _, labels in loader) == 150
         if dataset.network is not None:
+            # The second epoch compares records where they lie now, the third relies on that.
+            monkeypatch.setattr(local, "_TICK_NS", -PATIENCE * 10**9)
+            assert sum(len(labels) for _, labels in loader) == 150
             dataset.cache.reader.fetcher.close(patience=10)  # a thread that began now would be counted
             monkeypatch.setattr(fetching.Fetcher, "expect", lambda *_: pytest.fail("nothing is to be fetched"))
             monkeypatch.setattr(fetching.Fetcher, "get", lambda *_: pytest.fail("what is here was looked for"))
@@ -225,7 +228,8 @@ def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
             assert sum(len(labels) for _, labels in loader) == 150
         lines.append(len(each))
     own, remote = lines
-    assert remote <= own + 21 * len(loader)  # today 20.6 a batch, and nothing for each of its 16 records
+    # Today 28.8 a batch: each shard's file is looked at once. Nothing is done for each of its 16 records.
+    assert remote <= own + 30 * len(loader)
 
 
 def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
@@ -240,7 +244,7 @@ def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
     assert not fetcher.is_busy  # readers wait for the network most of the time
     fetcher.statistics.waited = 4.5e5
     assert fetcher.is_busy
-    fetcher._local.is_full = True
+    fetcher.local.is_full = True
     assert not fetcher.is_busy  # what is not kept in memory is fetched again
     for busy, expected in ((True, 0), (False, 150)):
         monkeypatch.setattr(fetching.Fetcher, "is_busy", busy)
@@ -344,7 +348,7 @@ def test_what_stays_wrong_is_one_clear_error(
     for _ in range(2):
         with pytest.raises(error, match=said):
             batches(dataset)
-    assert not dataset._open_reader.cache.reader.fetcher._local.has(np.arange(10)).any()
+    assert not dataset._open_reader.cache.reader.fetcher.local.has(np.arange(10)).any()
 
 
 def test_what_goes_wrong_beside_the_network_is_an_error_and_no_wait_without_an_end(
@@ -401,19 +405,15 @@ def test_a_full_disk_ends_keeping_with_one_warning(
     monkeypatch.setattr(os, "pwrite", full)
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened(), 2, shuffle=True) == batches(CachedDataset(cache), 2, shuffle=True)
-    assert sum("No space left" in message for message in caplog.messages) == 1
+    found = [m for m in caplog.messages if "No space left" in m]
+    assert len(found) == 1, found
 
 
-def test_what_was_written_before_the_machine_started_is_proven_again(
-    opened: Opened, cache: Path, server: Server
-) -> None:
+def test_what_a_power_cut_lost_is_fetched_again(opened: Opened, cache: Path, server: Server) -> None:
     dataset = opened()
     expected = batches(dataset)
     directory = dataset.directory
     dataset._open_reader.cache.reader.close()
-    state = bytearray((directory / local.STATE_NAME).read_bytes())
-    state[30] ^= 1  # another start of the machine
-    (directory / local.STATE_NAME).write_bytes(state)
     shard = directory / "v00-00000.lmdb"
     data = bytearray(shard.read_bytes())
     data[: len(data) // 2] = bytes(len(data) // 2)  # lost by a power cut
@@ -530,7 +530,7 @@ def test_processes_that_share_a_folder_fetch_each_piece_once(
 @pytest.mark.slow
 def test_what_another_process_has_brought_of_a_piece_is_not_asked_for(opened: Opened, server: Server) -> None:
     dataset, other = opened(), opened()
-    fetcher, kept = dataset.cache.reader.fetcher, other.cache.reader.fetcher._local
+    fetcher, kept = dataset.cache.reader.fetcher, other.cache.reader.fetcher.local
     pieces = fetcher._pieces
     piece = int(pieces.of(dataset.cache.index[np.array([149])])[1][0])
     run = pieces.run(piece)

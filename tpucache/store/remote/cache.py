@@ -9,6 +9,9 @@ import json
 import logging
 import os
 import re
+import secrets
+import shutil
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +22,8 @@ from typing import Any, Final, NamedTuple
 from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
 from tpucache.store.cache import Cache
-from tpucache.store.files import check_locks, read_file, sha256_file, write_atomically
+from tpucache.store.files import OpenFile, OpenFolder, check_locks, read_file, sha256_file, write_atomically
+from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.folder import Remote
@@ -35,6 +39,7 @@ DIR_VARIABLE: Final = "TPUCACHE_DIR"
 MANIFEST_COPY: Final = "manifest-at-url.json"
 
 _URLS: Final = "urls"
+_CLEARED: Final = ".cleared-"  # the beginning of the name of what is being removed
 _FRESH_SECONDS: Final = 30.0  # for which what another process of this machine read of a URL is taken as it is now
 _PATIENCE: Final = 60.0  # seconds for what another process reads
 _IDENTITY: Final = re.compile(r"[0-9a-f]{64}")
@@ -62,6 +67,8 @@ class RemoteCache(Cache):
         """Take a cache whose manifest and tables are in the folder already."""
         super().__init__(directory, manifest)
         self.url, self.most_bytes = url, most_bytes
+        # What the reader needs does not refer to the reader: so threads and files end with the last who has it.
+        self._tables = _Tables(directory, manifest)
         self._remote_reader: RemoteReader | None = None
 
     @classmethod
@@ -85,9 +92,13 @@ class RemoteCache(Cache):
         below = Path(cache_dir) if cache_dir is not None else default_directory()
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
-            directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
-            with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
-                deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
+            try:
+                directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
+                _check_own(directory)
+                with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
+                    deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
+            except OSError as error:
+                raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
         return cls(url, directory, manifest, cache_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,12 +110,35 @@ class RemoteCache(Cache):
         return shown(self.url)
 
     @property
+    def index(self) -> RecordIndex:
+        """Where each record lies."""
+        return self._tables.index
+
+    @property
     def reader(self) -> RemoteReader:
         """What reads records by their rows of the index, once they are here."""
         if self._remote_reader is None:
-            pieces = Pieces(self)
-            self._remote_reader = RemoteReader(self, pieces, functools.partial(_make_fetcher, self, pieces))
+            make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
+            self._remote_reader = RemoteReader(self._tables, make)
         return self._remote_reader
+
+
+class _Tables(Cache):
+    """The tables of a cache at a URL, in its folder of this machine, where anybody may change them."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_index": None}  # the copy compares the file that it opens
+
+    @property
+    def index(self) -> RecordIndex:
+        """Where each record lies: all in memory, compared with the manifest. Raises DamageError, FormatError."""
+        if self._index is None:
+            index = RecordIndex(self.directory, self.manifest)
+            if not index.is_right():
+                path = self.directory / self.manifest.index.name
+                raise DamageError(f"{path} was changed after it was copied: open the URL again")
+            self._index = index
+        return self._index
 
     def describe(self, number: int) -> str:
         """Say which sample, in which variant, a record of the index is of."""
@@ -144,52 +178,60 @@ def list_kept(cache_dir: str | Path | None = None) -> list[Kept]:
 
 def clear_kept(kept: Kept) -> None:
     """Remove what is kept of a cache at a URL. Raises StoreError where a process uses it, or it cannot be removed."""
+    below = kept.directory.parent
     try:
-        number = os.open(kept.directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in kept.directory.iterdir():
-                path.unlink()
-            kept.directory.rmdir()
-        finally:
-            os.close(number)
+        folder = OpenFolder(kept.directory)
+        state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
+        fcntl.flock(state.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # All of it goes at once, and nobody sees a state without its shards where this is stopped.
+        kept.directory.rename(below / f"{_CLEARED}{secrets.token_hex(8)}")
+        for each in below.glob(f"{_CLEARED}*"):
+            shutil.rmtree(each)
     except BlockingIOError:
         raise StoreError(f"{kept.directory}, of {kept.url}, is in use: end what reads it first") from None
     except OSError as error:
         raise StoreError(f"{kept.directory} cannot be removed: {error}") from error
 
 
-def _make_fetcher(cache: RemoteCache, pieces: Pieces) -> Fetcher:
-    local = LocalCopy(cache.directory, cache.manifest, pieces, cache.most_bytes)
-    return Fetcher(Remote(cache.url, silence=SILENCE_SECONDS), local, pieces, cache.describe, shown(cache.url))
+def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Pieces) -> Fetcher:
+    local = LocalCopy(cache.directory, cache.manifest, pieces, most_bytes)
+    return Fetcher(Remote(url, silence=SILENCE_SECONDS), local, pieces, cache.describe, shown(url))
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
     """Return the folder of a cache, and its manifest, which one process of a machine reads for all."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(note.with_suffix(".lock")):
-            known, age = _read_note(note)
-            if known is not None and age < max_age and (found := _known(below, known)):
-                return found
-            try:
-                manifest, data = remote.manifest()
-            except NotACacheError:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(note.with_suffix(".lock")):
+        known, age = _read_note(note)
+        if known is not None and age < max_age and (found := _known(below, known)):
+            return found
+        try:
+            manifest, data = remote.manifest()
+        except NotACacheError:
+            raise
+        except StoreError as error:
+            if known is None or not (found := _known(below, known)):
                 raise
-            except StoreError as error:
-                if known is None or not (found := _known(below, known)):
-                    raise
-                _log.warning("%s. What this machine has of it since an earlier time is used", error)
-                return found
-            directory = below / manifest.identity
-            directory.mkdir(exist_ok=True)
-            if not (directory / MANIFEST_COPY).exists():
-                write_atomically(directory / MANIFEST_COPY, data)
-            write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
-    except OSError as error:
-        raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
+            _log.warning("%s. What this machine has of it since an earlier time is used", error)
+            return found
+        directory = below / manifest.identity
+        directory.mkdir(exist_ok=True)
+        _check_own(directory)
+        if not _known(below, manifest.identity):
+            write_atomically(directory / MANIFEST_COPY, data)
+        write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
     return directory, manifest
+
+
+def _check_own(directory: Path) -> None:
+    """Raise StoreError for a link, or a folder of somebody else, who could lead to other files by it."""
+    found, below = directory.lstat(), directory.parent.stat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), below.st_uid):
+        raise StoreError(
+            f"{directory} is a link, or belongs to another user, who may change what is read: give a folder of your "
+            "own as cache_dir"
+        )
 
 
 def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
@@ -202,10 +244,13 @@ def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 
 
 def _read_note(note: Path) -> tuple[str | None, float]:
-    """Return which cache was at a URL, and how many seconds ago."""
+    """Return which cache was at a URL, and how many seconds ago, if this user has noted it, or the folder's owner."""
     try:
+        found, below = note.lstat(), note.parent.parent.stat()
+        if found.st_uid not in (os.geteuid(), below.st_uid) or found.st_mode & stat.S_IWOTH:
+            return None, 0.0
         identity = json.loads(read_file(note))["identity"]
-        age = time.time() - note.stat().st_mtime
+        age = time.time() - found.st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         return None, 0.0
     is_right = isinstance(identity, str) and _IDENTITY.fullmatch(identity)
@@ -230,7 +275,8 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[None]:
     """Let one process after another do this. Raises StoreError where another one does not end."""
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder = OpenFolder(path.parent)
+    number = folder.open(path.name, os.O_RDWR | os.O_CREAT)
     try:
         until = time.monotonic() + _PATIENCE
         while True:

@@ -107,7 +107,7 @@ class Fetcher:
     ) -> None:
         """Take what is read from and where it is kept; `describe` says which sample a record of the index is of."""
         self.process = os.getpid()
-        self._store, self._local, self._pieces, self._describe, self._url = store, local, pieces, describe, url
+        self._store, self.local, self._pieces, self._describe, self._url = store, local, pieces, describe, url
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # for those who wait for records
         self._idle = threading.Condition(lock)  # for threads that wait for work
@@ -170,7 +170,7 @@ class Fetcher:
     def _wait(self, numbers: Numbers, pieces: Numbers, rows: Rows, first_of: Plan | None = None) -> dict[int, Flight]:
         """Wait until records are here; those that are the first of a plan are read before all else."""
         found: dict[int, Flight] = {}
-        local = self._local
+        local = self.local
         began = time.monotonic()
         self._began = self._began or began
         own: list[Flight] = []
@@ -180,10 +180,6 @@ class Fetcher:
             missing = missing[[at not in found for at in missing.tolist()]] if found else missing
             if not len(missing):
                 break
-            if len(unproven := missing[local.is_unproven(numbers[missing])]):
-                for run in self._pieces.runs(rows[unproven]):
-                    local.prove(run)
-                continue
             with self._changed:
                 self._collect(found, own, numbers, pieces, missing)
                 missing = missing[~local.has(numbers[missing])]  # what has come meanwhile is not asked for again
@@ -227,7 +223,7 @@ class Fetcher:
             self._first.add(plan)
         try:
             # What the disk has no room for would not be here any more when it is read.
-            if all(map(self._local.make_room, dict.fromkeys(pieces.tolist()))):
+            if all(map(self.local.make_room, dict.fromkeys(pieces.tolist()))):
                 self._wait(numbers, pieces, rows, first_of=plan)
         finally:
             with self._changed:
@@ -240,17 +236,17 @@ class Fetcher:
 
         Before the first records were read it is: the first batch is to come soon.
         """
-        if not self._working or self._local.is_full:
+        if not self._working or self.local.is_full:
             return False
         return not self.statistics.needed or self.statistics.waited <= _WAITING_SHARE * (time.monotonic() - self._began)
 
     def settle(self, shard: int) -> bool:
         """Return whether all records of a shard are here, and none of them will be given up from now on."""
-        if not self._local.has_room_for_all:
+        if not self.local.has_room_for_all:
             return False
         numbers = self._pieces.cache.rows_of(self._pieces.shards[shard])
         with self._changed:
-            if self._local.has(numbers).all():
+            if self.local.has(numbers).all():
                 self._settled.add(shard)
             return shard in self._settled
 
@@ -260,7 +256,7 @@ class Fetcher:
         records = bands * self._pieces.cache.rows_a_band
         until, counted, kept = self._kept
         if (now := time.monotonic()) >= until or counted != bands:
-            kept = int(total * self._local.count(records) / max(1, records))
+            kept = int(total * self.local.count(records) / max(1, records))
             taken = time.monotonic() - now
             self._kept = now + _COUNT_PAUSE * taken, bands, kept
         return self.statistics.use(kept, total)
@@ -274,7 +270,8 @@ class Fetcher:
             self._idle.notify_all()
         until = time.monotonic() + patience
         for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread is not threading.current_thread():  # it may be the last that refers to this
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _collect(
         self, found: dict[int, Flight], own: list[Flight], numbers: Numbers, pieces: Numbers, missing: Numbers
@@ -319,7 +316,7 @@ class Fetcher:
                     flights = [Flight(each, piece, is_urgent=True) for each in self._pieces.runs(rows[part])]
                     self._urgent.extend(flights)
                     own.extend(flights)
-                    if self._local.make_room(piece):
+                    if self.local.make_room(piece):
                         self._coming.setdefault(piece, []).extend(flights)
                         if not is_planned:
                             self._wanted.append(piece)
@@ -339,7 +336,7 @@ class Fetcher:
                 if plan.needed.get(piece):
                     plan.needed[piece] -= count
                     break
-        if self._local.is_full:
+        if self.local.is_full:
             self._wake()
 
     def _wake(self) -> None:
@@ -375,7 +372,7 @@ class Fetcher:
                 flying = self._flights.get(piece)
                 if flying is not None and not flying.numbers >= {*self._lacking(run, piece).numbers.tolist()}:
                     break  # another part of it comes first
-                if not (self._local.make_room(piece) or self._replace(plan, piece) or self._ring_has_room()):
+                if not (self.local.make_room(piece) or self._replace(plan, piece) or self._ring_has_room()):
                     break
                 plan.pop()
                 if flying is None and (flight := self._take(piece, run)) is not None:
@@ -386,12 +383,12 @@ class Fetcher:
         """Return what is to be fetched of a piece, with its lock; None if it is here, or another process fetches it."""
         flight = self._flights.get(piece)
         is_here = any(each.numbers >= {*run.numbers.tolist()} for each in self._ring.get(piece, ()))
-        if not is_here and not self._local.lock(piece):
+        if not is_here and not self.local.lock(piece):
             self._elsewhere.append((piece, run))
             return None
         # With the lock: no other process fetches it now.
         if not is_here and self._are_here_soon(run.numbers, piece).all():
-            self._local.unlock(piece)
+            self.local.unlock(piece)
             is_here = True
         if is_here:
             if flight is not None:
@@ -405,7 +402,7 @@ class Fetcher:
 
     def _are_here_soon(self, numbers: Numbers, piece: int) -> Bools:
         """Return which records of a piece are on the disk, or come there before it, as somebody waits: bool (n,)."""
-        found = self._local.has(numbers)
+        found = self.local.has(numbers)
         for flight in self._coming.get(piece, ()):
             found |= np.isin(numbers, flight.run.numbers)
         return found
@@ -428,14 +425,14 @@ class Fetcher:
             is_used = is_needed or self._pinned.get(other) or other in self._flights
             return not (is_used or self._pieces.shard_of(other) in self._settled)
 
-        later = plan.forecast.later_than(piece, self._local.kept)
-        return self._local.replace(filter(is_free, later), piece)
+        later = plan.forecast.later_than(piece, self.local.kept)
+        return self.local.replace(filter(is_free, later), piece)
 
     def _foresee(self) -> None:
         """Make the newest plan's forecast, once the disk is full and if no other process keeps pieces on it."""
         with self._changed:
             plan = self._plans[0][1] if self._plans and not self._is_closed else None
-            if plan is None or plan.further is None or not (self._local.is_full and self._local.is_alone()):
+            if plan is None or plan.further is None or not (self.local.is_full and self.local.is_alone()):
                 return
             further, plan.further = plan.further, None
         with contextlib.suppress(DamageError):  # whoever reads these records raises it
@@ -473,7 +470,7 @@ class Fetcher:
         with self._changed:
             self._working -= not flight.is_urgent
             if not flight.is_urgent:
-                self._local.unlock(flight.piece)
+                self.local.unlock(flight.piece)
                 if flight.data is not None:
                     self._ring.setdefault(flight.piece, []).append(flight)
                     while len(self._ring) > self._ring_most:
@@ -504,10 +501,10 @@ class Fetcher:
 
     def _fetch(self, flight: Flight) -> None:
         """Fetch a piece or some records of one, onto the disk if there is room for the piece. Raises what is wrong."""
-        if self._local.make_room(flight.piece):
+        if self.local.make_room(flight.piece):
             for run in self._runs_of(flight):
                 data = self._read_checked(run)
-                if not self._local.write(run, data):
+                if not self.local.write(run, data):
                     break
                 if not flight.is_urgent and len(self._buffers) < len(self._threads) and isinstance(data.obj, bytearray):
                     self._buffers.append(data.obj)

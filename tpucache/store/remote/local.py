@@ -1,10 +1,14 @@
 """LocalCopy: what this machine has of a cache at a URL: sparse files with the shards' names, filled record by record.
 
-A part of a sparse file that was not written reads as zeros, without an error. So one byte for each record, in the file
-`state`, says whether the record is there, and it is set after the record was written and compared with its checksum.
-Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end with their
-process. What was written before the machine last started is compared again when it is used, because a power cut may
-have lost it. What was kept is given up only for what is needed sooner, and only by a process that has the folder alone.
+A part of a sparse file that was not written reads as zeros, without an error, and anybody may remove, replace or cut a
+file at any time. So nothing is believed because a file says so: each process compares a record with its checksum before
+it uses it. It does so once, as long as the shard's file stays as it was: same inode, size and times. While a file is
+being changed, each record is compared whenever it is read.
+
+The file `state` has one byte for each record. It says only what need not be fetched: whatever turns out to be wrong is
+fetched anew. Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end
+with their process. What was kept is given up only for what is needed sooner, and only by a process that has the folder
+alone. In a folder that others can write, no link is followed.
 """
 
 from __future__ import annotations
@@ -12,24 +16,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import mmap
+import operator
 import os
 import shutil
+import stat
 import struct
 import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import StoreError
-from tpucache.native import free_part
-from tpucache.store.files import OpenFile, ThreadLock
-from tpucache.store.index import Numbers
+from tpucache.native import file_system, free_part
+from tpucache.store.files import OpenFile, OpenFolder, ThreadLock
+from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, Run
 from tpucache.system import fcntl
@@ -38,49 +42,87 @@ STATE_NAME: Final = "state"
 
 _HEADER: Final = 4096
 _MAGIC: Final = b"tpucache local copy 1\n"
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_BOOT_BYTES: Final = 64
 _SUM_AT: Final = 128  # bytes of the pieces that there is room for, uint64
 _USERS: Final = 1  # the byte that every open copy has locked with others, and one alone that gives pieces up
 _PATIENCE: Final = 20.0  # seconds for a lock that is held for a moment
-#: A record's byte. What is neither is to be fetched.
-_THERE: Final = 1
-_UNPROVEN: Final = 2
-#: A piece's byte: there is room for it on the disk.
-_KEPT: Final = 1
-_MOST_OPEN: Final = 64  # files
+_KEPT: Final = 1  # a piece's byte: there is room for it on the disk
+_THERE: Final = 1  # a record's byte: it was written
+_BLOCK: Final = 4096  # records' bytes that are read at once
+_MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user says how much
+#: A change in the same tick of the file system's clock leaves the times as they are. 2 s is the longest tick there is.
+_TICK_NS: Final = 2_000_000_000
+#: File systems whose files only this machine changes, so that `fstat` shows each change at once: `man 2 statfs`.
+_LOCAL: Final = {
+    0xEF53,  # ext2, ext3, ext4
+    0x58465342,  # XFS
+    0x9123683E,  # Btrfs
+    0xF2F52010,  # F2FS
+    0x2FC12FC1,  # ZFS
+    0x01021994,  # tmpfs
+    0x794C7630,  # overlayfs
+}
 
 _log: Final = logging.getLogger("tpucache")
+
+
+_OF_FILE: Final = operator.attrgetter(
+    "st_dev", "st_ino", "st_nlink", "st_uid", "st_mode", "st_size", "st_mtime_ns", "st_ctime_ns"
+)
+
+
+class Moment(NamedTuple):
+    """What of an open file changes whenever the file does."""
+
+    device: int
+    inode: int
+    links: int
+    owner: int
+    mode: int
+    bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: OpenFile) -> Moment:
+        """Return that of an open file. Raises OSError."""
+        return cls(*_OF_FILE(os.fstat(file.number)))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each later change will be seen, and only this user can make one."""
+        is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
 
 
 class LocalCopy:
     """The folder of a cache at a URL on this machine. Threads may share one; a forked process makes another one."""
 
     def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
-        """Open the folder, which is made if it is not there, to keep at most so many bytes of shards.
+        """Open the folder, to keep at most so many bytes of shards.
 
         None means all of it where it fits into 80 % of the free disk, else as much as does. Raises StoreError.
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
-        self._files: OrderedDict[int, OpenFile] = OrderedDict()
+        self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
         self.is_full = self._has_warned = False
         self._gives_up = True  # until the file system cannot free parts of files
+        self._is_shared = True  # unless the disk has no room for the state
+        self._kept, self._sum = np.zeros(len(pieces), np.uint8), 0
+        self._there = np.zeros(manifest.records, np.bool_)  # what others wrote since is looked up in the state
+        self._proven = np.zeros(manifest.records, np.bool_)
+        self._moments: dict[int, Moment] = {}  # since when the proven records of a shard are proven
         try:
-            self._number = os.open(directory / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._folder = OpenFolder(directory)
+            self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
             fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
+            self._is_local = file_system(self._number) in _LOCAL
             with self._locked_header():
+                self._prepare(is_alone=_try_lock(self._number, _USERS, fcntl.F_WRLCK))
                 _try_lock(self._number, _USERS, fcntl.F_RDLCK)
-                size = _HEADER + len(pieces) + manifest.records
-                if os.fstat(self._number).st_size != size:
-                    os.ftruncate(self._number, 0)
-                state = self._map(size)  # all processes see what one writes
-                self._sum = state[_SUM_AT : _SUM_AT + 8].view(np.uint64)
-                self._kept, self._there = state[_HEADER : _HEADER + len(pieces)], state[_HEADER + len(pieces) :]
-                self._prepare(state)
         except OSError as error:
             raise StoreError(
                 f"{directory} cannot keep what is read from the URL: {error}. Give another folder as cache_dir"
@@ -88,14 +130,14 @@ class LocalCopy:
         free = shutil.disk_usage(directory).free
         self._most = int(_SHARE * (free + self.kept_bytes)) if most_bytes is None else most_bytes
 
-    def __del__(self, close: Any = os.close) -> None:
-        if hasattr(self, "_number"):
-            close(self._number)
+    @property
+    def _number(self) -> int:
+        return self._state.number
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of the pieces that there is room for."""
-        return int(self._sum[0])
+        return self._sum
 
     @property
     def has_room_for_all(self) -> bool:
@@ -108,27 +150,55 @@ class LocalCopy:
         return np.flatnonzero(self._kept)
 
     def count(self, records: int) -> int:
-        """Return how many of the first so many records are there, and were compared with their checksum."""
-        return int(np.count_nonzero(self._there[:records] == _THERE))
+        """Return how many of the first so many records were written here."""
+        self._look_up(np.flatnonzero(~self._there[:records]))
+        return int(np.count_nonzero(self._there[:records]))
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which records are there and were compared with their checksum: bool (n,)."""
-        found: Bools = self._there[numbers] == _THERE
+        """Return which records were written here, and need not be fetched: bool (n,). They are not proven by that."""
+        found: Bools = self._there[numbers]
+        if not found.all():
+            self._look_up(numbers[~found])
+            found = self._there[numbers]
         return found
 
-    def is_unproven(self, numbers: Numbers) -> Bools:
-        """Return which records were written before the machine last started: bool (n,)."""
-        found: Bools = self._there[numbers] == _UNPROVEN
-        return found
+    def proven_since(self, shard: int, numbers: Numbers) -> tuple[Bools, Moment | None]:
+        """Return which records of a shard were proven, bool (n,), and since when, if any were.
 
-    def prove(self, run: Run) -> None:
-        """Compare records that were written before the machine last started with their checksums."""
-        file = self.file(run.shard)
-        for number, row in zip(run.numbers.tolist(), run.rows, strict=True):
-            if self._there[number] == _UNPROVEN:
-                data = os.pread(file.number, int(row["length"]), int(row["offset"]))
-                is_right = len(data) == row["length"] and zlib.crc32(data) == row["crc32"]
-                self._there[number] = _THERE if is_right else 0
+        They are right where they were read before the shard's file had another `Moment`. Raises OSError, StoreError.
+        """
+        if shard in self._moments:
+            now = Moment.of(self.file(shard))
+            with self._files_lock:
+                if self._moments.get(shard) == now:
+                    return self._proven[numbers], now
+        return np.zeros(len(numbers), np.bool_), None
+
+    def read(self, shard: int, numbers: Numbers, rows: Rows) -> list[bytes | None]:
+        """Return records of a shard, each compared with its checksum: None for one that is not here.
+
+        What is not here is to be fetched again, with the piece that it is of. Raises OSError, StoreError.
+        """
+        file = self.file(shard)
+        before = Moment.of(file)
+        if not before.links or before.bytes != file.bytes:
+            self._renew(shard)
+            file = self.file(shard)
+            before = Moment.of(file)
+        found: list[bytes | None] = []
+        for offset, length, crc32 in rows[["offset", "length", "crc32"]].tolist():
+            data = os.pread(file.number, length, offset)
+            found.append(data if len(data) == length and zlib.crc32(data) == crc32 else None)
+        is_right = np.array([data is not None for data in found])
+        if self._is_local and before.is_settled:
+            with self._files_lock:
+                if self._moments.get(shard) != before:
+                    self._moments[shard] = before
+                    self._proven[self._pieces.cache.rows_of(self._manifest.shards[shard])] = False
+                self._proven[numbers[is_right]] = True
+        if not is_right.all():
+            self._forget_pieces(numbers[~is_right], rows[~is_right])
+        return found
 
     def make_room(self, piece: int) -> bool:
         """Return whether a piece may be kept. One that there is room for may be kept until it is given up."""
@@ -168,6 +238,9 @@ class LocalCopy:
         """
         try:
             file, at = self.file(run.shard), 0
+            if not Moment.of(file).links:  # somebody removed it: what is written to it would be gone
+                self._renew(run.shard)
+                file = self.file(run.shard)
             while at < len(data):
                 at += os.pwrite(file.number, data[at:], run.start + at)
         except OSError as error:
@@ -177,17 +250,17 @@ class LocalCopy:
                 ) from error
             self._note_full(error)
             return False
-        self._there[run.numbers] = _THERE
+        self._note(run.numbers, is_there=True)
         return True
 
-    def file(self, shard: int) -> OpenFile:
+    def file(self, shard: int) -> _SparseFile:
         """Return a shard's sparse file, open for reading and writing. Raises OSError, StoreError."""
         with self._files_lock:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
             entry = self._manifest.shards[shard]
-            file = self._files[shard] = _SparseFile(self.directory / entry.name, entry.bytes)
+            file = self._files[shard] = _SparseFile(self._folder, entry.name, entry.bytes)
             if len(self._files) > _MOST_OPEN:
                 self._files.popitem(last=False)  # it is closed once nobody uses it
             return file
@@ -206,16 +279,91 @@ class LocalCopy:
             self._held.discard(piece)
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
-    def _map(self, size: int) -> npt.NDArray[np.uint8]:
-        """Map the file `state`: uint8 (size,); memory of this process alone where the disk has no room for it."""
+    def _prepare(self, *, is_alone: bool) -> None:
+        """Read the state, or begin it anew where it is not that of this cache. The header is locked. Raises OSError."""
+        size = _HEADER + len(self._kept) + len(self._there)
+        is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
+        names = {each.name for each in os.scandir(self._folder.number)}
+        if not is_right:
+            if is_alone:  # nobody knows what is in these
+                for entry in self._manifest.shards:
+                    if entry.name in names:
+                        os.unlink(entry.name, dir_fd=self._folder.number)
+            os.ftruncate(self._number, 0)
         try:
-            os.posix_fallocate(self._number, 0, size)  # writing to a map of what the disk has no room for is a SIGBUS
+            os.posix_fallocate(self._number, 0, size)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             self._note_full(error)
-            return np.zeros(size, np.uint8)
-        return np.frombuffer(mmap.mmap(self._number, size), np.uint8)
+            self._is_shared = False
+            return
+        if not is_right:
+            os.pwrite(self._number, _MAGIC, 0)
+            return
+        self._read_kept()
+        self._look_up(np.arange(len(self._there)))
+        if self._there.any():
+            for entry in self._manifest.shards:
+                if entry.name not in names:
+                    numbers = self._pieces.cache.rows_of(entry)
+                    if self._there[numbers].any():
+                        self._note(numbers, is_there=False)
+
+    def _read_kept(self) -> None:
+        """Read which pieces there is room for, and their bytes: another process may have changed it."""
+        if self._is_shared:
+            data = os.pread(self._number, len(self._kept), _HEADER)
+            self._kept[: len(data)] = np.frombuffer(data, np.uint8)
+            self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
+
+    def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
+        """Note whether there is room for a piece, and how many bytes that changes. The header is locked."""
+        self._kept[piece] = _KEPT * is_kept
+        self._sum = max(0, self._sum + change)
+        self._write(self._kept[piece : piece + 1].tobytes(), _HEADER + piece)
+        self._write(self._sum.to_bytes(8, "little"), _SUM_AT)
+
+    def _look_up(self, numbers: Numbers) -> None:
+        """Look up which of some records others have written since."""
+        if not self._is_shared:
+            return
+        start = _HEADER + len(self._kept)
+        for block in np.unique(numbers // _BLOCK).tolist():
+            data = os.pread(self._number, min(_BLOCK, len(self._there) - block * _BLOCK), start + block * _BLOCK)
+            self._there[block * _BLOCK : block * _BLOCK + len(data)] |= np.frombuffer(data, np.uint8) == _THERE
+
+    def _note(self, numbers: Numbers, *, is_there: bool) -> None:
+        """Note that records were written, or have to be."""
+        edges = np.flatnonzero(np.diff(ordered := np.sort(numbers)) != 1) + 1
+        for part in np.split(ordered, edges):
+            self._write(bytes([_THERE * is_there]) * len(part), _HEADER + len(self._kept) + int(part[0]))
+        self._there[numbers] = is_there
+
+    def _write(self, data: bytes, start: int) -> None:
+        """Write into the state, where there is one."""
+        if not self._is_shared:
+            return
+        try:
+            os.pwrite(self._number, data, start)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            self._is_shared = False
+            self._note_full(error)
+
+    def _forget_pieces(self, numbers: Numbers, rows: Rows) -> None:
+        """Have the pieces fetched again that some records are of, which are not what was written."""
+        for piece in np.unique(self._pieces.of(rows)[1]).tolist():
+            self._note(self._pieces.run(piece).numbers, is_there=False)
+        self._note(numbers, is_there=False)
+
+    def _renew(self, shard: int) -> None:
+        """Open a shard's file again, which was removed, or is not as long as it was. Raises OSError, StoreError."""
+        with self._files_lock:
+            self._files.pop(shard, None)
+            self._moments.pop(shard, None)
+            self._proven[self._pieces.cache.rows_of(self._manifest.shards[shard])] = False
 
     def _note_full(self, error: OSError) -> None:
         """Keep nothing more, and say so once."""
@@ -237,21 +385,19 @@ class LocalCopy:
             if self.kept_bytes + size > self._most:
                 self.is_full = True
                 return False
-            self._kept[piece] = _KEPT
-            self._sum[0] += size
+            self._write_kept(piece, is_kept=True, change=size)
         return True
 
     def _give_up(self, piece: int) -> bool:
         """Free what a piece takes of the disk; return whether that was possible. The header is locked."""
         run = self._pieces.run(piece)
-        before = self._there[run.numbers]
-        self._there[run.numbers] = 0  # first: from here on it is a hole
+        there = run.numbers[self._there[run.numbers]]
+        self._note(run.numbers, is_there=False)  # first: from here on it is a hole
         if not free_part(self.file(run.shard).number, *self._pieces.own_bytes(piece)):
-            self._there[run.numbers] = before
+            self._note(there, is_there=True)
             self._gives_up = False
             return False
-        self._kept[piece] = 0
-        self._sum[0] -= run.stop - run.start
+        self._write_kept(piece, is_kept=False, change=run.start - run.stop)
         return True
 
     @contextlib.contextmanager
@@ -263,14 +409,6 @@ class LocalCopy:
         finally:
             if is_alone:
                 _try_lock(self._number, _USERS, fcntl.F_RDLCK)
-
-    def _prepare(self, state: npt.NDArray[np.uint8]) -> None:
-        """Note which start of the machine it is, and that what was written before it is unproven."""
-        now = _MAGIC + _BOOT.read_bytes().strip()[:_BOOT_BYTES] if _BOOT.exists() else _MAGIC
-        if bytes(state[: len(now)]) != now:
-            is_other = bytes(state[: len(_MAGIC)]) != _MAGIC
-            self._there[self._there != 0] = 0 if is_other else _UNPROVEN
-            state[: len(now)] = np.frombuffer(now, np.uint8)
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
@@ -284,6 +422,7 @@ class LocalCopy:
                     )
                 time.sleep(0.002)
             try:
+                self._read_kept()
                 yield
             finally:
                 _try_lock(self._number, 0, fcntl.F_UNLCK)
@@ -292,13 +431,11 @@ class LocalCopy:
 class _SparseFile(OpenFile):
     """A file of a given size, open for reading and writing, whose missing parts take no room."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        found = os.fstat(self.number).st_size
-        if found == 0:
+    def __init__(self, folder: OpenFolder, name: str, size: int) -> None:
+        self.number = folder.open(name, os.O_RDWR | os.O_CREAT)
+        self.bytes = size
+        if os.fstat(self.number).st_size != size:  # it is new, or somebody changed it: each record is compared
             os.ftruncate(self.number, size)
-        elif found != size:
-            raise StoreError(f"{path} is {found:,} bytes and not {size:,}: remove its folder, which is filled again")
 
 
 def _try_lock(number: int, byte: int, kind: int) -> bool:

@@ -4,53 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tpucache import system
+from tpucache.errors import StoreError
 from tpucache.store.cache import Cache
-from tpucache.store.files import ThreadLock
+from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
-from tpucache.store.reader import NetworkUse, ShardReader
+from tpucache.store.reader import MAX_OPEN, NetworkUse, ShardReader
 from tpucache.store.remote.fetching import Fetcher, Flight
+from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
 
 _COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked which shards are here
 _MOST_PARTS: Final = 1000  # that Linux writes in one call
+_TRIES: Final = 5  # reads of records that somebody changes again each time
+
+_LAST_SECONDS: Final = 0.5  # for threads that are idle, which end at once; others end after what they fetch
+
+T = TypeVar("T")
 
 
 class RemoteReader(ShardReader):
     """Reads records out of sparse files, each after it was fetched and compared with its checksum.
 
-    Nothing else reads these files: what of them is missing would read as zeros. Threads may share one. A process that
-    is forked, or a pickled copy, fetches by itself.
+    Nothing else reads these files: what of them is missing would read as zeros, and anybody may change them. Threads
+    may share one. A process that is forked, or a pickled copy, fetches and compares by itself.
     """
 
     is_whole = False
 
-    def __init__(self, cache: Cache, pieces: Pieces, make: Callable[[], Fetcher]) -> None:
+    def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
         """Take a cache in the folder of its sparse files; `make` makes what fetches into it, once in each process."""
         super().__init__(cache.directory, cache.manifest.shards)
-        self._cache, self._pieces, self._make = cache, pieces, make
+        self._cache, self._pieces, self._make = cache, Pieces(cache), make
         self._fetcher: Fetcher | None = None
         self._making = ThreadLock()
         self._numbers = {entry.name: number for number, entry in enumerate(cache.manifest.shards)}
         self._whole = np.zeros(len(self._numbers), np.bool_)  # shards of which all is here, and stays
+        self._is_proven = np.zeros(len(self._numbers), np.bool_)  # those of which all was proven since a moment
+        self._since: dict[int, Moment] = {}
         self._reads = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._cache, "reader")
+        return RemoteReader, (self._cache, self._make)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_reads"):
+            self._end()
 
     @property
     def fetcher(self) -> Fetcher:
         """What fetches for this process."""
         with self._making:
             if self._fetcher is None or self._fetcher.process != os.getpid():
-                self._fetcher = self._make()
-                self._whole[:] = False
+                self._fetcher = self._make(self._pieces)
+                self._whole[:] = self._is_proven[:] = False
+                self._since.clear()
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
@@ -76,8 +90,11 @@ class RemoteReader(ShardReader):
     def close(self) -> None:
         """Close the files, and end what fetches."""
         super().close()
+        self._end()
+
+    def _end(self) -> None:
         if self._fetcher is not None and self._fetcher.process == os.getpid():
-            self._fetcher.close()
+            self._fetcher.close(_LAST_SECONDS)
         self._fetcher = None
 
     def expect(
@@ -99,38 +116,124 @@ class RemoteReader(ShardReader):
         """Return False: it may have to be fetched."""
         return False
 
+    def file(self, shard: int) -> OpenFile:
+        """Return a shard's open file. Raises OSError, StoreError."""
+        return self.fetcher.local.file(shard)
+
+    def scatter(
+        self,
+        rows: Rows,
+        views: Sequence[Sequence[memoryview]],
+        *,
+        are_whole: bool = True,
+        read: Callable[[Numbers, Rows], int] | None = None,
+    ) -> None:
+        """Read the record of each index row into its buffers; each was compared with its checksum, whole or not."""
+        self._read_unchanged(lambda: super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read))
+
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records in another way; each was compared with its checksum when it came."""
-        with self._opened(rows) as (descriptors, places):
-            return read(descriptors, places)
+        """Read records in another way; each was compared with its checksum."""
+        if len(np.unique(rows["shard"])) > MAX_OPEN:
+            return 0
+
+        def call() -> int:
+            with self._opened(rows) as (descriptors, places):
+                return read(descriptors, places)
+
+        return self._read_unchanged(call)
+
+    def _read_unchanged(self, read: Callable[[], T]) -> T:
+        """Read again what somebody has changed meanwhile. Raises StoreError where that has no end."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(_ChangedError):
+                return read()
+        raise StoreError(
+            f"the files in {self._directory} are changed by another program while they are read: end it, or give "
+            "another folder as cache_dir"
+        )
 
     @contextlib.contextmanager
     def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
-        """Wait until records are here; give each one's descriptor and place, in its shard's file or in memory."""
-        if self._are_here(rows):
-            with super()._opened(rows) as opened:
+        """Wait until records are here; give each one's descriptor and place, in its shard's file or in memory.
+
+        Raises _ChangedError where files were changed meanwhile, so that what was read of them may be wrong.
+        """
+        if self._is_proven[rows["shard"]].all():
+            with self._unchanged(rows, self._since) as opened:
                 yield opened
             return
         numbers, pieces = self._pieces.of(rows)
-        with self.fetcher.pinned(pieces), self._fetched(rows, numbers, pieces) as opened:
-            yield opened
+        if self._are_here(rows):
+            with self._proven_or_in_memory(rows, numbers, {}) as opened:
+                yield opened
+            return
+        with self.fetcher.pinned(pieces):
+            flights = self.fetcher.get(numbers, pieces, self._cache.index[numbers])
+            self._note(are_here=not flights)
+            with self._proven_or_in_memory(rows, numbers, flights) as opened:
+                yield opened
 
     @contextlib.contextmanager
-    def _fetched(self, rows: Rows, numbers: Numbers, pieces: Numbers) -> Iterator[tuple[Numbers, Rows]]:
-        flights = self.fetcher.get(numbers, pieces, self._cache.index[numbers])
-        self._note(are_here=not flights)
-        if not flights:
-            with super()._opened(rows) as opened:
+    def _unchanged(self, rows: Rows, since: Mapping[int, Moment]) -> Iterator[tuple[Numbers, Rows]]:
+        """Open the files of records that were proven since some moments. Raises _ChangedError where that ends."""
+        since = dict(since)
+        opened = self._open_files(rows)
+        try:
+            with opened as found:
+                yield found
+        finally:
+            changed = [shard for shard, file in opened.files.items() if since.get(shard) != Moment.of(file)]
+            if changed:
+                self._is_proven[changed] = False
+                raise _ChangedError
+
+    @contextlib.contextmanager
+    def _proven_or_in_memory(
+        self, rows: Rows, numbers: Numbers, flights: Mapping[int, Flight]
+    ) -> Iterator[tuple[Numbers, Rows]]:
+        """Give records from the files where they are proven, and all others from memory."""
+        local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
+        for at, flight in flights.items():
+            start = int(rows["offset"][at]) - flight.run.start
+            found[at] = flight.bytes(start, start + int(rows["length"][at]))
+        others = np.array([at for at in range(len(rows)) if at not in flights], np.int64)
+        proven = list[int]()
+        for shard in np.unique(rows["shard"][others]).tolist():
+            places = others[rows["shard"][others] == shard]
+            is_proven, moment = local.proven_since(shard, numbers[places])
+            if moment is not None:
+                since[shard] = moment
+            proven += places[is_proven].tolist()
+            if len(places := places[~is_proven]):
+                self._read_proven(shard, rows[places], numbers[places], places.tolist(), found)
+        if not found:
+            with self._unchanged(rows, since) as opened:
                 yield opened
             return
         descriptors, places = np.empty(len(rows), np.int64), rows.copy()
-        kept = np.array([at for at in range(len(rows)) if at not in flights], np.int64)
-        with super()._opened(rows[kept]) as (own, _), _gathered(rows, flights) as (number, offsets):
+        kept = np.array(sorted(proven), np.int64)
+        with self._unchanged(rows[kept], since) as (own, _), _in_memory(found) as (number, offsets):
             descriptors[kept] = own
             for at, offset in offsets.items():
                 descriptors[at] = number
                 places["offset"][at] = offset
             yield descriptors, places
+
+    def _read_proven(
+        self, shard: int, rows: Rows, numbers: Numbers, places: list[int], found: dict[int, memoryview]
+    ) -> None:
+        """Read records of a shard, or parts of them, compared with their checksums, into `found`, by their places.
+
+        Raises _ChangedError where some are not here: they are fetched again when they are read again.
+        """
+        whole = self._cache.index[numbers]
+        records = self.fetcher.local.read(shard, numbers, whole)
+        starts = (rows["offset"] - whole["offset"]).tolist()
+        for at, data, start, length in zip(places, records, starts, rows["length"].tolist(), strict=True):
+            if data is None:
+                self._whole[shard] = self._is_proven[shard] = False
+                raise _ChangedError
+            found[at] = memoryview(data)[start : start + length]
 
     def _are_here(self, rows: Rows) -> bool:
         """Return whether all records of the shards are here that some rows are of."""
@@ -146,22 +249,29 @@ class RemoteReader(ShardReader):
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
-        """Note which of some shards are here as a whole."""
+        """Note which of some shards are here as a whole, and of which of these all was proven."""
         for shard in shards[~self._whole[shards]].tolist():
             self._whole[shard] = self.fetcher.settle(shard)
+        for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():
+            is_proven, moment = self.fetcher.local.proven_since(shard, self._cache.rows_of(self._shards[shard]))
+            if moment is not None and is_proven.all():
+                self._since[shard] = moment
+                self._is_proven[shard] = True
+
+
+class _ChangedError(Exception):
+    """Somebody has changed a file since its records were proven."""
 
 
 @contextlib.contextmanager
-def _gathered(rows: Rows, flights: dict[int, Flight]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records that are in memory into a file there; give its descriptor, and where each of them begins."""
+def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Write records into a file in memory; give its descriptor, and where each of them begins."""
     number = system.open_memory_file()
     try:
-        parts, offsets, end = [], dict[int, int](), 0
-        for at, flight in flights.items():
-            start = int(rows["offset"][at]) - flight.run.start
-            parts.append(flight.bytes(start, start + int(rows["length"][at])))
+        parts, offsets, end = list(found.values()), dict[int, int](), 0
+        for at, part in found.items():
             offsets[at] = end
-            end += len(parts[-1])
+            end += len(part)
         for first in range(0, len(parts), _MOST_PARTS):
             some = parts[first : first + _MOST_PARTS]
             if os.writev(number, some) != sum(map(len, some)):
