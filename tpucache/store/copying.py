@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,7 @@ from tpucache.store.files import (
     check_apart,
     check_locks,
     is_same_folder,
+    name_aside,
     read_chunks,
     read_file,
     rename_durably,
@@ -45,6 +48,9 @@ from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
 from tpucache.strict_json import parse_json
 from tpucache.system import fcntl
+
+_log: Final = logging.getLogger("tpucache")
+_PAUSE: Final = 0.05  # seconds after which a folder that is locked is tried again
 
 #: Called with the bytes that are done, and with all bytes.
 OnProgress = Callable[[int, int], None]
@@ -75,20 +81,28 @@ def check_no_cache_file(path: Path) -> None:
 
 
 @contextmanager
-def hold_folder(folder: Path, doing: str) -> Iterator[None]:
+def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
     """Make a folder and lock it for this process; the kernel releases the lock however the process ends.
 
-    Raises StoreError when another process has locked it, OSError when it cannot be made, DependencyError on a system
-    without such locks.
+    Raises StoreError when another process has locked it, unless `waits`, OSError when it cannot be made,
+    DependencyError on a system without such locks.
     """
     check_locks(doing)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"another process is {doing} {folder}: wait for it or stop it") from None
+        is_waiting = False
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waits:
+                    raise StoreError(f"another process is {doing} {folder}: wait for it or stop it") from None
+            if not is_waiting:
+                _log.warning("another process is %s %s: waiting for it", doing, folder)
+                is_waiting = True
+            time.sleep(_PAUSE)
         yield
     finally:
         os.close(descriptor)
@@ -289,10 +303,10 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    The folder's name holds the cache's identity. Every file's SHA-256 is checked while it is copied, and that of a file
-    which an earlier call copied is checked again, so an interrupted copy continues and a changed file is copied again.
-    `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, `bands` copies that
-    many, the first ones.
+    The folder's name holds the cache's identity; whoever stages the same cache there waits until it is done. Every
+    file's SHA-256 is checked while it is copied, and that of a file which an earlier call copied is checked again: an
+    interrupted copy continues, and a changed file is copied again. `on_progress` is called with the bytes done and all
+    bytes. Of a cache with bands of frequencies, `bands` copies that many, the first ones.
 
     Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
     folder holds anything else, and what `Manifest.load` raises.
@@ -307,7 +321,9 @@ def stage_cache(
         return target
     check_apart(source, target)
     try:
-        _copy_cache(source, manifest, target, on_progress, made)
+        # Whoever stages the same cache waits, and then finds all of it.
+        with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
+            _copy_cache(source, manifest, target, on_progress, made)
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
@@ -324,6 +340,9 @@ def _copy_cache(
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
+    for path in target.iterdir():
+        if claim.wrote_aside(path.name):  # a process that was killed left it
+            path.unlink()
     missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
     if missing or not (target / MANIFEST_NAME).exists():
         needed = sum(entry.bytes for entry in missing)
@@ -384,8 +403,7 @@ def check_room(target: Path, needed: int) -> None:
 
 def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
     """Copy a file of a cache from folder to folder, checking its SHA-256. Raises DamageError, OSError."""
-    aside = target / f".{entry.name}.{os.getpid()}.tmp"
-    aside.unlink(missing_ok=True)  # a killed process of this number may have left one
+    aside = name_aside(target / entry.name)
     digest = hashlib.sha256()
     try:
         append_chunks(aside, read_chunks(source / entry.name), digest)

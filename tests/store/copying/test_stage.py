@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from patience import PATIENCE, wait_for
 
 from tpucache import DamageError, Manifest, StoreError, UsageError
 from tpucache.store import copying
-from tpucache.store.copying import stage_cache
+from tpucache.store.copying import CLAIM_NAME, hold_folder, stage_cache
+from tpucache.store.files import append_chunks, write_atomically
 from tpucache.store.verify import is_whole, verify_cache
 
 
@@ -150,3 +155,34 @@ def test_a_place_may_be_a_file_url_and_no_other(cache, tmp_path):
     assert stage_cache(str(cache), f"file://{tmp_path}/fast").parent == tmp_path / "fast"
     with pytest.raises(UsageError, match="gs://"):
         stage_cache(cache, "gs://bucket/fast")
+
+
+def test_who_stages_a_cache_that_another_process_stages_waits_for_it(cache, tmp_path, caplog):
+    target = stage_cache(cache, tmp_path)
+    whole = (target / "v00-00000.lmdb").read_bytes()
+    (target / "v00-00000.lmdb").write_bytes(b"altered")
+    with caplog.at_level(logging.WARNING, "tpucache"), ThreadPoolExecutor(1) as threads:
+        with hold_folder(target, "staging a cache into"):
+            staged = threads.submit(stage_cache, cache, tmp_path)
+            wait_for(lambda: staged.done() or any("waiting for it" in message for message in caplog.messages))
+            assert (target / "v00-00000.lmdb").read_bytes() == b"altered"
+        assert staged.result(PATIENCE) == target
+    assert (target / "v00-00000.lmdb").read_bytes() == whole
+
+
+def test_a_link_that_somebody_left_under_a_temporary_name_reaches_no_file_elsewhere(cache, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    target = tmp_path / stage_cache(cache, tmp_path / "other").name
+    target.mkdir()
+    for name in ("manifest.json", CLAIM_NAME):
+        (target / f".{name}.{os.getpid()}.tmp").symlink_to(victim)
+    write_atomically(target / "manifest.json", b"{}")
+    assert victim.read_text() == "precious"
+
+
+def test_what_is_appended_to_is_no_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        append_chunks(tmp_path / "link", [b"x"], hashlib.sha256())
+    assert not (tmp_path / "victim").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,8 @@ def replace(path: Path) -> None:
 def swap(path: Path) -> None:
     """Swap a file with the next one."""
     files = sorted(each for each in path.parent.iterdir() if each.suffix != ".lock")
+    if len(files) == 1:
+        return
     other, aside = files[(files.index(path) + 1) % len(files)], path.with_name("aside")
     path.rename(aside)
     other.rename(path)
@@ -83,6 +87,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_TICK_NS", 10_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_settled", [False, True], ids=["fresh", "settled"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_happens_to_kept_files_pixels_are_right_or_one_error_says_why(
@@ -204,3 +209,40 @@ def test_clearing_leaves_no_state_beside_missing_shards(
     assert not kept.directory.exists()
     assert images(opened()) == images(CachedDataset(cache))
     assert [each.url for each in list_kept(tmp_path / "kept")] == [kept.url]
+
+
+def descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize("ends", ["close", "forget"])
+@pytest.mark.parametrize("kind", ["folder", "URL"])
+def test_openings_leave_no_threads_and_no_files(
+    cache: Path, server: Server, tmp_path: Path, kind: str, ends: str
+) -> None:
+    place = cache if kind == "folder" else server.url
+
+    def use() -> None:
+        dataset = CachedDataset(place, cache_dir=tmp_path / "kept", in_memory=False)
+        loader = CachedLoader(dataset.select(range(16)), 8, threads=1)
+        for _ in loader:
+            break
+        dataset[3]
+        if ends == "close":
+            dataset.close()
+
+    use()
+    gc.collect()
+    gc.disable()  # nothing waits for it
+    try:
+        files = descriptors()
+        for _ in range(200):
+            use()
+        wait_for(lambda: fetch_threads() == 0)
+        assert descriptors() <= files + 20
+    finally:
+        gc.enable()
+
+
+def fetch_threads() -> int:
+    return sum(each.name == "tpucache-fetch" for each in threading.enumerate())

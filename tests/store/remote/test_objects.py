@@ -108,7 +108,7 @@ def test_keys_that_expire_are_looked_up_anew_or_are_one_error(
     assert len(found) >= 2  # threads that are refused at once share new keys
     served.fault = lambda name, number: "403" if name.endswith("lmdb") else None
     dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "other", in_memory=False)
-    with pytest.raises(StoreError, match="have expired, or may not read it: renew them"):
+    with pytest.raises(StoreError, match="The server refuses to give it: check that the URL"):
         epoch(dataset)
 
 

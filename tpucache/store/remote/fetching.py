@@ -566,8 +566,8 @@ class Fetcher:
                 is_final = isinstance(error, FileNotFoundError) or (isinstance(error, HttpError) and error.is_final)
                 if isinstance(error, PermissionError) or getattr(error, "status", None) in _REFUSED:
                     raise StoreError(
-                        f"{self._url}/{name}: {reason}. The keys or the password for it have expired, or may not read "
-                        "it: renew them, and go on from the last checkpoint"
+                        f"{self._url}/{name}: {reason}. The server refuses to give it: check that the URL and the keys "
+                        "or the password may read it, and are still valid, and go on from the last checkpoint"
                     ) from None
                 if is_final or tried == _TRIES or time.monotonic() - began > _TRY_SECONDS:
                     raise StoreError(
