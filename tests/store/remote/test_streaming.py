@@ -394,7 +394,7 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache:
 
 
 def test_a_full_disk_ends_keeping_with_one_warning(
-    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Opened, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write, left = os.pwrite, [20 << 10]
 
