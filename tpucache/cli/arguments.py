@@ -185,9 +185,24 @@ def add_cache_or_url(
 
 
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_cache_or_url` adds, as CachedDataset and open_cache take it."""
+    """Return what `add_cache_or_url` adds, as CachedDataset and open_cache take it.
+
+    Raises UsageError for --cache-gb where nothing is kept: no cache is at a URL, nor read like one by --cache-dir.
+    """
     most = options.cache_gb
+    places = (options.cache, getattr(options, "valid", None))
+    if most is not None and options.cache_dir is None and not any(map(_is_remote, places)):
+        raise UsageError(
+            f"--cache-gb is about what is kept of a cache at a URL, and {options.cache} is a folder of this machine: "
+            "leave it out, or add --cache-dir"
+        )
     return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
+
+
+def _is_remote(place: object) -> bool:
+    from tpucache.store.files import is_url
+
+    return isinstance(place, str) and is_url(place)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

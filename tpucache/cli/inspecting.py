@@ -204,10 +204,12 @@ def _saved(options: argparse.Namespace, page: Page) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Path | CachedDataset:
-    """Return a cache's folder, or the dataset of one at a URL."""
+    """Return a cache's folder, or the dataset of one at a URL, or of one that is read like that."""
     from tpucache.loading.dataset import CachedDataset
 
-    return options.cache if isinstance(options.cache, Path) else CachedDataset(options.cache, **keeping(options))
+    kept = keeping(options)
+    is_local = isinstance(options.cache, Path) and options.cache_dir is None
+    return options.cache if is_local else CachedDataset(options.cache, **kept)
 
 
 def doctor(options: argparse.Namespace) -> int:

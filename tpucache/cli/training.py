@@ -6,6 +6,7 @@ import argparse
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache import signals
@@ -131,7 +132,7 @@ def _run(
     with account.part("staging"):
         cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
     data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
-    train_set, valid_set = _split(data, options.valid, options.seed, memory)
+    train_set, valid_set = _split(data, options, memory)
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
@@ -223,12 +224,14 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def _split(
-    data: CachedDataset, valid: str | None, seed: int, memory: InMemory
+    data: CachedDataset, options: argparse.Namespace, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
+    from tpucache.store.files import is_url
 
+    valid = options.valid
     augmented = data.in_variant("epoch") if data.manifest.augmented else data
     if valid is None:
         return augmented, None
@@ -238,8 +241,10 @@ def _split(
     try:
         fraction = float(valid)
     except ValueError:
-        return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution)
-    split = stratified_split(data.labels.numpy(), fraction, seed)
+        # A folder beside a cache at a URL is read as it is; --cache-dir with two folders is for both.
+        kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
+        return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution, **kept)
+    split = stratified_split(data.labels.numpy(), fraction, options.seed)
     return augmented.select(split.train), data.select(split.valid)
 
 

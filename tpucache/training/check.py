@@ -123,6 +123,13 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
+    if settings.mix_off and not settings.augment.mixes:
+        raise UsageError("--mix-off ends --mixup and --cutmix before the run does, and neither is given: leave it out")
+    if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
+        raise UsageError(
+            "--fix-res trains the last epochs in the evaluation's size, and all have it already: leave it out, or give "
+            "--valid-size"
+        )
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
     if settings.balance:

@@ -114,6 +114,8 @@ def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given
     values, looks = recipe.values(given, given.get("epochs")), recipe.looks(augment)
     try:
         looks_of_all = AugmentSettings(**looks, **augment)
+        if not looks_of_all.mixes:
+            values.pop("mix_off", None)
         return TrainSettings(**values, **given, augment=looks_of_all, recipe=_describe(name, values | looks))
     except TypeError as error:  # a name that is no setting
         raise UsageError(f"the recipe {name} cannot be used: {error}") from error
