@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ sys.path.append(str(Path(__file__).parents[2] / "store" / "remote"))  # for serv
 from servers import Server
 
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
+from tpucache.cli import main
 from tpucache.errors import SampleError
 from tpucache.store.remote import folder as remote
+from tpucache.store.remote.cache import clear_kept, list_kept
 from tpucache.store.remote.folder import Remote
 from tpucache.warmup.sources import cloud, open_source
 
@@ -145,6 +149,136 @@ def test_parquet_files_are_copied_once(tmp_path: Path, photos: Path, monkeypatch
     with pytest.raises(SourceError, match="give a pattern of them"):
         open_source("memory://sets/data").list()
     files.rm("/sets", recursive=True)
+
+
+def write_rows(path: Path, label: int) -> None:
+    """Write a parquet file of two rows, whose size does not depend on their label."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": ["ab", "cd"], "label": [label, label]}), path, compression=None)
+
+
+def labels_at(url: str) -> list[Any]:
+    """Return path and label of each sample."""
+    return [(sample.path, sample.label) for sample in open_source(url).list().samples]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Iterator[Server]:
+    """A web server of parquet files."""
+    server = Server(tmp_path / "tables")
+    yield server
+    server.close()
+
+
+def test_a_parquet_file_that_is_replaced_at_equal_size_is_copied_again(tables: Server) -> None:
+    path = tables.folder / "some.parquet"
+    write_rows(path, 1)
+    size = path.stat().st_size
+    assert labels_at(f"{tables.url}/some.parquet") == [("some.parquet#0", 1), ("some.parquet#1", 1)]
+    write_rows(path, 2)
+    assert path.stat().st_size == size
+    assert labels_at(f"{tables.url}/some.parquet") == [("some.parquet#0", 2), ("some.parquet#1", 2)]
+
+
+def test_a_server_that_states_no_version_is_read_again(tables: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rows(tables.folder / "some.parquet", 1)
+    asked = Remote.version
+    monkeypatch.setattr(Remote, "version", lambda self, name: (asked(self, name)[0], None))
+    assert labels_at(f"{tables.url}/some.parquet")[0][1] == 1
+    write_rows(tables.folder / "some.parquet", 2)
+    assert labels_at(f"{tables.url}/some.parquet")[0][1] == 2
+
+
+def test_a_file_that_is_replaced_while_it_is_copied_is_one_error(
+    tables: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tables.folder / "some.parquet"
+    write_rows(path, 1)
+    part = Remote.part
+
+    def replaced(self: Remote, *span: Any) -> bytes:
+        data = part(self, *span)
+        write_rows(path, 2)
+        return data
+
+    monkeypatch.setattr(Remote, "part", replaced)
+    with pytest.raises(StoreError, match="was replaced while it was copied: run the same command again"):
+        open_source(f"{tables.url}/some.parquet")
+    monkeypatch.undo()
+
+
+@pytest.fixture
+def nested(tmp_path: Path) -> Iterator[str]:
+    """Parquet files in a store, in folders whose names and those of others could be mixed up."""
+    files = fsspec.filesystem("memory")
+    for label, name in enumerate(("a/b", "a-b", "a/-b", "c")):
+        write_rows(tmp_path / "own" / f"{name}.parquet", label)
+        files.pipe_file(f"/nested/{name}.parquet", (tmp_path / "own" / f"{name}.parquet").read_bytes())
+    yield "memory://nested"
+    files.rm("/nested", recursive=True)
+
+
+def test_files_in_folders_and_those_that_are_gone_are_no_others(nested: str, tmp_path: Path) -> None:
+    expected = {("a-b.parquet", 1), ("a/-b.parquet", 2), ("a/b.parquet", 0), ("c.parquet", 3)}
+    found = {(path.partition("#")[0], label) for path, label in labels_at(f"{nested}/*.parquet")}
+    assert found == expected
+    fsspec.filesystem("memory").rm("/nested/c.parquet")
+    found = {(path.partition("#")[0], label) for path, label in labels_at(f"{nested}/*.parquet")}
+    assert found == {each for each in expected if each[0] != "c.parquet"}
+
+
+def test_a_copy_that_somebody_changed_or_removed_is_made_again(nested: str, tmp_path: Path) -> None:
+    expected = labels_at(f"{nested}/*.parquet")
+    copies = sorted((tmp_path / "kept").glob("sources/*/*.parquet"))
+    assert len(copies) == 4
+    for path, data in zip(copies, (b"", bytes(copies[1].stat().st_size), b"PAR1", None), strict=True):
+        path.unlink() if data is None else path.write_bytes(data)
+    assert labels_at(f"{nested}/*.parquet") == expected
+
+
+def test_many_that_copy_the_same_files_at_once_get_all_of_them_and_copy_each_once(
+    tables: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tables.folder / "some.parquet", 5)
+    copied: list[str] = []
+    part = Remote.part
+    monkeypatch.setattr(Remote, "part", lambda self, name, *span: copied.append(name) or part(self, name, *span))
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(labels_at, [f"{tables.url}/some.parquet"] * 6))
+    assert found == [[("some.parquet#0", 5), ("some.parquet#1", 5)]] * 6
+    assert copied == ["some.parquet"]
+
+
+def test_copies_are_listed_and_cleared_unless_they_are_in_use(
+    nested: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = open_source(f"{nested}/*.parquet")
+    (kept,) = list_kept()
+    assert kept.url == f"{nested}/*.parquet"
+    assert kept.bytes > 0
+    with pytest.raises(StoreError, match="is in use: end what reads it first"):
+        clear_kept(kept)
+    assert len(source.list().samples) == 8
+    del source
+    gc.collect()
+    assert main(["cached", "--clear", f"{nested}/*.parquet"]) == 0
+    assert "removed, " in capsys.readouterr().out
+    assert list_kept() == []
+    assert not [*(tmp_path / "kept" / "sources").iterdir()]
+    assert len(labels_at(f"{nested}/*.parquet")) == 8
+
+
+def test_old_content_is_removed_once_nobody_reads_it(nested: str, tmp_path: Path) -> None:
+    source = open_source(f"{nested}/*.parquet")
+    write_rows(tmp_path / "own" / "c.parquet", 9)
+    fsspec.filesystem("memory").pipe_file("/nested/c.parquet", (tmp_path / "own" / "c.parquet").read_bytes())
+    assert labels_at(f"{nested}/*.parquet")[-1] == ("c.parquet#1", 9)
+    assert source.list().samples[-1].label == 3  # what another build has opened stays as it was
+    assert len([*(tmp_path / "kept").glob("sources/*/*.parquet")]) == 5
+    del source
+    gc.collect()
+    assert labels_at(f"{nested}/*.parquet")[-1] == ("c.parquet#1", 9)
+    assert len([*(tmp_path / "kept").glob("sources/*/*.parquet")]) == 4
 
 
 def test_what_cannot_be_read_at_a_url_says_what_can(zipped: Server) -> None:

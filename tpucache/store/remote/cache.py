@@ -38,6 +38,10 @@ DIR_VARIABLE: Final = "TPUCACHE_DIR"
 #: What the manifest is called here. With a `manifest.json` it would be a cache, and parts of its shards are missing.
 MANIFEST_COPY: Final = "manifest-at-url.json"
 
+#: Below the same folder: a folder for each URL whose files are copied whole, and the file there that says which one.
+COPIES: Final = "sources"
+URL_NOTE: Final = "url.json"
+
 _URLS: Final = "urls"
 _CLEARED: Final = ".cleared-"  # the beginning of the name of what is being removed
 _FRESH_SECONDS: Final = 30.0  # for which what another process of this machine read of a URL is taken as it is now
@@ -94,7 +98,7 @@ class RemoteCache(Cache):
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
             try:
                 directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
-                _check_own(directory)
+                check_own(directory)
                 with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
                     deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
             except OSError as error:
@@ -147,7 +151,10 @@ class _Tables(Cache):
 
 
 class Kept(NamedTuple):
-    """What this machine keeps of a cache at a URL: the bytes on the disk, those of the whole cache, and its folder."""
+    """What this machine keeps of a URL: the bytes on the disk, those of all that is there, and its folder.
+
+    It is a cache, or files that were copied whole as a source of a build.
+    """
 
     url: str
     directory: Path
@@ -173,11 +180,16 @@ def list_kept(cache_dir: str | Path | None = None) -> list[Kept]:
         if _IDENTITY.fullmatch(folder.name) and (known := _known(below, folder.name)):
             size = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
             kept.append(Kept(urls.get(folder.name, "no URL any more"), folder, size, known[1].total_bytes))
+    for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            url = str(json.loads(read_file(path))["url"])
+            size = sum(each.stat().st_blocks * 512 for each in path.parent.iterdir())
+            kept.append(Kept(url, path.parent, size, size))
     return sorted(kept, key=lambda each: -each.bytes)
 
 
 def clear_kept(kept: Kept) -> None:
-    """Remove what is kept of a cache at a URL. Raises StoreError where a process uses it, or it cannot be removed."""
+    """Remove what is kept of a URL. Raises StoreError where a process uses it, or it cannot be removed."""
     below = kept.directory.parent
     try:
         folder = OpenFolder(kept.directory)
@@ -202,7 +214,7 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
     """Return the folder of a cache, and its manifest, which one process of a machine reads for all."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     note.parent.mkdir(parents=True, exist_ok=True)
-    with _only_one(note.with_suffix(".lock")):
+    with only_one(note.with_suffix(".lock")):
         known, age = _read_note(note)
         if known is not None and age < max_age and (found := _known(below, known)):
             return found
@@ -217,14 +229,14 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
             return found
         directory = below / manifest.identity
         directory.mkdir(exist_ok=True)
-        _check_own(directory)
+        check_own(directory)
         if not _known(below, manifest.identity):
             write_atomically(directory / MANIFEST_COPY, data)
         write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
     return directory, manifest
 
 
-def _check_own(directory: Path) -> None:
+def check_own(directory: Path) -> None:
     """Raise StoreError for a link, or a folder of somebody else, who could lead to other files by it."""
     found, below = directory.lstat(), directory.parent.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), below.st_uid):
@@ -260,7 +272,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
     """Copy a table, unless it is here already. Raises DamageError where it is not as the manifest says."""
     path = directory / entry.name
-    with _only_one(directory / f"{entry.name}.lock"):
+    with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
             return
         data = remote.read(entry.name, entry.bytes)
@@ -273,19 +285,19 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Let one process after another do this. Raises StoreError where another one does not end."""
+def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
+    """Let one process after another do this. Raises StoreError where another one does not end in so many seconds."""
     folder = OpenFolder(path.parent)
     number = folder.open(path.name, os.O_RDWR | os.O_CREAT)
     try:
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise StoreError(f"another process has held {path} for {_PATIENCE:.0f} s: end it") from None
+                    raise StoreError(f"another process has held {path} for {patience:.0f} s: end it") from None
                 time.sleep(0.01)
         yield
     finally:

@@ -19,6 +19,19 @@ SCHEMES: Final = (
 )
 _THROUGH: Final = ("simplecache", "filecache", "blockcache", "dir")  # each before `::` and another URL
 _CHUNK: Final = 8 << 20
+#: What libraries call the digest, the number or the exact time of a file's content. Times in seconds are not among it.
+_VERSIONS: Final = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "md5Hash",
+    "md5",
+    "crc32c",
+    "generation",
+    "versionId",
+    "blob_id",
+    "created",
+)
 
 
 class FsspecFolder:
@@ -83,14 +96,16 @@ class FsspecFolder:
         start = len(self._root.strip("/")) + 1
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
-    def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None where there is no file or no size is stated."""
+    def version(self, name: str) -> tuple[int | None, str | None]:
+        """Return a file's size in bytes, and what else the library says of its content: None where it says nothing."""
         self._fs.invalidate_cache()
         try:
-            size = self._fs.info(self._path(name))["size"]
+            found = self._fs.info(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        return None if size is None else int(size)
+            return None, None
+        size = found["size"]
+        stated = {each: str(found[each]) for each in _VERSIONS if found.get(each) is not None}
+        return None if size is None else int(size), str(stated) if stated else None
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a small file's bytes, None where there are more than `most`."""

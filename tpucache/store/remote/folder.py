@@ -143,7 +143,14 @@ class Remote:
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
-        return self._retry(name, lambda: self._files.size(name))
+        return self.version(name)[0]
+
+    def version(self, name: str) -> tuple[int | None, str | None]:
+        """Return a file's size as `size` does, and what changes with its content, None where the store states nothing.
+
+        Raises StoreError.
+        """
+        return self._retry(name, lambda: self._files.version(name))
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
         """Copy a file to here; `advance` is called with its bytes done so far. Raises StoreError."""

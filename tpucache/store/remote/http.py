@@ -121,14 +121,17 @@ class HttpFolder:
             if answer.tag:
                 self._tags.setdefault(name, answer.tag)
 
-    def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None where there is no file, or no size is stated. Raises as `read`."""
+    def version(self, name: str) -> tuple[int | None, str | None]:
+        """Return a file's size in bytes, and its strong ETag: None where there is no file, or they are not stated.
+
+        Raises as `read`.
+        """
         try:
             with self._answer(name, 1, (0, 1)) as answer:
                 b"".join(answer.blocks(1, 1))
-                return answer.total
+                return answer.total, answer.tag if answer.tag and not answer.tag.startswith("W/") else None
         except FileNotFoundError:
-            return None
+            return None, None
 
     def beginning(self, name: str, stop: int) -> Iterator[bytes]:
         """Yield the first `stop` bytes of a file out of one long answer: for servers that send no parts.

@@ -77,14 +77,15 @@ class ObjectFolder:
         found = self._call(lambda store: [item for part in obstore.list(store) for item in part], "")
         return {item["path"]: int(item["size"]) for item in found}
 
-    def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None where there is no file."""
+    def version(self, name: str) -> tuple[int | None, str | None]:
+        """Return a file's size in bytes and its ETag, None where there is no file, or no ETag."""
         import obstore
 
         try:
-            return int(self._call(lambda store: obstore.head(store, name), name)["size"])
+            found = self._call(lambda store: obstore.head(store, name), name)
         except FileNotFoundError:
-            return None
+            return None, None
+        return int(found["size"]), found.get("e_tag")
 
     def read(self, name: str, most: int) -> bytes | None:
         """Return a small file's bytes, None where there are more than `most`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import hashlib
 import io
 from contextlib import closing
 from pathlib import Path, PurePosixPath
@@ -20,11 +19,11 @@ from tpucache.errors import FormatError, SampleError, SourceError, StoreError, U
 from tpucache.progress import Progress
 from tpucache.redact import shown
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import append_chunks, as_url, check_is_local
+from tpucache.store.files import as_url, check_is_local
 from tpucache.warmup.sources.archive_samples import ArchiveSource
 from tpucache.warmup.sources.archives import list_zip_file, plain_members, read_zip, without_folders
 from tpucache.warmup.sources.folder import FoundFile, list_images, without_ignored
-from tpucache.warmup.sources.kept import Files, digest, kept_listings, sources_folder
+from tpucache.warmup.sources.kept import Files, kept_listings
 from tpucache.warmup.sources.parquet import ParquetSource
 from tpucache.warmup.sources.source import (
     Item,
@@ -39,6 +38,7 @@ from tpucache.warmup.sources.source import (
 from tpucache.warmup.sources.table import OPTIONS, TableOptions
 
 if TYPE_CHECKING:
+    from tpucache.store.remote.copies import Copies
     from tpucache.store.remote.folder import Remote
 
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
@@ -48,7 +48,6 @@ _TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
 _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: What is read of one file at most. Whatever is larger is no photograph.
 _LARGEST: Final = 1 << 30
-_PART: Final = 8 << 20  # bytes of a file that are asked for at once
 _BLOCK: Final = 1 << 20  # of a .zip's directory, which is read at once
 #: Beside its name and its bytes: the header of a file in a .zip, and what most programs put behind the name.
 _HEADER: Final = 30 + 512
@@ -164,35 +163,25 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
 
-def copy_parquet(url: str) -> Path:
-    """Copy the parquet files that a URL, a pattern or a folder means to this machine; return their folder.
+def copy_parquet(url: str) -> Copies:
+    """Copy the parquet files that a URL, a pattern or a folder means to this machine.
 
-    What an earlier run has copied is not copied again, where it has the size that is stated. Raises SourceError,
-    StoreError.
+    Raises SourceError where there are none, and what `copy_files` raises.
     """
+    from tpucache.store.remote.copies import copy_files
+
     folder, name = _split(url)
     if not name.lower().endswith(_PARQUET):
         folder, name = url.rstrip("/"), f"*{_PARQUET}"
-    files = _files(folder) if has_wildcard(name) else {name: _size(folder, name)}
-    chosen: dict[str, int] = {}
+    files = _files(folder) if has_wildcard(name) else {name: 0}
+    chosen: set[str] = set()
     for pattern in [name] if name in files else expand_braces(name):
-        matched = {each: size for each, size in files.items() if each == pattern or fnmatch.fnmatchcase(each, pattern)}
+        matched = {each for each in files if each == pattern or fnmatch.fnmatchcase(each, pattern)}
         if not matched:
             raise SourceError(f"{shown(url)}: there are no such files" + (f" as {pattern}" if pattern != name else ""))
         chosen |= matched
-    target = sources_folder() / digest(url)
-    target.mkdir(parents=True, exist_ok=True)
-    with closing(_open(folder)) as remote, Progress(sum(chosen.values()), "copy", "bytes") as progress:
-        for each, size in sorted(chosen.items()):
-            path = target / each.replace("/", "-")
-            if not path.exists() or path.stat().st_size != size:
-                part = path.with_name(f".{path.name}.part")
-                part.unlink(missing_ok=True)
-                parts = (remote.part(each, at, min(size, at + _PART)) for at in range(0, size, _PART))
-                append_chunks(part, parts, hashlib.sha256())
-                part.replace(path)
-            progress.advance(size)
-    return target
+    with Progress(sum(files[each] for each in chosen) or None, "copy", "bytes") as progress:
+        return copy_files(url, folder, sorted(chosen), progress.advance)
 
 
 def _files(url: str) -> Files:
@@ -249,7 +238,8 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
             f"{shown(url)}: of a tar at a URL no single file can be read: copy it here, or make a .zip of it"
         )
     if suffix == _PARQUET:
-        return ParquetSource(copy_parquet(url), options)
+        copies = copy_parquet(url)
+        return ParquetSource(copies.place, options, copies)
     if url.partition("://")[0].lower() in _WEB:
         raise SourceError(f"{shown(url)}: a web server does not list its files: give the URL of a .zip or .parquet")
     if options is not None and options != TableOptions():

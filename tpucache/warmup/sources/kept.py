@@ -9,14 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Final
 
 from tpucache.store.files import read_file, write_atomically
 from tpucache.strict_json import parse_json
 
 Files = Mapping[str, int]
-
-_SOURCES: Final = "sources"
 
 
 class KeptListings:
@@ -85,9 +82,9 @@ def kept_listings() -> KeptListings | None:
 
 def sources_folder() -> Path:
     """Return the folder of this machine for copies of sources."""
-    from tpucache.store.remote.cache import default_directory
+    from tpucache.store.remote.cache import COPIES, default_directory
 
-    return default_directory() / _SOURCES
+    return default_directory() / COPIES
 
 
 def digest(name: str) -> str:

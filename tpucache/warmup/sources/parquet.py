@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,15 +54,28 @@ _log: Final = logging.getLogger("tpucache")
 class ParquetSource:
     """The rows of parquet files, file by file in the order of their names' bytes."""
 
-    def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
-        """Take a file, a folder of such files, or a pattern, and what columns mean; nothing is read yet."""
+    def __init__(
+        self, pattern: str | Path, options: TableOptions | None = None, copies: Mapping[str, Path] | None = None
+    ) -> None:
+        """Take a file, a folder of such files, or a pattern, and what columns mean; nothing is read yet.
+
+        Of files at a URL, `copies` are where they are on this machine, by their names there, and `pattern` is the URL
+        of their folder.
+        """
         path = Path(pattern)
-        self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
+        self._copies = copies
         self._options = options or TableOptions()
-        self._images = Path(self._options.root or self._root).absolute()
+        self._images: Path | None
+        if copies is None:
+            self._root, self._pattern = split_pattern(path / f"*{_SUFFIX}" if path.is_dir() else path)
+            self._place, self._where = str(self._root), str(self._root / self._pattern)
+            self._images = Path(self._options.root or self._root).absolute()
+        else:
+            self._root, self._pattern, self._place, self._where = Path(), "", str(pattern), str(pattern)
+            self._images = Path(self._options.root).absolute() if self._options.root else None
 
     def __repr__(self) -> str:
-        return str(self._root / self._pattern)
+        return self._where
 
     def list(self) -> Listing:
         """Return all rows as samples, called `file#row`.
@@ -69,7 +83,10 @@ class ParquetSource:
         Raises SourceError when a file is broken or has other columns than the first, or there are files of several
         splits; DependencyError without pyarrow.
         """
-        names = [name.as_posix() for name in find_files(self._root, self._pattern)]
+        if self._copies is None:
+            names = [name.as_posix() for name in find_files(self._root, self._pattern)]
+        else:
+            names = sorted(self._copies, key=os.fsencode)
         self._check_names(names)
         roles = self._roles(names[0])
         light = (*roles.labels, *roles.kept, *([self._options.fold_col] if self._options.fold_col else []))
@@ -77,15 +94,15 @@ class ParquetSource:
         samples: list[Sample] = []
         with Progress(None, "list", "rows", is_brief=True) as progress:
             for name in names:
-                rows = open_rows(self._root / name)
+                rows = open_rows(self._path(name))
                 if self._roles(name) != roles:
-                    raise SourceError(f"{self._root / name} has other columns than {names[0]}: give files of one kind")
+                    raise SourceError(f"{self._place}/{name} has other columns than {names[0]}: give files of one kind")
                 for column, found in rows.read_columns(light).items():
                     values[column] += found
                 first, sizes = len(samples), rows.sizes(roles.heavy)
                 samples += [Sample(first + row, f"{name}#{row}", None, size) for row, size in enumerate(sizes)]
                 progress.advance(len(sizes))
-        where = str(self._root / self._pattern)
+        where = self._where
         if not samples:
             raise SourceError(f"{where} holds no rows")
         if roles.unread:
@@ -103,7 +120,7 @@ class ParquetSource:
         name, _, row = sample.path.rpartition("#")
         try:
             roles = self._roles(name)
-            cells = open_rows(self._root / name).row(int(row), roles.heavy)
+            cells = open_rows(self._path(name)).row(int(row), roles.heavy)
         except IndexError as error:
             raise SampleError(sample.path, "is no longer in its file, which holds fewer rows now") from error
         except SourceError as error:
@@ -117,15 +134,17 @@ class ParquetSource:
         return Item(fields)
 
     def _roles(self, name: str) -> Roles:
-        path = self._root / name
-        return _roles_of(open_rows(path), self._options, str(path))
+        return _roles_of(open_rows(self._path(name)), self._options, f"{self._place}/{name}")
+
+    def _path(self, name: str) -> Path:
+        return self._root / name if self._copies is None else self._copies[name]
 
     def _check_names(self, names: Sequence[str]) -> None:
         splits = sorted({found[1] for name in names if (found := _SPLIT.fullmatch(Path(name).name))})
         if len(splits) > 1:
             raise SourceError(
-                f"{self._root} holds files of the splits {', '.join(splits)}: give a pattern of one, such as "
-                f"'{self._root / splits[-1]}-*{_SUFFIX}'"
+                f"{self._place} holds files of the splits {', '.join(splits)}: give a pattern of one, such as "
+                f"'{self._place}/{splits[-1]}-*{_SUFFIX}'"
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
@@ -134,7 +153,11 @@ class ParquetSource:
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
             return cell
-        if isinstance(cell, str) and cell:
+        if isinstance(cell, str) and cell and self._images is None:
+            raise SampleError(
+                path, f"{cell!r} is a file's name: copy these files here, and give their folder as --root"
+            )
+        if isinstance(cell, str) and cell and self._images is not None:
             name = cell + self._options.suffix
             try:
                 return read_below(self._images, name, path)

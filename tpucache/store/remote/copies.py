@@ -1,0 +1,164 @@
+"""Copies of whole files at a URL, for what cannot be read there by parts: each is named by the SHA-256 of its content.
+
+A note says which content a file at the URL had, and in which version. An earlier copy is used where the store states
+the same version today, and the copy still has its SHA-256. All processes of a machine share one folder for each URL:
+one of them copies a file at a time, and nothing is removed while one uses the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import SourceError, StoreError
+from tpucache.redact import shown
+from tpucache.store.files import (
+    OpenFile,
+    OpenFolder,
+    append_chunks,
+    check_locks,
+    name_aside,
+    read_file,
+    rename_durably,
+    sha256_file,
+    write_atomically,
+)
+from tpucache.store.remote.cache import COPIES, URL_NOTE, check_own, default_directory, only_one
+from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.local import STATE_NAME
+from tpucache.strict_json import parse_json
+from tpucache.system import fcntl
+
+_PART: Final = 8 << 20  # bytes of a file that are asked for at once
+
+
+@dataclass(frozen=True)
+class _Note:
+    """Which content a file at a URL had when the store stated a version of it; `tag` is "" where it stated none."""
+
+    name: str
+    tag: str
+    bytes: int
+    sha256: str
+
+
+class Copies(Mapping[str, Path]):
+    """Files at a URL, by their names there: where they are on this machine. A pickled copy does not hold the folder."""
+
+    def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
+        """Take the URL as it may be shown, and the open file by which the folder is held."""
+        self.place, self._files, self._use = place, dict(files), use
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Copies, (self.place, self._files)
+
+    def __getitem__(self, name: str) -> Path:
+        return self._files[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
+    """Copy files of the folder at a URL to this machine, unless what an earlier call has copied is what is there now.
+
+    `url` is what the user gave, which `cached` lists. `advance` is called with the bytes of each file that is here.
+    Raises SourceError for a file that is not there, StoreError.
+    """
+    check_locks("copying files from a URL")
+    below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()
+    found: dict[str, Path] = {}
+    try:
+        use = _hold(below)
+        write_atomically(below / URL_NOTE, json.dumps({"url": shown(url)}).encode())
+        with closing(Remote(folder)) as remote:
+            for name in names:
+                found[name] = _copy(remote, name, below)
+                advance(found[name].stat().st_size)
+    except OSError as error:
+        raise StoreError(
+            f"{below} cannot keep what is copied from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder that has room"
+        ) from error
+    return Copies(shown(folder), found, use)
+
+
+def _hold(below: Path) -> OpenFile:
+    """Return an open file by which a folder of copies is held; remove what nobody needs if no other process holds it.
+
+    Raises OSError, StoreError.
+    """
+    while True:
+        below.mkdir(parents=True, exist_ok=True)
+        check_own(below)
+        use = OpenFile.of(OpenFolder(below).open(STATE_NAME, os.O_RDWR | os.O_CREAT))
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_old(below)
+        fcntl.flock(use.number, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):  # else `cached --clear` has removed it meanwhile
+            if os.path.samestat(os.fstat(use.number), (below / STATE_NAME).lstat()):
+                return use
+
+
+def _remove_old(below: Path) -> None:
+    """Remove copies that no note names, and what a killed process has left."""
+    notes = filter(None, map(_read_note, below.glob("*.json")))
+    needed = {STATE_NAME, *(f"{note.sha256}{Path(note.name).suffix}" for note in notes)}
+    for path in below.iterdir():
+        if path.name not in needed and path.suffix not in (".json", ".lock"):
+            path.unlink()
+
+
+def _copy(remote: Remote, name: str, below: Path) -> Path:
+    """Return the copy of a file as it is at the URL now. Raises OSError, SourceError, StoreError."""
+    key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
+    with only_one(below / f"{key}.lock", patience=math.inf):
+        size, tag = remote.version(name)
+        if size is None:
+            raise SourceError(f"{remote.shown}/{name} does not exist, or its server does not say how large it is")
+        note = _read_note(below / f"{key}.json")
+        if note is not None and tag and (note.name, note.tag, note.bytes) == (name, tag, size):
+            path = below / f"{note.sha256}{suffix}"
+            if _is_whole(path, note):
+                return path
+        aside, digest = name_aside(below / key), hashlib.sha256()
+        try:
+            parts = (remote.part(name, at, min(size, at + _PART)) for at in range(0, size, _PART))
+            append_chunks(aside, parts, digest)
+            if remote.version(name) != (size, tag):
+                raise StoreError(f"{remote.shown}/{name} was replaced while it was copied: run the same command again")
+            path = below / f"{digest.hexdigest()}{suffix}"
+            rename_durably(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+        note = _Note(name, tag or "", size, digest.hexdigest())
+        write_atomically(below / f"{key}.json", json.dumps(asdict(note)).encode())
+        return path
+
+
+def _is_whole(path: Path, note: _Note) -> bool:
+    try:
+        return path.lstat().st_size == note.bytes and sha256_file(path) == note.sha256
+    except OSError:
+        return False
+
+
+def _read_note(path: Path) -> _Note | None:
+    try:
+        content = parse_json(read_file(path))
+        note = _Note(**content)
+    except (OSError, ValueError, TypeError):
+        return None
+    is_right = all(isinstance(value, str) for value in (note.name, note.tag, note.sha256))
+    return note if is_right and isinstance(note.bytes, int) else None
