@@ -1,0 +1,94 @@
+"""`train CACHE --run RUN` without an option: it trains on few samples, and on each kind of machine says its choice."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tpucache import Recipe, build_cache
+from tpucache.cli import main
+
+WITHOUT_TORCH_XLA = """
+import sys
+sys.modules["torch_xla"] = None  # None is what makes an import fail
+from tpucache.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+_SIDE = 16
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """Return a cache of so many photographs of two classes, one darker than the other; not to be written to."""
+    folder = tmp_path_factory.mktemp("few")
+
+    def build(count: int) -> Path:
+        cache = folder / f"cache-{count}"
+        if not cache.exists():
+            rng = np.random.default_rng(count)
+            for number in range(count):
+                path = folder / f"photos-{count}" / ("dark", "light")[number % 2] / f"{number:03}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                pixels = rng.integers(0, 156, (_SIDE, _SIDE, 3)) + 100 * (number % 2)
+                Image.fromarray(pixels.astype(np.uint8)).save(path)
+            build_cache(folder / f"photos-{count}", cache, Recipe(size=_SIDE), jobs=1)
+        return cache
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "steps", "small"),
+    [(20, 16, 5, ()), (40, 16, 10, ()), (320, 16, 100, ("--model", "cnn"))],  # resnet18 would take seconds for these
+)
+def test_few_samples_train_without_an_option(few, tmp_path, monkeypatch, capsys, count, batch, steps, small):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")  # another machine may have a TPU
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["train", str(few(count)), "--run", str(tmp_path / "run"), *small]) == 0
+    said = capsys.readouterr()
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert said.err.startswith("train: backend torch, as PJRT_DEVICE is CPU")
+    assert f"batch      {batch}: default for {count} samples" in said.out
+    assert report["finished"]
+    assert len(report["losses"]) == steps
+    assert all(map(math.isfinite, report["losses"]))
+    if count == 320:
+        assert np.mean(report["losses"][-20:]) < 0.5 * np.mean(report["losses"][:20])
+
+
+@pytest.mark.slow
+def test_a_machine_without_torch_xla_trains_by_torch(few, python, tmp_path):
+    script = tmp_path / "command.py"
+    script.write_text(WITHOUT_TORCH_XLA)
+    done = python(script, "train", few(20), "--run", tmp_path / "run", asked=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "train: backend torch, as torch_xla is not installed; loading torch"
+
+
+@pytest.mark.xla
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "devices", "why"), [(False, 1, "there is no TPU here"), (True, 8, "PJRT_DEVICE is CPU")]
+)
+def test_a_machine_with_torch_xla_and_no_tpu_trains_by_torch(few, python, tmp_path, asked, devices, why):
+    words = ["train", few(20), "--run", tmp_path / "run"]
+    done = python("-m", "tpucache", *words, asked=asked, devices=devices)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0].startswith(f"train: backend torch, as {why}")
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["chosen"] == why
+
+
+@pytest.mark.xla
+@pytest.mark.slow
+def test_xla_takes_all_cores_and_each_gets_as_many_samples(few, python, tmp_path):
+    words = ["train", few(40), "--run", tmp_path / "run", "--backend", "xla", "--model", "tiny_models:tiny"]
+    done = python("-m", "tpucache", *words, "--epochs", 2, devices=8)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["backend"], report["cores"], len(report["losses"])) == ("xla", 8, 2)
+    assert "batch      40: default for 40 samples, 2 epochs on 8 cores" in done.stdout
