@@ -148,7 +148,9 @@ def test_an_interrupted_warmup_is_finished_from_its_chunks(
     cache, images = copied(unpacked(commit), "begun", tmp_path / "cache"), write_mosaics(tmp_path / "images", 6)
     built, build_chunk = [], scheduler.build_chunk
     monkeypatch.setattr(
-        scheduler, "build_chunk", lambda context, chunk: (built.append(chunk.number), build_chunk(context, chunk))[1]
+        scheduler,
+        "build_chunk",
+        lambda context, chunk, items: (built.append(chunk.number), build_chunk(context, chunk, items))[1],
     )
     assert len(list((cache / WORK_NAME).glob("chunk-*.json"))) == 4
     manifest = build_cache(tmp_path / "images", cache, recipe_of(), jobs=1)

@@ -23,6 +23,7 @@ from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.sources.ahead import Lateness, LoadAhead
 from tpucache.warmup.sources.source import Sample
 
 _Item = TypeVar("_Item")
@@ -116,20 +117,22 @@ def _try_samples(
 ) -> list[_Trial]:
     done: list[_Trial] = []
     began = time.monotonic()
-    for sample, parts in spread(samples, trials.samples):
-        start = time.monotonic()
-        if deadline.is_past or start - began > trials.seconds:
-            break
-        try:
-            encoded = encoder.encode(sample, parts)
-        except SampleError as error:
-            trials.look(sample, error)
-            continue
-        seconds = time.monotonic() - start
-        lengths = [len(record) for record in encoded.records]
-        on_disk = statistics.mean(on_disk_bytes(length, encoder.fields) for length in lengths)
-        done.append(_Trial(statistics.mean(lengths), on_disk, seconds))
-        trials.look(sample, encoded)
+    tried = spread(samples, trials.samples)
+    with LoadAhead(encoder.load, encoder.source, (sample for sample, _ in tried), Lateness()) as items:
+        for sample, parts in tried:
+            start = time.monotonic()
+            if deadline.is_past or start - began > trials.seconds:
+                break
+            try:
+                encoded = encoder.encode(sample, parts, items.load(sample))
+            except SampleError as error:
+                trials.look(sample, error)
+                continue
+            seconds = time.monotonic() - start
+            lengths = [len(record) for record in encoded.records]
+            on_disk = statistics.mean(on_disk_bytes(length, encoder.fields) for length in lengths)
+            done.append(_Trial(statistics.mean(lengths), on_disk, seconds))
+            trials.look(sample, encoded)
     return done
 
 

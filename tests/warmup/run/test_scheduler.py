@@ -95,11 +95,11 @@ def test_a_chunk_whose_result_comes_after_its_shards_is_counted_once(
 
     def late(self: Executor, tasks: Any, **options: Any) -> Iterator[Any]:
         held = None
-        for result in run(self, tasks, **options):
-            if isinstance(result[0], Chunk) and held is None:
-                held = result
+        for results in run(self, tasks, **options):
+            if isinstance(results[0][0], Chunk) and held is None:
+                held = results
                 continue
-            yield result
+            yield results
         assert held is not None
         yield held
 

@@ -32,10 +32,12 @@ from tpucache.warmup.run.chunks import BuiltShard, load_chunk, load_receipt, rem
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.run.tasks import (
     BuildContext,
+    ChunkResult,
     WrittenShard,
     build_block,
     build_chunk,
     install_shard,
+    load_ahead,
     seal_shard,
     write_shard,
 )
@@ -81,9 +83,14 @@ def chunks_of(block: Block) -> list[Chunk]:
     return [Chunk(block.number, number, part, block.parts) for number, part in enumerate(parts)]
 
 
+def build_one(context: BuildContext, chunk: Chunk) -> ChunkResult:
+    with load_ahead(context, [chunk]) as items:
+        return build_chunk(context, chunk, items)
+
+
 def build(context: BuildContext, block: Block) -> list[BuiltShard]:
     for chunk in chunks_of(block):
-        build_chunk(context, chunk)
+        build_one(context, chunk)
     shards = [seal_shard(context, block, part, 2) for part in block.parts]
     return [shard for shard in shards if shard is not None]
 
@@ -120,7 +127,7 @@ def test_how_a_block_is_cut_does_not_show(context: BuildContext, block: Block) -
     build(context, block)
     before = files(context)
     remove_chunks(context.work, 2)
-    build_chunk(context, Chunk(2, 0, block.samples, PARTS))
+    build_one(context, Chunk(2, 0, block.samples, PARTS))
     for part in PARTS:
         seal_shard(context, block, part, 1)
     assert files(context) == before
@@ -164,7 +171,7 @@ def test_a_bad_sample_fails_its_chunk_and_leaves_nothing(context: BuildContext, 
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     bad = Sample(20, os.fspath(tmp_path / "bad.jpg"), 0)
     with pytest.raises(SampleError, match=r"bad\.jpg") as caught:
-        build_chunk(context, Chunk(2, 0, (*block.samples, bad), PARTS))
+        build_one(context, Chunk(2, 0, (*block.samples, bad), PARTS))
     assert caught.value.path == bad.path
     assert [path.name for path in context.work.iterdir()] == ["lock"]
 
@@ -184,7 +191,7 @@ def test_skipped_samples_are_reported_and_the_others_are_as_without_them(context
 
 
 def test_no_shard_is_sealed_while_a_chunk_is_missing(context: BuildContext, block: Block) -> None:
-    build_chunk(context, chunks_of(block)[0])
+    build_one(context, chunks_of(block)[0])
     assert seal_shard(context, block, Part(0), 2) is None
     assert files(context) == {}
 
@@ -192,7 +199,7 @@ def test_no_shard_is_sealed_while_a_chunk_is_missing(context: BuildContext, bloc
 @pytest.mark.parametrize("harm", ["note cut", "note of zeros", "records cut", "records gone"])
 def test_a_chunk_torn_by_a_power_cut_is_not_used(context: BuildContext, block: Block, harm: str) -> None:
     for chunk in chunks_of(block):
-        build_chunk(context, chunk)
+        build_one(context, chunk)
     path = context.work / ("chunk-00002-000001.json" if "note" in harm else "chunk-00002-000001-v0003.bin")
     if harm == "records gone":
         path.unlink()
@@ -240,7 +247,7 @@ def whole(written: WrittenShard | None) -> tuple[object, ...]:
 def by_chunks(context: BuildContext, chunks: list[Chunk]) -> WrittenShard | None:
     for chunk in chunks:
         if load_chunk(context.work, 2, chunk.number, (Part(0),)) is None:
-            build_chunk(context, chunk)
+            build_one(context, chunk)
     return write_shard(context, Block(2, (), (Part(0),)), Part(0), len(chunks))
 
 
@@ -283,7 +290,7 @@ def test_a_shard_is_synced_before_it_gets_its_name(
 ) -> None:
     synced, sync = list[int](), os.fsync
     for chunk in chunks_of(block):
-        build_chunk(context, chunk)
+        build_one(context, chunk)
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), sync(file))[1])
     written = write_shard(context, block, Part(3), 2)
     assert written is not None
@@ -301,7 +308,7 @@ def test_a_shard_that_cannot_be_synced_is_removed(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     for chunk in chunks_of(block):
-        build_chunk(context, chunk)
+        build_one(context, chunk)
     written = write_shard(context, block, Part(3), 2)
     assert written is not None
     monkeypatch.setattr(os, "fsync", full)

@@ -50,9 +50,12 @@ class SampleEncoder:
     labels: LabelRule | None = None
     is_labelled: bool = False
 
-    def encode(self, sample: Sample, parts: Sequence[Part]) -> EncodedSample:
-        """Load and decode a sample once, and encode these parts of it. Raises SampleError, RecipeError."""
-        item = self.load(sample)
+    def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
+        """Decode a sample once, and encode these parts of it. Raises SampleError, RecipeError.
+
+        `item` is what `load` has returned of it; without it, the sample is loaded here.
+        """
+        item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
         made: dict[Part, bytes] = {}
         counts = [given]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +30,7 @@ from tpucache.warmup.run.tasks import (
     build_chunk,
     find_partial_chunk,
     install_shard,
+    load_ahead,
     seal_shard,
     write_shard,
 )
@@ -74,6 +76,7 @@ class Scheduler:
         self._made = 0
         self._built: set[int] = set()  # blocks whose shards are all there
         self._stopped = False  # a worker saw the deadline pass
+        self._samples_a_task = 1  # at least, as far as storage is known
         for block in blocks:
             self._find_shards(block)
 
@@ -119,8 +122,9 @@ class Scheduler:
 
     def _run_tasks(self, executor: Executor, blocks: Sequence[Block]) -> None:
         try:
-            for result in executor.run(self._tasks(blocks, executor), few=len(blocks) == 1):
-                self._take(*result)
+            for results in executor.run(self._tasks(blocks, executor), few=len(blocks) == 1):
+                for result in results:
+                    self._take(*result)
         except SampleError as error:
             if not self._context.skip_errors:
                 raise
@@ -147,11 +151,13 @@ class Scheduler:
         for block in blocks:
             if block.number in whole:
                 continue
-            for chunk in self._chunks[block.number]:
-                if (block.number, chunk.number) not in self._done:
-                    if self._context.deadline.is_past:
-                        return
-                    yield _run_chunk, (self._context_for(block), chunk)
+            left = deque(
+                chunk for chunk in self._chunks[block.number] if (block.number, chunk.number) not in self._done
+            )
+            while left:
+                if self._context.deadline.is_past:
+                    return
+                yield _run_chunks, (self._context_for(block), self._take_some(left, executor.workers))
             yield from behind
             chunks = len(self._chunks[block.number])
             behind = [
@@ -163,6 +169,14 @@ class Scheduler:
             if self._context.deadline.is_past:
                 return
             yield task
+
+    def _take_some(self, left: deque[Chunk], workers: int) -> list[Chunk]:
+        """Take the chunks of one task: one, or where storage answers late as many as make waiting for it short."""
+        most = max(1, len(left) // workers)
+        taken = [left.popleft()]
+        while left and len(taken) < most and sum(len(chunk.samples) for chunk in taken) < self._samples_a_task:
+            taken.append(left.popleft())
+        return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
         """Return the blocks that a worker is to build whole: small ones of which nothing exists, as many for each."""
@@ -240,6 +254,7 @@ class Scheduler:
                 (self._done if result.whole else self._partial)[task.block, task.number] = result
             self._stopped |= not result.whole
             self._made += result.bytes
+            self._samples_a_task = result.samples_a_task
         elif isinstance(result, BuiltShard):
             self._sealed[task.number, result.entry.part] = result
             self._on_shard(result)
@@ -274,17 +289,24 @@ def _bare(block: Block) -> Block:
     return dataclasses.replace(block, samples=())
 
 
-def _run_chunk(context: BuildContext, chunk: Chunk) -> tuple[Chunk, ChunkResult]:
-    return dataclasses.replace(chunk, samples=()), build_chunk(context, chunk)
+def _run_chunks(context: BuildContext, chunks: Sequence[Chunk]) -> list[tuple[Chunk, ChunkResult]]:
+    """Build chunks one after the other, until the deadline stops one."""
+    done: list[tuple[Chunk, ChunkResult]] = []
+    with load_ahead(context, chunks) as items:
+        for chunk in chunks:
+            done.append((dataclasses.replace(chunk, samples=()), build_chunk(context, chunk, items)))
+            if not done[-1][1].whole:
+                break
+    return done
 
 
-def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> tuple[Block, WrittenShard | None]:
-    return block, build_block(context, chunks)
+def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> list[tuple[Block, WrittenShard | None]]:
+    return [(block, build_block(context, chunks))]
 
 
-def _run_seal(context: BuildContext, block: Block, part: Part, chunks: int) -> tuple[Block, BuiltShard | None]:
-    return block, seal_shard(context, block, part, chunks)
+def _run_seal(context: BuildContext, block: Block, part: Part, chunks: int) -> list[tuple[Block, BuiltShard | None]]:
+    return [(block, seal_shard(context, block, part, chunks))]
 
 
-def _run_write(context: BuildContext, block: Block, part: Part, chunks: int) -> tuple[Block, WrittenShard | None]:
-    return block, write_shard(context, block, part, chunks)
+def _run_write(context: BuildContext, block: Block, part: Part, chunks: int) -> list[tuple[Block, WrittenShard | None]]:
+    return [(block, write_shard(context, block, part, chunks))]

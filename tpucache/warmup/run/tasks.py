@@ -42,6 +42,7 @@ from tpucache.warmup.run.chunks import (
     save_receipt,
 )
 from tpucache.warmup.run.folder import disk_failure, is_held
+from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
 
 
@@ -66,12 +67,16 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk's task reports: samples kept and skipped, bytes of records, and whether that is the whole chunk."""
+    """What building a chunk reports: samples kept and skipped, bytes of records, and whether that is the whole chunk.
+
+    `samples_a_task` is how many samples a task needs at least, as far as the worker knows the storage.
+    """
 
     kept: int
     skipped: int
     bytes: int
     whole: bool = True
+    samples_a_task: int = 1
 
 
 class _Record(NamedTuple):
@@ -89,7 +94,13 @@ class WrittenShard:
     shard: BuiltShard
 
 
-def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
+def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
+    """Return what loads the samples of chunks, ahead of their use where that is worth it."""
+    samples = (sample for chunk in chunks for sample in chunk.samples)
+    return LoadAhead(context.encoder.load, context.encoder.source, samples, lateness_of(context.work))
+
+
+def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
     """Decode, presize, augment and encode the samples of a chunk, and write their records into the work folder.
 
     A chunk that the deadline cuts short is written as far as it is done, and another call continues there. Raises
@@ -104,13 +115,13 @@ def build_chunk(context: BuildContext, chunk: Chunk) -> ChunkResult:
         for part, record in zip(chunk.parts, made, strict=True):
             records[part].append(_Record(record, zlib.crc32(record)))
 
-    done = add_samples(context, chunk, first, info, keep)
+    done = add_samples(context, chunk, first, info, items, keep)
     whole = done == len(chunk.samples)
     if whole or done > first:
         check_run(context)
         _save_chunk(context, chunk, info, records, whole)
     made = sum(len(record.data) for of_part in records.values() for record in of_part)
-    return ChunkResult(len(info.numbers), len(info.skipped), made, whole)
+    return ChunkResult(len(info.numbers), len(info.skipped), made, whole, lateness_of(context.work).samples_a_task)
 
 
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
@@ -124,7 +135,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
     (part,) = chunks[0].parts
     infos: list[ChunkInfo] = []
     aside = _temporary(context, chunks[0].block, part)
-    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
+    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer, load_ahead(context, chunks) as items:
 
         def keep(number: int, made: Sequence[bytes]) -> None:
             writer.append(number, made[0])
@@ -132,7 +143,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
         try:
             for chunk in chunks:
                 info = ChunkInfo()
-                done = add_samples(context, chunk, 0, info, keep)
+                done = add_samples(context, chunk, 0, info, items, keep)
                 infos.append(info)
                 if done < len(chunk.samples):
                     _keep_chunks(context, chunks, infos, writer)
@@ -285,11 +296,16 @@ _CHECK_SECONDS: Final = 0.05
 
 
 def add_samples(
-    context: BuildContext, chunk: Chunk, first: int, info: ChunkInfo, keep: Callable[[int, Sequence[bytes]], None]
+    context: BuildContext,
+    chunk: Chunk,
+    first: int,
+    info: ChunkInfo,
+    items: LoadAhead,
+    keep: Callable[[int, Sequence[bytes]], None],
 ) -> int:
     """Add a chunk's samples from the `first` on to `info`; return where the deadline stopped it.
 
-    `keep` is given each kept sample's number and its records, one each part.
+    `items` has what they are made of. `keep` is given each kept sample's number and its records, one each part.
     """
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
@@ -303,7 +319,7 @@ def add_samples(
             break
         done += 1
         try:
-            encoded = context.encoder.encode(sample, chunk.parts)
+            encoded = context.encoder.encode(sample, chunk.parts, items.load(sample))
         except SampleError as error:
             if not context.skip_errors:
                 raise

@@ -66,6 +66,8 @@ class ArchiveSource:
     sample, as in WebDataset. Else images are listed as `FolderSource` does; folders that hold all of them are no class.
     """
 
+    loads_in_threads = True
+
     def __init__(self, files: MemberFiles, options: TableOptions | None = None) -> None:
         """Take the files of archives, and which keys of their JSON are labels; nothing is read yet."""
         self._files = files

@@ -56,6 +56,8 @@ _HEADER: Final = 30 + 512
 class CloudFolder:
     """Every image in a folder of an object store, in the order of their names' bytes."""
 
+    loads_in_threads = True
+
     def __init__(self, url: str) -> None:
         """Take a URL; nothing is read yet."""
         self._url = url.rstrip("/")

@@ -18,7 +18,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_in_threads, source_name
 
 #: The column of how many boxes of a sample reach beyond its image, in the samples table.
 OUTSIDE: Final = "boxes_outside"
@@ -81,6 +81,11 @@ class BoxSource:
 
     source: Source
     path: Path
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether the other source's samples may be loaded by threads."""
+        return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)

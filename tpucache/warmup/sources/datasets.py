@@ -32,6 +32,7 @@ from tpucache.warmup.sources.source import (
     Source,
     SourceKind,
     column_names,
+    loads_in_threads,
     source_name,
     unique,
 )
@@ -433,6 +434,11 @@ class PaddedSource:
     source: Source
     pad: int | None
     truncate: bool
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether the other source's samples may be loaded by threads."""
+        return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)

@@ -62,6 +62,8 @@ class FoundFile(NamedTuple):
 class FolderSource:
     """Every image file at or below a folder, in the order of their path's bytes; links are followed, not in circles."""
 
+    loads_in_threads = True
+
     def __init__(self, root: str | Path) -> None:
         """Take a folder; nothing is read yet."""
         self._root = Path(root).absolute()

@@ -30,7 +30,7 @@ from tpucache.warmup.sources.reading import (
     named,
     shown,
 )
-from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, loads_in_threads, source_name
 
 #: Why a sample cannot be used that has no label among others that have one.
 NO_LABEL_REASON: Final = (
@@ -272,6 +272,11 @@ class LabelledSource:
         self._source, self._kind, self._classes, self._missing = source, kind, tuple(classes), missing
         self._before = before or {}
         self._reading: Reading | None = None
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether the other source's samples may be loaded by threads."""
+        return loads_in_threads(self._source)
 
     def __repr__(self) -> str:
         return source_name(self._source)

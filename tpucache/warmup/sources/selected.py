@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
+from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_in_threads, source_name
 
 
 def select_source(
@@ -37,6 +37,11 @@ class SelectedSource:
     limit: int | None
     include: tuple[str, ...]
     exclude: tuple[str, ...]
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether the other source's samples may be loaded by threads."""
+        return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)

@@ -122,7 +122,11 @@ class Items(Protocol):
 
 
 class Source(Protocol):
-    """Something samples come from. It is pickled to every worker, so it must be small and safe to copy."""
+    """Something samples come from. It is pickled to every worker, so it must be small and safe to copy.
+
+    One with an attribute `loads_in_threads` that is true has several samples loaded at once, by threads of a worker,
+    where loading one waits for its storage.
+    """
 
     def list(self) -> Listing:
         """Return all samples, the same in the same order for the same source. Raises SourceError."""
@@ -133,11 +137,21 @@ class Source(Protocol):
         ...
 
 
+def loads_in_threads(source: Source) -> bool:
+    """Return whether a source says by `loads_in_threads` that threads may load several of its samples at once."""
+    return bool(getattr(source, "loads_in_threads", False))
+
+
 @dataclass(frozen=True)
 class CheckedSource:
     """A source of somebody else's code, whose mistakes are errors that name it."""
 
     source: Source
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether the source says that its samples may be loaded by threads."""
+        return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)

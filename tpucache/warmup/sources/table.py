@@ -105,6 +105,8 @@ class TableSource:
     or mask is a sample that does not load.
     """
 
+    loads_in_threads = True
+
     def __init__(self, path: str | Path, options: TableOptions | None = None) -> None:
         """Take a CSV file; nothing is read yet."""
         self._path = Path(path).absolute()

@@ -1,0 +1,217 @@
+"""How fast warmup is where each file opens late, as on a network mount.
+
+    python -m scripts.bench late
+    python -m scripts.bench late PHOTOGRAPHS --delays 0 30 --jobs 2 --rounds 1
+
+Photographs lie in a folder, in the same folder with a .csv, and in a .zip. A library that is loaded before the C
+library (LD_PRELOAD; a C compiler is needed) makes each opening of one of their files, and each read of it, answer so
+many milliseconds later. Every row is warmup of all of them, its listing and its workers' start included. Beside it, a
+plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.bench.photos import make_once, make_up_photographs
+from scripts.bench.table import (
+    add_race_options,
+    as_markdown,
+    as_text,
+    machine,
+    machine_line,
+    parse_options,
+    write_files,
+)
+from scripts.commands import ROOT, say
+
+_SOURCES: Final = ("folder", ".csv", ".zip")
+_PLAIN: Final = "plain pool, folder"
+_SHIM: Final = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+enum { MOST = 65536 };
+static char late[MOST];
+
+static void pause_late(void) {
+    const char *text = getenv("LATE_MICROSECONDS");
+    if (text && atoi(text) > 0) usleep(atoi(text));
+}
+
+static int opened(const char *path, int number) {
+    const char *below = getenv("LATE_BELOW");
+    int is_late = below && path && strncmp(path, below, strlen(below)) == 0;
+    if (number >= 0 && number < MOST) late[number] = is_late;
+    if (is_late) pause_late();
+    return number;
+}
+
+#define MODE int mode = 0; if (flags & (O_CREAT | O_TMPFILE)) { va_list rest; va_start(rest, flags); \
+    mode = va_arg(rest, int); va_end(rest); }
+#define OPEN(name) int name(const char *path, int flags, ...) { MODE \
+    int (*next)(const char *, int, ...) = dlsym(RTLD_NEXT, #name); return opened(path, next(path, flags, mode)); }
+#define OPENAT(name) int name(int at, const char *path, int flags, ...) { MODE \
+    int (*next)(int, const char *, int, ...) = dlsym(RTLD_NEXT, #name); \
+    return opened(path, next(at, path, flags, mode)); }
+OPEN(open) OPEN(open64) OPENAT(openat) OPENAT(openat64)
+
+static ssize_t has_read(int number, ssize_t found) {
+    if (found > 0 && number >= 0 && number < MOST && late[number]) pause_late();
+    return found;
+}
+ssize_t read(int number, void *to, size_t size) {
+    ssize_t (*next)(int, void *, size_t) = dlsym(RTLD_NEXT, "read");
+    return has_read(number, next(number, to, size));
+}
+#define PREAD(name) ssize_t name(int number, void *to, size_t size, off_t at) { \
+    ssize_t (*next)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, #name); \
+    return has_read(number, next(number, to, size, at)); }
+PREAD(pread) PREAD(pread64)
+"""
+
+_WARMUP: Final = """
+import sys, time
+from pathlib import Path
+from tpucache import Recipe, build_cache
+from tpucache.warmup.sources import open_source
+
+if __name__ == "__main__":
+    source, cache, jobs = sys.argv[1:]
+    began = time.monotonic()
+    manifest = build_cache(Path(source), cache, Recipe(size=224), jobs=int(jobs))
+    print(manifest.samples / (time.monotonic() - began))
+"""
+
+_POOL: Final = """
+import io, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import numpy as np
+from PIL import Image
+
+def load(path):
+    with open(path, "rb", buffering=0) as file:
+        data = file.read()
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB").resize((224, 224), Image.Resampling.LANCZOS))
+
+began = time.monotonic()
+paths = sorted(Path(sys.argv[1]).rglob("*.jpg"))
+with ThreadPoolExecutor(32) as pool:
+    count = sum(1 for _ in pool.map(load, paths))
+print(count / (time.monotonic() - began))
+"""
+
+
+def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
+    """Return the places of the photographs by kind of source."""
+    folder = photographs.resolve() if photographs else make_up_photographs(work / "photos")
+
+    def make(unfinished: Path) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        names = [path.relative_to(folder).as_posix() for path in files]
+        lines = ["path,label", *(f"{name},{name.partition('/')[0]}" for name in names)]
+        (unfinished / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with zipfile.ZipFile(unfinished / "photos.zip", "w") as archive:
+            for path, name in zip(files, names, strict=True):
+                archive.write(path, name)
+
+    packed = make_once(work / "packed", make)
+    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip"}
+
+
+def make_shim(work: Path) -> Path:
+    """Compile the library that makes files answer late, and return it. Raises CalledProcessError."""
+    source, library = work / "late.c", work / "late.so"
+    source.write_text(_SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def measure(source: Path, below: Path, shim: Path, milliseconds: float, jobs: int | None) -> float:
+    """Return the images a second of one warmup, or of the plain pool where `jobs` is None."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(shim),
+        "LATE_BELOW": str(below),
+        "LATE_MICROSECONDS": str(round(milliseconds * 1000)),
+        "PYTHONPATH": str(ROOT),
+    }
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "measured.py")
+        script.write_text(_POOL if jobs is None else _WARMUP)
+        words = [source] if jobs is None else [source, Path(place, "cache"), str(jobs)]
+        command: list[str | Path] = [sys.executable, script, *words]
+        done = subprocess.run(command, env=environment, cwd=place, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures, each the median of the rounds."""
+    options.work.mkdir(parents=True, exist_ok=True)
+    sources, shim = make_sources(options.work, options.source), make_shim(options.work)
+    wanted = [(source, jobs) for source in options.sources for jobs in options.jobs]
+    ways = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
+    found: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        for milliseconds in options.delays:
+            for kind, jobs in ways:
+                say(f"{kind}, {jobs or 'no'} jobs, {milliseconds:g} ms")
+                source = sources["folder" if jobs is None else kind]
+                below = sources[".zip" if kind == ".zip" else "folder"]
+                rate = measure(source, below, shim, milliseconds, jobs)
+                found.setdefault(json.dumps([kind, jobs, milliseconds]), []).append(rate)
+    rows = []
+    for kind, jobs in ways:
+        rates = [statistics.median(found[json.dumps([kind, jobs, milliseconds])]) for milliseconds in options.delays]
+        rows.append({"source": kind, "jobs": jobs, "rates": rates})
+    return {"machine": machine(), "delays": options.delays, "rounds": options.rounds, "rows": rows}
+
+
+def to_rows(report: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of the table, its heading first."""
+    table = [["source", "jobs", *(f"{milliseconds:g} ms, images/s" for milliseconds in report["delays"])]]
+    for row in report["rows"]:
+        first, *_ = row["rates"]
+        cells = [f"{rate:,.0f} ({rate / first:.2f})" for rate in row["rates"]]
+        table.append([row["source"], str(row["jobs"] or ""), *cells])
+    return table
+
+
+def main() -> None:
+    """Run the benchmark as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?", type=Path, metavar="PHOTOGRAPHS", help="a folder; else some are made up")
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 10.0, 30.0, 50.0], help="in milliseconds")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="workers of warmup")
+    parser.add_argument("--sources", nargs="+", choices=_SOURCES, default=[*_SOURCES], help="where the samples are")
+    add_race_options(parser, "build/late")
+    parser.set_defaults(rounds=3)
+    options = parse_options(parser)
+    try:
+        report = run(options)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bench late: {error}")
+    rows = to_rows(report)
+    note = (
+        "In brackets: of the rate at the first delay. Median of "
+        f"{report['rounds']} rounds; {machine_line(report['machine'])}."
+    )
+    print(as_text(rows, left=(0,)), note, sep="\n")
+    write_files(options, report, f"{as_markdown(rows)}\n{note}\n")

@@ -1,0 +1,158 @@
+"""Samples are loaded ahead where storage answers late, in their order, and nothing of it shows in what is loaded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.store.files import read_file
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.sources.ahead import MOST_BYTES, MOST_FILES, Lateness, LoadAhead
+from tpucache.warmup.sources.folder import FolderSource
+from tpucache.warmup.sources.source import Item, Listing, Sample
+
+SAMPLES = [Sample(number, f"{number:03d}.png", bytes=1000) for number in range(100)]
+
+
+class Threaded:
+    """A source whose samples threads may load."""
+
+    loads_in_threads = True
+
+    def list(self) -> Listing:
+        return Listing(SAMPLES)
+
+    def load(self, sample: Sample) -> Item:
+        return Item({"image": sample.path.encode()})
+
+
+class Plain(Threaded):
+    loads_in_threads = False
+
+
+def late(wait: float = 0.1, work: float = 0.01) -> Lateness:
+    """Return what a worker knows of storage that takes as long as some samples' work."""
+    lateness = Lateness()
+    lateness.waited(wait)
+    lateness.worked(work)
+    return lateness
+
+
+def names_of(items: list[Item]) -> list[bytes]:
+    return [item.fields["image"] for item in items]
+
+
+class Counting:
+    """Loads samples, and knows in which threads, and which ones."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.threads, self.begun = set[int](), list[int]()
+
+    def __call__(self, sample: Sample) -> Item:
+        with self.lock:
+            self.threads.add(threading.get_ident())
+            self.begun.append(sample.number)
+        return Item({"image": sample.path.encode()})
+
+
+def test_samples_come_in_their_order_whichever_is_there_first() -> None:
+    first = threading.Event()
+
+    def load(sample: Sample) -> Item:
+        if sample.number == 0:  # the first one comes last
+            assert first.wait(PATIENCE)
+        elif sample.number == 5:
+            first.set()
+        return Item({"image": sample.path.encode()})
+
+    with LoadAhead(load, Threaded(), SAMPLES, late()) as items:
+        assert names_of([items.load(sample) for sample in SAMPLES]) == [sample.path.encode() for sample in SAMPLES]
+
+
+def test_storage_that_answers_at_once_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting, lateness = Counting(), late(0.001)
+    monkeypatch.setattr(lateness, "waited", lambda _: None)  # a busy machine may be late here, too
+    with LoadAhead(counting, Threaded(), SAMPLES, lateness) as items:
+        for sample in SAMPLES:
+            items.load(sample)
+    assert counting.threads == {threading.get_ident()}
+
+
+def test_a_source_that_does_not_allow_it_is_read_in_one_thread() -> None:
+    counting = Counting()
+    with LoadAhead(counting, Plain(), SAMPLES, late()) as items:
+        for sample in SAMPLES:
+            items.load(sample)
+    assert counting.threads == {threading.get_ident()}
+
+
+def test_as_many_files_are_under_way_as_hide_the_lateness_and_no_more() -> None:
+    assert Lateness().files == 0
+    assert late(0.001, 0.01).files == 0
+    assert late(0.1, 0.01).files == 12
+    assert late(10, 0.001).files == MOST_FILES
+    assert late(0.1, 0.01).samples_a_task == 200
+    assert Lateness().samples_a_task == 1
+
+
+def test_what_lies_ready_is_bounded_in_bytes() -> None:
+    large = [Sample(number, str(number), bytes=MOST_BYTES // 4) for number in range(20)]
+    counting = Counting()
+    with LoadAhead(counting, Threaded(), large, late(10, 0.001)) as items:
+        items.load(large[0])
+    assert len(counting.begun) <= 5
+
+
+def test_a_fault_is_raised_at_its_own_turn() -> None:
+    def load(sample: Sample) -> Item:
+        if sample.number == 3:
+            raise SampleError(sample.path, "is broken")
+        return Item({"image": sample.path.encode()})
+
+    with LoadAhead(load, Threaded(), SAMPLES, late()) as items:
+        assert names_of([items.load(sample) for sample in SAMPLES[:3]]) == [b"000.png", b"001.png", b"002.png"]
+        with pytest.raises(SampleError, match=r"003\.png"):
+            items.load(SAMPLES[3])
+        assert names_of([items.load(SAMPLES[4])]) == [b"004.png"]
+
+
+def test_samples_that_are_not_asked_for_are_passed_over() -> None:
+    with LoadAhead(Threaded().load, Threaded(), SAMPLES, late()) as items:
+        some = SAMPLES[10:90:7]
+        assert names_of([items.load(sample) for sample in some]) == [sample.path.encode() for sample in some]
+
+
+def test_no_thread_is_left() -> None:
+    with LoadAhead(Threaded().load, Threaded(), SAMPLES, late()) as items:
+        items.load(SAMPLES[0])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-load")]
+
+
+@pytest.mark.parametrize("variants", [0, 2])
+def test_a_cache_is_the_same_whether_its_files_are_read_ahead_or_not(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variants: int
+) -> None:
+    def build(name: str) -> dict[str, bytes]:
+        build_cache(FolderSource(photos), tmp_path / name, Recipe(size=8, variants=variants, augment="flip"), jobs=1)
+        return {path.name: read_file(path) for path in (tmp_path / name).glob("*.lmdb")}
+
+    at_once = build("at once")
+    threads: set[str] = set()
+    load: Callable[[FolderSource, Sample], Item] = FolderSource.load
+
+    def loading(source: FolderSource, sample: Sample) -> Item:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return load(source, sample)
+
+    monkeypatch.setattr(Lateness, "files", property(lambda _: 4))
+    monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _: 50))
+    monkeypatch.setattr(FolderSource, "load", loading)
+    assert build("ahead") == at_once
+    assert "tpucache-load" in threads

@@ -1,0 +1,137 @@
+"""The samples of a task, read by threads ahead of the one that is encoded, where their storage answers late."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_threads
+
+#: Files that a worker reads at once at most, and bytes of those that it has read or reads and has not used yet.
+MOST_FILES: Final = 32
+MOST_BYTES: Final = 64 << 20
+_UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
+#: A disk of this machine takes less for a file, and handing it over from a thread takes about a tenth of it.
+_LATE_SECONDS: Final = 0.002
+_WEIGHT: Final = 0.2  # of the newest time in a moving mean
+_MOST_WAITING: Final = 0.05  # of a task's time
+
+
+class Lateness:
+    """How long a worker waits for one sample, and how long it works on one: moving means, in seconds.
+
+    Threads that read at once may each lose an update, which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._wait: float | None = None
+        self._work: float | None = None
+
+    def waited(self, seconds: float) -> None:
+        """Take the time that one sample's storage took to answer."""
+        self._wait = _mean(self._wait, seconds)
+
+    def worked(self, seconds: float) -> None:
+        """Take the time from one sample to the next, without waiting."""
+        self._work = _mean(self._work, seconds)
+
+    @property
+    def files(self) -> int:
+        """How many files are to be under way, so that the worker waits for none: 0 where storage answers at once."""
+        return min(MOST_FILES, 2 + math.ceil(self._samples_a_wait)) if self._samples_a_wait else 0
+
+    @property
+    def samples_a_task(self) -> int:
+        """How many samples a task needs at least, so that waiting for its first one takes little of its time."""
+        return max(1, math.ceil(self._samples_a_wait / _MOST_WAITING))
+
+    @property
+    def _samples_a_wait(self) -> float:
+        """How many samples could be worked on in the time that storage takes to answer; 0 where it is not late."""
+        wait = self._wait or 0.0
+        return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
+
+
+@functools.lru_cache(maxsize=1)
+def lateness_of(_work: Path) -> Lateness:
+    """Return what this process knows of the storage in the build with this work folder."""
+    return Lateness()
+
+
+class LoadAhead:
+    """Gives the items of samples in their order. Use it in a `with` block, which ends its threads."""
+
+    def __init__(
+        self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
+    ) -> None:
+        """Take what loads a sample, its source, and the samples that will be asked for; nothing is read yet.
+
+        `load` is called in this thread as long as storage answers at once or the source's samples may not be loaded in
+        threads, and otherwise by several threads.
+        """
+        self._load, self._lateness = load, lateness
+        self._left = deque(samples if loads_in_threads(source) else ())
+        self._ahead: deque[tuple[Sample, Future[Item]]] = deque()
+        self._bytes = 0  # of those ahead
+        self._pool: ThreadPoolExecutor | None = None
+        self._returned: float | None = None
+
+    def __enter__(self) -> LoadAhead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def load(self, sample: Sample) -> Item:
+        """Return a sample's item, or raise what loading it raised. Those before it are not asked for any more."""
+        if self._returned is not None:
+            self._lateness.worked(time.monotonic() - self._returned)
+        try:
+            while self._ahead and self._ahead[0][0] is not sample:
+                self._take().cancel()
+            while not self._ahead and self._left and self._left[0] is not sample:
+                self._left.popleft()
+            self._read_ahead()
+            if self._ahead:
+                return self._take().result()
+            if self._left:
+                self._left.popleft()
+            return self._timed(sample)
+        finally:
+            self._returned = time.monotonic()
+
+    def _read_ahead(self) -> None:
+        """Have as many files under way as the lateness asks for."""
+        files = self._lateness.files
+        while self._left and len(self._ahead) < files:
+            size = self._left[0].bytes or _UNKNOWN_BYTES
+            if self._ahead and self._bytes + size > MOST_BYTES:
+                break
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(MOST_FILES, "tpucache-load")
+            sample = self._left.popleft()
+            self._ahead.append((sample, self._pool.submit(self._timed, sample)))
+            self._bytes += size
+
+    def _take(self) -> Future[Item]:
+        sample, future = self._ahead.popleft()
+        self._bytes -= sample.bytes or _UNKNOWN_BYTES
+        return future
+
+    def _timed(self, sample: Sample) -> Item:
+        began, busy = time.monotonic(), time.thread_time()
+        try:
+            return self._load(sample)
+        finally:
+            self._lateness.waited(max(0.0, time.monotonic() - began - (time.thread_time() - busy)))
+
+
+def _mean(before: float | None, newest: float) -> float:
+    return newest if before is None else before + _WEIGHT * (newest - before)
