@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.warmup import build_cache
-from tpucache.warmup.sources import TableOptions, TableSource
+from tpucache.warmup.sources import TableOptions, TableSource, open_source
 
 hub = pytest.importorskip("datasets")
 SMALL = Recipe(size=8)
@@ -178,3 +181,101 @@ def test_lists_of_one_beside_longer_ones_are_refused_with_the_option_that_reads_
     classes = sorted({part for label in lists for part in label})
     marks = [[float(name in label) for name in classes] for label in lists]
     assert _read(Plain(labels), tmp_path / "several", labels="multilabel")[1] == marks
+
+
+_TEXTS = {
+    "numbers": ["0.5", "1.5", "2"],
+    "a word among whole numbers": ["1", "NA", "2"],
+    "a word among numbers": ["0.5", "nan", "1"],
+    "a word among names": ["NA", "dog", "cat"],
+    "-1 beside 0": ["-1", "0", "1"],
+    "-1 without 0": ["-1", "1", "1"],
+    "a scale": ["-2", "-1", "0"],
+    "whole floats": ["1.0", "0.0", "1"],
+    "signs": ["+1", "2", "1"],
+    "zeros before": ["007", "7", "8"],
+    "a name among numbers": ["1", "2", "dog"],
+    "infinity": ["3", "inf", "2"],
+    "digits of another script": ["\u0663", "1", "2"],
+}
+
+
+@pytest.mark.parametrize("form", _TEXTS)
+def test_texts_mean_the_same_in_tables_objects_and_python(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = _TEXTS[form]
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(len(labels))]
+    rows = hub.Dataset.from_dict(
+        {"image": images, "label": labels}, features=hub.Features({"image": hub.Image(), "label": hub.Value("string")})
+    )
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    found, warnings = [], []
+    for name, source in (
+        ("table", _table(tmp_path, labels)),
+        ("parquet", tmp_path / "rows.parquet"),
+        ("object", rows),
+        ("python", Plain(labels)),
+    ):
+        caplog.clear()
+        classes, values, skipped = _read(source, tmp_path / name, on_error="skip")
+        found.append((classes, values, len(skipped)))
+        texts = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+        warnings.append(
+            [text for text in texts if "among" in text or "is a class" in text or "names of classes" in text]
+        )
+    assert found == [found[0]] * 4
+    assert warnings == [warnings[0]] * 4
+
+
+@pytest.mark.parametrize(("labels", "odd"), [([1, 0, 1, "dog"], 3), ([3, "3", 1, 1], 1), (["a", "b", 3, "b"], 2)])
+def test_a_label_of_another_kind_than_most_is_a_fault_of_its_sample(
+    labels: list[Any], odd: int, tmp_path: Path
+) -> None:
+    with pytest.raises(SampleError, match=f"'{odd}'"):
+        build_cache(Plain(labels), tmp_path / "fail", SMALL, jobs=1)
+    _, found, skipped = _read(Plain(labels), tmp_path / "skip", on_error="skip")
+    assert (len(found), skipped) == (3, [str(odd)])
+    names = tuple(sorted(set(map(str, labels))))
+    assert _read(Plain(labels), tmp_path / "names", labels="classes")[:2] == (
+        names, [names.index(str(label)) for label in labels],
+    )  # fmt: skip
+
+
+def test_a_column_of_classes_is_the_label_of_an_object_as_of_parquet(tmp_path: Path) -> None:
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(3)]
+    kind = hub.ClassLabel(names=_NAMES)
+    rows = hub.Dataset.from_dict(
+        {"img": images, "fine": [1, 0, 1]}, features=hub.Features({"img": hub.Image(), "fine": kind})
+    )
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    rows.save_to_disk(str(tmp_path / "saved"))
+    for name, source in (("object", rows), ("parquet", tmp_path / "rows.parquet"), ("folder", tmp_path / "saved")):
+        assert _read(source, tmp_path / name)[:2] == (("ant", "bee"), [1, 0, 1])
+    several = rows.add_column("coarse", [0, 0, 1]).cast_column("coarse", kind)
+    with pytest.raises(SourceError, match="several columns of classes, fine, coarse"):
+        build_cache(several, tmp_path / "several", SMALL, jobs=1)
+
+
+def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
+    kinds = ["dog", "cat"]
+    rows = hub.Dataset.from_dict({"image": images, "label": [0, 1], "class": kinds})
+    rows.cast_column("image", hub.Image()).to_parquet(str(tmp_path / "rows.parquet"))
+    with tarfile.open(tmp_path / "rows.tar", "w") as tar:
+        for number, image in enumerate(images):
+            file = io.BytesIO()
+            image.save(file, "PNG")
+            label = json.dumps({"label": number, "class": kinds[number]}).encode()
+            for name, data in ((f"{number}.png", file.getvalue()), (f"{number}.json", label)):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    for name in ("rows.parquet", "rows.tar"):
+        caplog.clear()
+        assert _read(tmp_path / name, tmp_path / f"{name} cache")[1] == [0, 1]
+        assert "labels are those of 'label', not of 'class': --label-col names others" in caplog.text
+        caplog.clear()
+        named = open_source(tmp_path / name, TableOptions(label_cols=("class",)))
+        assert _read(named, tmp_path / f"{name} named")[:2] == (("cat", "dog"), [1, 0])
+        assert "labels are those" not in caplog.text

@@ -26,7 +26,13 @@ from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.archives import find_archive, without_folders
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, list_images, shared_folders, without_ignored
-from tpucache.warmup.sources.labels import LABEL_NAMES, columns_of_values, labels_of_columns, labels_of_values
+from tpucache.warmup.sources.labels import (
+    LABEL_NAMES,
+    columns_of_values,
+    labels_of_columns,
+    labels_of_values,
+    tell_of_others,
+)
 from tpucache.warmup.sources.source import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
 from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 
@@ -273,7 +279,10 @@ def _labels(
     missing = [name for name in label_names if name not in columns]
     if missing:
         raise SourceError(f"{where} has no {missing[0]!r} in its JSON: there are {', '.join(map(repr, columns))}")
-    used = tuple(label_names) or tuple(name for name in (_CLASS, *LABEL_NAMES) if name in columns)[:1]
+    found = [name for name in dict.fromkeys((_CLASS, *LABEL_NAMES)) if name in columns]
+    used = tuple(label_names or found[:1])
+    if not label_names and found:
+        tell_of_others(where, found[0], found[1:])
     if len(used) > 1:
         return *labels_of_columns({name: columns[name] for name in used}, where), used
     if used:

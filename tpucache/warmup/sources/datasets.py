@@ -22,7 +22,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError, UsageErro
 from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.folder import FolderSource, read_file
-from tpucache.warmup.sources.labels import labels_of_values
+from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
 from tpucache.warmup.sources.source import (
     Array,
     Item,
@@ -179,7 +179,8 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 def _undecoded(dataset: Any) -> Any:
     """Return a dataset of Hugging Face with its images as the bytes of their files, which are decoded as files are.
 
-    A single column of images is the image, whatever it is called.
+    A single column of images is the image, whatever it is called, and one of classes the label, as in parquet. Raises
+    SourceError for several columns of classes.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
@@ -191,7 +192,15 @@ def _undecoded(dataset: Any) -> Any:
         dataset = dataset.cast_column(name, kind(decode=False))
     if len(images) == 1 and IMAGE not in features:
         dataset = dataset.rename_column(*images, IMAGE)
-    return dataset
+    classes = [name for name, feature in features.items() if _names_of(feature)]
+    if any(name in features for name in LABEL_NAMES) or not classes:
+        return dataset
+    if len(classes) > 1:
+        raise SourceError(
+            f"the dataset has several columns of classes, {', '.join(classes)}: call the one that is meant label, "
+            f"`dataset.rename_column({classes[0]!r}, 'label')`"
+        )
+    return dataset.rename_column(*classes, "label")
 
 
 @functools.cache
@@ -214,14 +223,20 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
     raise SourceError(f"{name}: the dataset's {attribute} are a {type(values).__name__}: make them a list of texts")
 
 
+def _names_of(feature: Any) -> tuple[str, ...]:
+    """Return the class names of a feature, or of the items of one that is a list of classes; none for any other."""
+    is_list = isinstance(feature, list) and len(feature) == 1
+    inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
+    return tuple(getattr(inner, "names", None) or ())
+
+
 def _feature_names(dataset: Any) -> tuple[str, ...]:
     """Return the class names of the label in a dataset of Hugging Face; none for any other."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return ()
-    label = next((features[name] for name in LABELS if name in features), None)
-    inner = getattr(label, "feature", None) or (label[0] if isinstance(label, list) and len(label) == 1 else label)
-    return tuple(getattr(inner, "names", None) or ())
+    label = next((features[name] for name in LABEL_NAMES if name in features), None)
+    return _names_of(label)
 
 
 def _label_column(dataset: Any) -> list[Any] | None:
@@ -231,7 +246,7 @@ def _label_column(dataset: Any) -> list[Any] | None:
         return None
     if getattr(dataset, "format", {}).get("type") == "custom":
         return None
-    name = next((name for name in LABELS if name in features), None)
+    name = next((name for name in LABEL_NAMES if name in features), None)
     if name is None:
         return None
     found: list[Any] = dataset.select_columns([name]).with_format(None)[:][name]
@@ -274,7 +289,6 @@ def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
 SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", _is_saved, _open_saved)
 
 
-LABELS: Final = ("label", "target", "labels", "targets")
 #: What a sequence of numbers alone is called.
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
@@ -299,7 +313,7 @@ def to_item(value: Any, path: str) -> Item:
         if not isinstance(key, str):
             raise SampleError(path, f"key {key!r} is a {type(key).__name__}: name every field by text")
     rest = dict(value)
-    label_key = next((key for key in LABELS if key in rest), None)
+    label_key = next((key for key in LABEL_NAMES if key in rest), None)
     label = None if label_key is None else to_label(rest.pop(label_key), label_key, path)
     fields: dict[str, bytes | Array] = {}
     columns: dict[str, str | int | float] = {}

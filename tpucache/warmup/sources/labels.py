@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -53,20 +53,9 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
 
     Where all others are numbers, texts such as NA and nan are no label.
     """
-    distinct = {cell for cell in set(cells) if cell.strip()}
-    words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
-    others = distinct - words
-    if words and others and all(to_number(cell) is not None for cell in others):
-        distinct = others
-        _log.warning("%s: %s among numbers is no label", where, ", ".join(map(repr, sorted(words))))
-    elif words:
-        shown = ", ".join(map(repr, sorted(words)))
-        _log.warning("%s: %s is a class: give --missing-label where it means that there is no label", where, shown)
+    distinct = without_words(cells, where)
     if are_names(distinct):
         names = sorted(distinct)
-        if (numbers := sum(to_number(name) is not None for name in names)) and 2 * numbers >= len(names):
-            odd = next((name for name in names if to_number(name) is None), names[0])
-            _log.warning("%s: %r is no number, so that all labels are names of classes", where, odd)
         by_name = {cell: number for number, cell in enumerate(names)}
         return [by_name.get(cell) for cell in cells], tuple(names)
     values = {cell: to_number(cell) for cell in distinct}
@@ -75,6 +64,34 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
     whole = sorted({value for value in values.values() if value is not None})
     classes = {value: number for number, value in enumerate(whole)}
     return [None if (value := values.get(cell)) is None else classes[value] for cell in cells], tuple(map(str, classes))
+
+
+def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
+    """Warn, with `where`, of what is called as labels are and is not the label that was found."""
+    if others:
+        shown = ", ".join(map(repr, others))
+        _log.warning("%s: labels are those of %r, not of %s: --label-col names others", where, used, shown)
+
+
+def without_words(cells: Collection[str], where: str) -> set[str]:
+    """Return the distinct texts that are labels, without those such as NA and nan where all others are numbers.
+
+    Warns, with `where`, of what somebody may mean otherwise.
+    """
+    distinct = {cell for cell in set(cells) if cell.strip()}
+    words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
+    others = distinct - words
+    shown = ", ".join(map(repr, sorted(words)))
+    if words and others and all(to_number(cell) is not None for cell in others):
+        distinct = others
+        _log.warning("%s: %s among numbers is no label", where, shown)
+    elif words:
+        _log.warning("%s: %s is a class: give --missing-label where it means that there is no label", where, shown)
+    numbers = sum(to_number(name) is not None for name in distinct)
+    if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
+        odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
+        _log.warning("%s: %r is no number, so that all labels are names of classes", where, odd)
+    return distinct
 
 
 def _vectors(table: Table, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:

@@ -26,6 +26,7 @@ from tpucache.warmup.sources.labels import (
     labels_of_columns,
     labels_of_values,
     split_names,
+    tell_of_others,
 )
 from tpucache.warmup.sources.source import (
     Array,
@@ -107,6 +108,8 @@ class ParquetSource:
             raise SourceError(f"{where} holds no rows")
         if roles.unread:
             _log.warning("columns of %s that are neither numbers nor text are left out: %s", where, roles.unread)
+        if roles.labels and not self._options.label_cols:
+            tell_of_others(where, roles.labels[0], [name for name in LABEL_NAMES if name in roles.kept])
         labels, classes = _labels(values, roles, self._options.label_sep, where)
         if labels:
             samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
@@ -186,9 +189,11 @@ def _labels(
 
 
 def _folds(values: Sequence[Any], where: str) -> Array:
-    wrong = next((value for value in values if type(value) is not int or not 0 <= value < 2**31), 0)
+    wrong = [value for value in values if type(value) is not int or not -1 <= value < 2**31]
     if wrong:
-        raise SourceError(f"{where}: {wrong!r} is no fold: a fold is a whole number from 0")
+        raise SourceError(
+            f"{where}: {wrong[0]!r} is no fold: a fold is a whole number from 0, or -1 for a sample that trains in all"
+        )
     return np.array(values, np.int64)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from tpucache.errors import SourceError
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.cells import are_names, to_number
+from tpucache.warmup.sources.labels import without_words
 from tpucache.warmup.sources.source import Label
 
 Form = Literal["none", "class", "number", "numbers", "marks", "indices"]
@@ -76,6 +77,14 @@ class Reading:
         if isinstance(value, str):
             if value in self.names:
                 return self.names.index(value)
+            number = None if not self.by_value or are_names(self.names) else to_number(value)
+            if number is not None and _text(number) in self.names:
+                return self.names.index(_text(number))
+            if not self.names:
+                raise LabelFault(
+                    f"has the label {value!r:.60}, and most labels are numbers: give --labels classes where all of "
+                    "them are names"
+                )
             raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
         number = _single(value)
         if number is None:
@@ -163,14 +172,38 @@ def find_reading(
             )
         parts = sorted({part for value in lists for part in value if isinstance(part, str)} | {*texts})
         return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
-    if texts and kind != "numbers":
-        return Reading("class", names or _names_of(known), missing=missing, by_value=not names, kind=kind)
+    if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
+        known = [value for value in known if not isinstance(value, str)]  # a few texts are faults of their samples
+    elif texts and kind != "numbers":
+        return _text_reading(known, kind, names, missing, where)
     singles = [value for value in known if isinstance(value, int)]
     if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
         known, lists = singles, []  # a few lists among class numbers are faults of their samples
     if not lists or kind == "classes":
         return _single_reading(known, kind, names, missing, is_all)
     return _list_reading(known, kind, names, missing, where, may_index)
+
+
+def _text_reading(
+    known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
+) -> Reading:
+    """Return how texts are read, of which a few may be numbers: as in a table."""
+    if names:
+        return Reading("class", names, missing=missing, kind=kind)
+    texts = {value for value in known if isinstance(value, str)}
+    kept = without_words(texts, where)
+    gone = [*(missing or ()), *(text.strip() for text in texts - kept)]
+    others = () if kind == "auto" else (value for value in known if not isinstance(value, str))
+    labels = kept | {_text(_single(value) or 0) for value in others}
+    if are_names(labels):
+        return Reading("class", tuple(sorted(labels)), missing=tuple(gone) or missing, by_value=True, kind=kind)
+    numbers = {number for text in labels if math.isfinite(number := to_number(text) or 0)}
+    if missing is None and are_counted_from_minus_one(numbers):
+        gone, numbers = [*gone, str(UNLABELLED)], numbers - {UNLABELLED}
+    missing = tuple(gone) or missing
+    if kind == "auto" and not all(map(_is_whole, numbers)):
+        return Reading("number", (), 1, missing, kind=kind)
+    return Reading("class", tuple(map(_text, sorted(numbers))), missing=missing, by_value=True, kind=kind)
 
 
 def _single_reading(
@@ -265,12 +298,6 @@ def is_one_hot(labels: Sequence[Label]) -> bool:
     """Return whether each of several vectors of marks has exactly one of them, and not always the same."""
     known = [label for label in labels if isinstance(label, tuple)]
     return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
-
-
-def _names_of(values: Sequence[Any]) -> tuple[str, ...]:
-    """Return the names of classes of texts and numbers, in their order: as numbers where all of them are."""
-    texts = {value if isinstance(value, str) else _text(_single(value) or 0) for value in values}
-    return tuple(sorted(texts)) if are_names(texts) else tuple(sorted(texts, key=lambda text: to_number(text) or 0))
 
 
 def _single(value: Any) -> int | float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
+from tpucache.warmup.sources.labels import tell_of_others
 from tpucache.warmup.sources.source import (
     Array,
     Item,
@@ -42,8 +44,10 @@ _FRAME: Final = 16
 _MOST_WALKED: Final = 64
 #: Records that are looked at, spread over all, for what several label features are.
 _LOOKED_AT: Final = 64
+_NAMES_LOOKED_AT: Final = 8  # for what features are called
 #: The bounds of files by path, size and time of change, the latest last.
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
+_log: Final = logging.getLogger("tpucache")
 _lock: Final = threading.Lock()  # a Dask worker has several threads
 
 
@@ -75,6 +79,8 @@ class TFRecordSource:
                 ]
         if not samples:
             raise SourceError(f"{self._root / self._pattern} holds no records")
+        if not self._options.label_cols:
+            self._tell_of_others(samples)
         return Listing(samples, self._classes(samples))
 
     def load(self, sample: Sample) -> Item:
@@ -92,6 +98,22 @@ class TFRecordSource:
             with contextlib.suppress(SampleError):
                 found.append(are_marks(self._data(sample.path), sample.path, self._options.label_cols))
         return self._options.label_cols if found and all(found) else ()
+
+    def _tell_of_others(self, samples: Sequence[Sample]) -> None:
+        """Warn where records have more than one feature that is called as labels are."""
+        found, used = set[str](), set[str]()
+        for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
+            with contextlib.suppress(SampleError):
+                texts, numbers = _features(self._data(sample.path), sample.path, self._options)
+                found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
+                used |= {*_found_label(texts, numbers)}
+        if len(used) == 1:
+            tell_of_others(repr(self), *used, sorted(found - used))
+        elif used:
+            _log.warning(
+                "%s: the label of some records is feature %r, of others %r: --label-col says which it is",
+                self, *sorted(used)[:2],
+            )  # fmt: skip
 
     def _data(self, name: str) -> bytes:
         """Return the data of the record of that name, verified. Raises SampleError."""
@@ -346,8 +368,7 @@ def _text(value: bytes, name: str, path: str) -> str:
 
 def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
     """Take the label out of the numbers or texts, and return it."""
-    if not names:
-        names = [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
+    names = names or _found_label(texts, numbers)
     for name in names:
         if name in texts:
             return _text_label(texts, names, path)
@@ -362,6 +383,11 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
     if several is not None:
         raise SampleError(path, f"feature {several!r} has several values: of several label features each has one")
     return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
+
+
+def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
+    """Return the feature that is the label where none is named; an empty list where there is none."""
+    return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
 
 
 def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
