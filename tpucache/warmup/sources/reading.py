@@ -197,7 +197,7 @@ def _text_reading(
     labels = kept | {_text(_single(value) or 0) for value in others}
     if are_names(labels):
         return Reading("class", tuple(sorted(labels)), missing=tuple(gone) or missing, by_value=True, kind=kind)
-    numbers = {number for text in labels if math.isfinite(number := to_number(text) or 0)}
+    numbers = {number for text in labels if _is_finite(number := to_number(text) or 0)}
     if missing is None and are_counted_from_minus_one(numbers):
         gone, numbers = [*gone, str(UNLABELLED)], numbers - {UNLABELLED}
     missing = tuple(gone) or missing
@@ -210,7 +210,7 @@ def _single_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, is_all: bool
 ) -> Reading:
     found = [number for value in known if (number := _single(value)) is not None]
-    numbers = [number for number in found if math.isfinite(number)]  # others are faults of their samples
+    numbers = [number for number in found if _is_finite(number)]  # others are faults of their samples
     are_whole = all(map(_is_whole, numbers or found))
     has_floats = any(isinstance(value, tuple) for value in known) and len(found) == len(known)
     if kind == "multilabel":
@@ -318,6 +318,10 @@ def _position(value: Any, classes: int) -> int | None:
 
 def _is_whole(value: float) -> bool:
     return isinstance(value, int) or value.is_integer()
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def _text(value: float) -> str:
