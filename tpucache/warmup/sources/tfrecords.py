@@ -108,7 +108,7 @@ class TFRecordSource:
                 found |= {name for name in _LABELS if len(numbers.get(name, texts.get(name, ())))}
                 used |= {*_found_label(texts, numbers)}
         if len(used) == 1:
-            tell_of_others(repr(self), *used, sorted(found - used))
+            tell_of_others(repr(self), min(used), sorted(found - used))
         elif used:
             _log.warning(
                 "%s: the label of some records is feature %r, of others %r: --label-col says which it is",
