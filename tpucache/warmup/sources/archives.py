@@ -254,6 +254,8 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
 # Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
 _HEADER: Final = struct.Struct("<4s5H3I2H")
 _SIGNATURE: Final = b"PK\x03\x04"
+#: What most programs put behind a file's name, at most: it is read with the file.
+_EXTRA_BYTES: Final = 512
 _ENCRYPTED: Final = 1
 #: Deflate makes at most 258 bytes of two bits.
 _MOST_EXPANSION: Final = 1032
@@ -300,15 +302,18 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 
 
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
-    """Return a file's content from a zip, of which `pread` reads so many bytes from an offset.
+    """Return a file's content from a zip, of which `pread` reads up to so many bytes from an offset, mostly at once.
 
     Raises SampleError, with `path`, when it is not what was listed.
     """
-    header = pread(_HEADER.size, member.offset)
-    if len(header) < _HEADER.size or not header.startswith(_SIGNATURE):
+    found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
+    if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):
         raise SampleError(path, "is no longer where the archive had it: the archive changed. Run warmup again")
-    _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack(header)
-    data = pread(member.packed, member.offset + _HEADER.size + name_length + extra_length)
+    _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack_from(found)
+    start = _HEADER.size + name_length + extra_length
+    if (missing := start + member.packed - len(found)) > 0:
+        found += pread(missing, member.offset + len(found))
+    data = found[start : start + member.packed]
     if method == zipfile.ZIP_DEFLATED:
         data = _inflate(data, member.bytes, path)
     if len(data) != member.bytes or zlib.crc32(data) != member.checksum:

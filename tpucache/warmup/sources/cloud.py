@@ -49,8 +49,6 @@ _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: What is read of one file at most. Whatever is larger is no photograph.
 _LARGEST: Final = 1 << 30
 _BLOCK: Final = 1 << 20  # of a .zip's directory, which is read at once
-#: Beside its name and its bytes: the header of a file in a .zip, and what most programs put behind the name.
-_HEADER: Final = 30 + 512
 
 
 class CloudFolder:
@@ -119,19 +117,14 @@ class CloudZip:
         return plain_members(members, str(self))
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content, in one request. Raises SampleError, StoreError."""
+        """Return a file's content, mostly in one request. Raises SampleError, StoreError."""
         if member.bytes > _LARGEST:
             raise SampleError(path, f"has {member.bytes:,} bytes: at most {_LARGEST:,} are read")
         remote = _open(self._folder)
         size = _size(self._folder, self._name)
-        stop = min(size, member.offset + _HEADER + len(member.name.encode()) + member.packed)
-        data = remote.part(self._name, member.offset, stop)
 
         def pread(count: int, offset: int) -> bytes:
-            first = offset - member.offset
-            if first + count <= len(data) or stop == size:
-                return data[first : first + count]
-            return remote.part(self._name, offset, min(size, offset + count))
+            return remote.part(self._name, offset, min(size, offset + count)) if offset < size else b""
 
         return read_zip(pread, member, path)
 
