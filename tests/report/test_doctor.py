@@ -130,6 +130,7 @@ def test_a_machine_made_of_files_is_read_as_it_is(tmp_path, plain, monkeypatch):
     assert content["tpu"] is content["xla"] is None
     assert content["libraries"]["numpy"]
     assert content["mounts"][0]["caches"] == [[str(tmp_path / "input" / "datasets" / "owner" / "plain"), 12]]
+    assert 0 < content["mounts"][0]["open_seconds"] < PATIENCE
     assert [advice["what"] for advice in content["advice"] if "wait for peers" in advice["what"]]
     text = "\n".join(found.lines())
     assert "1 usable" in text

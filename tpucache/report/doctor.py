@@ -10,6 +10,8 @@ import dataclasses
 import json
 import os
 import platform
+import stat
+import statistics
 import subprocess
 import sys
 import time
@@ -185,6 +187,7 @@ def _version(name: str) -> str | None:
 
 
 _SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
+_OPENED: Final = 5  # files
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,8 @@ class Mount:
     """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
 
     `reading` says in words, of each of the caches, how its shards would be read here. `network` is the type of a file
-    system across a network, None for a disk.
+    system across a network, None for a disk. `open_seconds` is how long a file took to be opened and to give its first
+    bytes, the median of a few; None where there is none.
     """
 
     space: Space
@@ -200,6 +204,7 @@ class Mount:
     caches: tuple[tuple[str, int], ...]
     network: str | None = None
     reading: tuple[str, ...] = ()
+    open_seconds: float | None = None
 
 
 def look_into(folder: str | Path) -> Mount | None:
@@ -209,7 +214,25 @@ def look_into(folder: str | Path) -> Mount | None:
         return None
     caches = tuple(sorted(_caches(Path(folder))))
     reading = tuple(_reading(path) for path, _ in caches)
-    return Mount(space, os.access(folder, os.W_OK), caches, network_file_system(folder), reading)
+    seconds = _open_seconds(Path(folder))
+    return Mount(space, os.access(folder, os.W_OK), caches, network_file_system(folder), reading, seconds)
+
+
+def _open_seconds(folder: Path) -> float | None:
+    """Return the median time that a few files in or below a folder took to be opened and to give their first bytes."""
+    found: list[float] = []
+    until = time.monotonic() + _SEARCH_SECONDS
+    for above, _, names in os.walk(folder):
+        for path in (Path(above, name) for name in names[:_OPENED]):
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    began = time.perf_counter()
+                    with path.open("rb", buffering=0) as file:
+                        file.read(1)
+                    found.append(time.perf_counter() - began)
+        if len(found) >= _OPENED or time.monotonic() > until:
+            break
+    return statistics.median(found) if found else None
 
 
 def _caches(root: Path) -> Iterator[tuple[str, int]]:
@@ -589,7 +612,9 @@ def _space_text(space: Space | None) -> str:
 
 
 def _mount_text(mount: Mount) -> str:
-    return f"{_space_text(mount.space)}, {'writable' if mount.writable else 'read-only'}, {len(mount.caches):,} caches"
+    opening = "" if mount.open_seconds is None else f", a file opens in {1e3 * mount.open_seconds:.1f} ms"
+    kind = "writable" if mount.writable else "read-only"
+    return f"{_space_text(mount.space)}, {kind}, {len(mount.caches):,} caches{opening}"
 
 
 def _tpu_text(facts: Facts) -> str:
