@@ -74,6 +74,10 @@ def test_compare_finds_equal_records_and_near_copies(caches: Path, capsys: pytes
     }
     assert [pair["mirrored"] for pair in found["near"]["pairs"] if "near8" in pair["second"]["path"]] == [True]
     assert (found["near"]["search"], found["near"]["share"], found["near"]["count"]) == ("exact", 1.0, 3)
+    are_copies = {pair["second"]["path"]: pair["copy"] for pair in found["near"]["pairs"]}
+    assert found["near"]["copies"] == sum(are_copies.values())
+    assert are_copies["b/near6.png"]  # halved
+    assert are_copies["b/near8.png"]  # mirrored
     assert found["drift"]["sizes"] == [[96.0, 96.0], [96.0, 96.0]]
     assert set(found["drift"]["classes"]) == {"a", "b"}
 
@@ -315,5 +319,5 @@ def test_train_warns_of_copies_that_validate(
         assert main(["train", str(cache), *run, *options]) == 2
         said = capsys.readouterr().err
         assert "nothing is trained here" in said
-        assert ("are copies of training samples (by the hashes of pictures), such as" in said) == warns
+        assert ("are copies of training samples (by the details of pictures), such as" in said) == warns
         assert ("--make-folds N --groups duplicates" in said) == warns

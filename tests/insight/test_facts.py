@@ -10,7 +10,7 @@ from photographs import edited, picture
 from PIL import Image
 
 from tpucache import CachedDataset, build_cache
-from tpucache.insight import find_leak, findings, hashes
+from tpucache.insight import confirm_copies, find_leak, findings, hashes, pairs
 from tpucache.recipe import Recipe
 
 
@@ -73,4 +73,41 @@ def test_leaks_are_found_by_records_and_by_hashes_once_these_are_kept(tmp_path: 
     hashes(dataset)
     leak = find_leak(train, valid)
     assert (leak.samples, leak.compared) == (2, "hashes")
+    assert (leak.alike, leak.closest) == (0, None)
     assert find_leak(train, dataset.select([5])).samples == 0
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of five pictures: 1 looks like 0, and has other details; 3 is a brighter 0, and 4 is 2 mirrored."""
+    folder = tmp_path_factory.mktemp("alike")
+    coarse = np.random.default_rng(0).uniform(50, 200, (12, 12, 3)).astype(np.uint8)
+    smooth = np.array(Image.fromarray(coarse).resize((96, 96), Image.Resampling.BICUBIC)).astype(int)
+    first, second = (
+        np.clip(smooth + np.kron(np.random.default_rng(seed).integers(-9, 10, (32, 32, 1)), np.ones((3, 3, 1))), 0, 255)
+        for seed in (1, 2)
+    )
+    pictures = [first, second, picture(7), first * 1.2, picture(7)[:, ::-1]]
+    for number, pixels in enumerate(pictures):
+        Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+    build_cache(folder, folder.parent / "alike-cache", Recipe(size=64), jobs=1)
+    return folder.parent / "alike-cache"
+
+
+def test_pictures_that_look_alike_are_no_copies_unless_their_details_agree(alike: Path) -> None:
+    dataset = CachedDataset(alike)
+    found = pairs(hashes(dataset))
+    expected = {(0, 1): False, (0, 3): True, (1, 3): False, (2, 4): True}
+    for given in (dataset, alike):
+        is_copy = confirm_copies(found, given).tolist()
+        assert (
+            dict(zip(zip(found.first.tolist(), found.second.tolist(), strict=True), is_copy, strict=True)) == expected
+        )
+    assert found.is_mirrored.sum() == 1
+    leak = find_leak(dataset.select([0]), dataset.select([2, 1]))
+    assert (leak.samples, leak.path, leak.alike) == (0, "", 1)
+    assert leak.closest is not None
+    assert leak.closest[:2] == ("1.png", "0.png")
+    assert 0 < leak.closest[2] <= 48
+    leak = find_leak(dataset.select([2, 0]), dataset.select([1, 4, 3]))
+    assert (leak.samples, leak.path, leak.alike) == (2, "4.png", 1)

@@ -161,7 +161,7 @@ def test_keys_step_through_the_cards_and_tick_them(page):
     assert page.locator(".card input[type=text]").first.input_value().endswith("d")
     page.keyboard.press("Escape")
     page.keyboard.press("]")
-    assert page.locator("#tabs [aria-selected=true]").inner_text() == "near-duplicates 1"
+    assert page.locator("#tabs [aria-selected=true]").inner_text() == "look alike, same label 1"
     page.keyboard.press("[")
     with page.expect_download():
         page.locator(".card input[type=text]").first.fill(NAMES[2])
@@ -182,7 +182,7 @@ def test_cards_are_made_when_they_are_scrolled_to(browser, copies_cache, tmp_pat
     path = report_findings(cache).save(tmp_path / "page.html")
     page = browser.new_page(viewport={"width": 1280, "height": 844})
     page.goto(path.as_uri())
-    assert page.locator("#tabs button").first.inner_text() == "same picture, different label 201"
+    assert page.locator("#tabs button").first.inner_text() == "look alike, different label 201"
     first = page.locator(".card").count()
     assert 24 <= first < 100
     page.mouse.wheel(0, 20_000)

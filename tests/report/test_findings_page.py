@@ -71,12 +71,12 @@ def found(copies):
 
 def test_copies_are_told_apart_by_their_labels(found):
     paths = [f"folder/{number:04d}.png" for number in range(10)]
-    assert found.paths("same picture, different label") == [[paths[0], paths[8]]]
-    assert found.paths("near-duplicates") == [[paths[1], paths[9]]]
-    ((_, proposed, text),) = found.sections["same picture, different label"]["cards"]
+    assert found.paths("look alike, different label") == [[paths[0], paths[8]]]
+    assert found.paths("look alike, same label") == [[paths[1], paths[9]]]
+    ((_, proposed, text),) = found.sections["look alike, different label"]["cards"]
     assert proposed == ["bee", "ant"]
-    assert re.fullmatch(r"\d+ of 256 bits differ", text)
-    assert found.sections["near-duplicates"]["cards"][0][2].endswith("differ, mirrored")
+    assert re.fullmatch(r"\d+ of 256 bits differ, copies by their details", text)
+    assert found.sections["look alike, same label"]["cards"][0][2].endswith("differ, mirrored, copies by their details")
     assert "leaks" not in found.sections
 
 
@@ -186,9 +186,9 @@ def test_labels_are_written_as_relabel_reads_them(labels, classes, text, options
 def test_what_there_is_no_room_for_is_left_out_and_said(copies, monkeypatch):
     monkeypatch.setattr(findings_page, "_MOST", 0)
     page = Found(report_findings(copies))
-    assert page.paths("near-duplicates") == []
-    assert page.sections["near-duplicates"]["count"] == "1"
-    assert page.sections["near-duplicates"]["note"].endswith("The first 0 of 1 are here.")
+    assert page.paths("look alike, same label") == []
+    assert page.sections["look alike, same label"]["count"] == "1"
+    assert page.sections["look alike, same label"]["note"].endswith("The first 0 of 1 are here.")
     monkeypatch.undo()
     monkeypatch.setattr(findings_page, "_BYTES", -1)
     assert not Found(report_findings(copies)).texts["sprite"]
@@ -201,8 +201,8 @@ def test_records_without_images_have_no_findings(tokens):
 
 def test_a_selection_has_its_own_findings_only(copies):
     page = Found(report_findings(CachedDataset(copies).select([0, 2, 8])))
-    assert page.paths("same picture, different label") == [["folder/0000.png", "folder/0008.png"]]
-    assert page.sections["near-duplicates"]["count"] == "0"
+    assert page.paths("look alike, different label") == [["folder/0000.png", "folder/0008.png"]]
+    assert page.sections["look alike, same label"]["count"] == "0"
 
 
 def test_the_command_writes_the_page(copies, tmp_path, capsys):

@@ -80,7 +80,8 @@ def _sample(cache: Cache, position: int) -> dict[str, Any]:
 def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any]:
     exact = zip(found.exact.first.tolist(), found.exact.second.tolist(), strict=True)
     near = found.near
-    rows = zip(*(getattr(near, name).tolist() for name in ("first", "second", "distance", "is_mirrored")), strict=True)
+    columns = [getattr(near, name).tolist() for name in ("first", "second", "distance", "is_mirrored")]
+    rows = zip(*columns, found.is_copy.tolist(), strict=True)
     return {
         "first": one.place,
         "second": two.place,
@@ -93,9 +94,16 @@ def _comparison_dict(one: Cache, two: Cache, found: Comparison) -> dict[str, Any
         "near": {
             **_search_dict(near),
             "count": len(near),
+            "copies": int(found.is_copy.sum()),
             "pairs": [
-                {"first": _sample(one, first), "second": _sample(two, second), "distance": far, "mirrored": mirrored}
-                for first, second, far, mirrored in rows
+                {
+                    "first": _sample(one, first),
+                    "second": _sample(two, second),
+                    "distance": far,
+                    "mirrored": mirrored,
+                    "copy": is_copy,
+                }
+                for first, second, far, mirrored, is_copy in rows
             ],
         },
         "drift": found.drift.to_dict(),
@@ -123,11 +131,13 @@ def _comparison_lines(one: Cache, two: Cache, found: Comparison) -> list[str]:
         f"{one.place} and {two.place}",
         f"  equal records  {said}",
         *_pair_lines(one, two, zip(exact.first.tolist(), exact.second.tolist(), strict=True), len(exact)),
-        f"  near copies    {len(near):,} ({_search_text(near)})",
+        f"  look alike     {len(near):,} ({_search_text(near)}), of which {int(found.is_copy.sum()):,} are copies by "
+        "details",
     ]
+    columns = near.distance.tolist(), near.is_mirrored.tolist(), found.is_copy.tolist()
     far = [
-        f"{bits} bits{', mirrored' if turned else ''}"
-        for bits, turned in zip(near.distance.tolist(), near.is_mirrored.tolist(), strict=True)
+        f"{bits} bits{', mirrored' if turned else ''}{', copies' if is_copy else ''}"
+        for bits, turned, is_copy in zip(*columns, strict=True)
     ]
     pairs = zip(near.first.tolist(), near.second.tolist(), strict=True)
     lines += _pair_lines(one, two, pairs, len(near), far)
@@ -161,6 +171,7 @@ def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[s
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
     """Give a cache folds of its own; return its manifest, what was made as JSON values, and as lines."""
+    from tpucache.insight.comparison import confirm_copies
     from tpucache.insight.matching import groups as join
     from tpucache.insight.matching import pairs
     from tpucache.insight.splitting import column_groups, folds
@@ -172,7 +183,10 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     if options.groups == _DUPLICATES:
         found = pairs(_hashes(cache, None))
         members, search = join(found), _search_dict(found)
-        lines.append(f"  copies: {len(found):,} pairs {_search_text(found)}")
+        confirmed = int(confirm_copies(found, cache).sum())
+        lines.append(
+            f"  look alike: {len(found):,} pairs {_search_text(found)}; {confirmed:,} of them are copies by details"
+        )
     elif options.groups is not None:
         members = column_groups(cache, options.groups)
     stratify = None if options.stratify == "none" else options.stratify
@@ -298,7 +312,7 @@ def add(commands: Any) -> None:
         type=natural,
         default=48,
         metavar="BITS",
-        help="bits of 256 by which the hashes of near copies differ at most",
+        help="bits of 256 by which the hashes of pictures that look alike differ at most",
     )
     command.add_argument("--threads", type=positive, metavar="N", help="threads that hash; one a core if not given")
     command.add_argument(

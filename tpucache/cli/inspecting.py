@@ -158,7 +158,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _report_findings(options: argparse.Namespace) -> int:
-    """Write the page of copies, leaks, suspects and extremes, with pictures to tick."""
+    """Write the page of pictures that look alike, leaks, suspects and extremes, to tick."""
     from tpucache.report.findings_page import report_findings
 
     if options.valid is not None:
@@ -251,7 +251,7 @@ def add(commands: Any) -> None:
     group.add_argument(
         "--findings",
         action="store_true",
-        help="write the page of near-duplicates, labels that contradict each other, and extremes of a cache instead",
+        help="write the page of pictures that look alike, labels that contradict each other, and extremes instead",
     )
     group.add_argument(
         "--against", type=cache, metavar="CACHE", help="show which pictures are in this cache, too: leaks"

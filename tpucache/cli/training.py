@@ -161,17 +161,24 @@ def _run(
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
-    """Say which parts validate with copies of samples that train, by hashes that are kept or by equal records."""
+    """Say which parts validate with samples that are copies of, or look like, samples that train."""
     from tpucache.insight.comparison import find_leak
 
     for name, train_set, valid_set in parts:
         leak = find_leak(train_set, valid_set)
         if leak is not None and leak.samples:
-            how = "by the hashes of pictures" if leak.compared == "hashes" else "by equal records alone"
+            how = "by the details of pictures" if leak.compared == "hashes" else "by equal records alone"
             note(
                 f"{name}: {leak.samples:,} of {len(valid_set):,} samples are copies of training samples ({how}), such "
                 f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "
                 "folds that keep copies together"
+            )
+        if leak is not None and leak.closest is not None:
+            validates, trains, bits = leak.closest
+            note(
+                f"{name}: {leak.alike:,} of {len(valid_set):,} samples look like training samples, such as "
+                f"{validates!r} like {trains!r} ({bits} of 256 bits of their hashes differ). If they show the same, "
+                "scores will be too good: `report CACHE --findings -o PAGE.html` shows such pictures side by side"
             )
 
 

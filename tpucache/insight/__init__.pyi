@@ -6,6 +6,7 @@ from tpucache.insight.comparison import (
     Exact as Exact,
     Leak as Leak,
     compare as compare,
+    confirm_copies as confirm_copies,
     exact_copies as exact_copies,
     find_leak as find_leak,
 )

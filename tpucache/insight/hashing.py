@@ -142,7 +142,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
 
     def work(start: int) -> int:
         some = rows[start : start + step]
-        grids = grey_grids(read_luma(cache, some, IMAGE, least=2 * _GRID))
+        grids = _read_grids(cache, some)
         part = slice(start, start + len(some))
         found.words[part], found.mirrored[part] = phash(grids)
         found.is_blank[part] = grids.std((1, 2)) < _BLANK_STD * unit
@@ -154,6 +154,26 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
     for count in _in_threads(work, range(0, len(rows), step), threads):
         done += count
         on_progress(done, len(rows))
+    return found
+
+
+def _read_grids(cache: Cache, rows: Positions) -> npt.NDArray[np.float64]:
+    return grey_grids(read_luma(cache, rows, IMAGE, least=2 * _GRID))
+
+
+def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
+    """Return what is fine in clean images: float64 (n, 32, 32), of length 1 each, or 0 where an image has nothing fine.
+
+    From the averages of an image in grey the mean of each one and its neighbours is subtracted. A hash has the lowest
+    frequencies of these averages and no others.
+    """
+    grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
+    padded = np.pad(grids, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    fine = grids - (rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]) / 9
+    fine -= fine.mean((1, 2), keepdims=True)
+    length = np.sqrt((fine**2).sum((1, 2), keepdims=True))
+    found: npt.NDArray[np.float64] = fine / np.where(length > 0, length, 1.0)
     return found
 
 

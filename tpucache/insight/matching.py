@@ -1,4 +1,4 @@
-"""pairs and groups: which pictures are copies of one another, by their hashes."""
+"""pairs and groups: which pictures look alike, by their hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of findings: copies with other labels, near-duplicates, leaks, suspects and extremes, as pictures."""
+"""The page of findings: pictures that look alike, leaks, suspects and extremes, side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.insight.comparison import confirm_copies
 from tpucache.insight.hashing import Hashes, hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
@@ -24,6 +25,7 @@ from tpucache.redact import SEPARATOR, join_names
 from tpucache.report.page import Page, escape, fill_template, make_page
 from tpucache.report.records import Records
 from tpucache.report.text import class_name
+from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
 from tpucache.units import size_text
@@ -44,7 +46,8 @@ _QUALITY: Final = 75
 _SMALL: Final = 64  # images that are not larger have their pixels shown as squares
 _CLASSES: Final = 5000  # that a page offers
 
-_CONFLICTS: Final = "same picture, different label"
+_CONFLICTS: Final = "look alike, different label"
+_ALIKE: Final = "look alike, same label"
 _TYPES: Final = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
@@ -65,8 +68,8 @@ def report_findings(
 ) -> Page:
     """Return a page of what a cache tells of its data, as pictures side by side, to look through and correct labels.
 
-    It has pictures that are there twice with different labels, near-duplicates, those that the cache `against` has,
-    too, the samples whose labels are the least probable by `predictions` (the table that a run of all folds wrote, or
+    It has pictures that look alike, with different labels and with the same, those like one of the cache `against`, the
+    samples whose labels are the least probable by `predictions` (the table that a run of all folds wrote, or
     the folder of that run), and the extremes of what is known of the images. Two pictures are alike where their hashes
     differ by at most `threshold` of 256 bits (see `tpucache.insight`). Of each kind at most 2,000 are shown.
 
@@ -88,7 +91,7 @@ def report_findings(
         on_progress("compare", round(share * len(own)), len(own))
 
     alike = pairs(own.hashes, threshold, on_progress=compared)
-    kinds = [*_copies(own, alike)]
+    kinds = [*_alike(own, alike)]
     if len(sets) > 1:
         kinds.append(_leaks(sets, pairs(own.hashes, threshold, other=sets[1].hashes, on_progress=compared)))
     kinds += [*doubtful, _extremes(own)]
@@ -108,8 +111,11 @@ def report_findings(
 class _Set:
     """A cache whose samples are shown, and the hashes of their images."""
 
-    def __init__(self, records: Records, found: Hashes, place: str) -> None:
-        self.records, self.hashes, self.place = records, found, place
+    def __init__(self, records: Records, found: Hashes, cache: str | Path | CachedDataset) -> None:
+        is_whole = isinstance(cache, (str, Path))
+        self.records, self.hashes, self.place = records, found, str(cache if is_whole else records.directory)
+        #: What the places of samples here are places in.
+        self.dataset: Cache | CachedDataset = records.cache if isinstance(cache, (str, Path)) else cache
         self.positions = records.positions
         self.classes = records.manifest.classes
         self._labels = records.table.labels
@@ -122,7 +128,7 @@ class _Set:
             names = ", ".join(each.name for each in records.manifest.fields)
             raise UsageError(f"{records.directory} has no images to compare, only the fields {names}")
         found = hashes(cache, on_progress=lambda done, total: on_progress(f"hash {records.name}", done, total))
-        return cls(records, found, str(cache) if isinstance(cache, (str, Path)) else str(records.directory))
+        return cls(records, found, cache)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -187,37 +193,49 @@ class _Kind:
     is_pair: bool = True
 
 
-def _copies(own: _Set, alike: Pairs) -> Iterator[_Kind]:
-    """Yield the pictures that are there more than once: with different labels, and with the same."""
+def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
+    """Yield the pictures that look alike: with different labels, and with the same."""
     differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
         (_CONFLICTS, "A label is wrong, or the classes overlap, or these are not the same after all.", differs),
-        ("near-duplicates", "They have the same label. Keep each group of them in one fold.", ~differs),
+        (_ALIKE, "They have the same label. Keep each group of them in one fold.", ~differs),
     ):
         rows = np.flatnonzero(chosen)
 
         def make(number: int, rows: Array = rows) -> _Finding:
             row = int(rows[number])
             ends = int(alike.first[row]), int(alike.second[row])
-            return _pair(alike, row, [(0, each) for each in ends], [own.label(ends[1]), own.label(ends[0])])
+            return _pair(alike, row, (own, own), [(0, each) for each in ends], [own.label(ends[1]), own.label(ends[0])])
 
         yield _Kind(title, f"{note} The closest come first.", len(rows), make)
 
 
 def _leaks(sets: Sequence[_Set], alike: Pairs) -> _Kind:
-    """Return the pictures that both caches have."""
+    """Return the pictures of one cache that look like one of the other."""
 
     def make(row: int) -> _Finding:
         one, two = int(alike.first[row]), int(alike.second[row])
-        return _pair(alike, row, [(0, one), (1, two)], [sets[1].label(two), sets[0].label(one)])
+        return _pair(alike, row, sets, [(0, one), (1, two)], [sets[1].label(two), sets[0].label(one)])
 
-    note = f"Pictures of {sets[0].name} that {sets[1].name} has, too. A score on such samples is too good."
+    note = (
+        f"Pictures of {sets[0].name} that look like one of {sets[1].name}. Where both show the same, a score on such "
+        "samples is too good."
+    )
     return _Kind("leaks", f"{note} The closest come first.", len(alike), make)
 
 
-def _pair(alike: Pairs, row: int, samples: Sequence[tuple[int, int]], labels: Sequence[str]) -> _Finding:
+def _pair(
+    alike: Pairs, row: int, sets: Sequence[_Set], samples: Sequence[tuple[int, int]], labels: Sequence[str]
+) -> _Finding:
     mirrored = ", mirrored" if alike.is_mirrored[row] else ""
-    return _Finding(samples, labels, f"{int(alike.distance[row])} of {_HASH_BITS} bits differ{mirrored}")
+    copies = ", copies by their details" if _is_copy(alike, row, sets) else ""
+    return _Finding(samples, labels, f"{int(alike.distance[row])} of {_HASH_BITS} bits differ{mirrored}{copies}")
+
+
+def _is_copy(alike: Pairs, row: int, sets: Sequence[_Set]) -> bool:
+    columns = {name: getattr(alike, name)[row : row + 1] for name in ("first", "second", "distance", "is_mirrored")}
+    (found,) = confirm_copies(replace(alike, **columns), *(each.dataset for each in sets))
+    return bool(found)
 
 
 def _suspects(own: _Set, table: Predictions) -> _Kind:

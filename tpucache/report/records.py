@@ -33,18 +33,18 @@ class Records:
 
         Raises NotACacheError, FormatError or DamageError.
         """
-        self._cache = open_cache(cache) if isinstance(cache, (str, Path)) else cache.cache
-        self.directory: Path = self._cache.directory
-        self.manifest: Manifest = self._cache.manifest
-        self.table: SampleTable = self._cache.samples
+        self.cache = open_cache(cache) if isinstance(cache, (str, Path)) else cache.cache
+        self.directory: Path = self.cache.directory
+        self.manifest: Manifest = self.cache.manifest
+        self.table: SampleTable = self.cache.samples
         self._names = [field.name for field in self.manifest.fields]
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
-        self._cache.index  # a damaged one is refused now  # noqa: B018
+        self.cache.index  # a damaged one is refused now  # noqa: B018
 
     @property
     def name(self) -> str:
         """The cache's name: its folder's."""
-        return Path(self._cache.place).resolve().name
+        return Path(self.cache.place).resolve().name
 
     @property
     def image(self) -> Field | None:
@@ -55,8 +55,8 @@ class Records:
         """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
         parts: list[list[memoryview]] = [[] for _ in self.manifest.fields]
         for band, layout in enumerate(self.manifest.layouts):
-            (row,) = self._cache.index[self._cache.rows(variant, [position], band)]
-            found = layout.split(memoryview(self._cache.reader.read(row)))
+            (row,) = self.cache.index[self.cache.rows(variant, [position], band)]
+            found = layout.split(memoryview(self.cache.reader.read(row)))
             for field, part in zip(layout.fields, found, strict=True):
                 parts[self._names.index(field.name)].append(part)
         return {
