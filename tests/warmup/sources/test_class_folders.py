@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +168,32 @@ def test_one_such_name_alone_is_a_class(tmp_path: Path, names: tuple[str, ...]) 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_flat_folder_in_an_archive_has_no_classes(tmp_path: Path, kind: str) -> None:
     assert _found(_make(tmp_path, kind, "1.png", "2.png")) == ((), {"1.png": None, "2.png": None})
+
+
+def _meaning(source: Path) -> object:
+    """Return what a source means, or that it is refused."""
+    try:
+        listing = open_source(source).list()
+    except SourceError as error:
+        return re.sub(r"'.*?'|\S*/\S*", "", str(error))
+    return listing.classes, bool(listing.doubt), sorted((Path(one.path).name, one.label) for one in listing.samples)
+
+
+_PARTS = ("cat", "dog", "train", "val", "@eaDir", "data", ".hidden", "a b")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_folders_mean_the_same_on_disk_and_in_archives_that_list_files_alone(seed: int, tmp_path: Path) -> None:
+    random = np.random.RandomState(seed)
+    names = []
+    for number in range(random.randint(1, 7)):
+        folder = "".join(f"{_PARTS[place]}/" for place in random.randint(0, len(_PARTS), random.randint(0, 4)))
+        names.append(f"{folder}{number}.{'png' if random.rand() < 0.8 else 'txt'}")
+        names += [f"{folder}empty{number}/"] if random.rand() < 0.2 else []
+    folder = _make(tmp_path, "folder", *names)
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive, tarfile.open(tmp_path / "data.tar", "w") as tar:
+        for name in names:
+            archive.writestr(f"data/{name}", b"" if name.endswith("/") else (folder / name).read_bytes())
+            tar.add(folder / name, f"data/{name}", recursive=False)
+    found = [_meaning(folder), _meaning(tmp_path / "data.zip"), _meaning(tmp_path / "data.tar")]
+    assert found == [found[0]] * 3

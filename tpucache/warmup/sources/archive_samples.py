@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from types import NoneType
 from typing import Any, Final, Protocol
@@ -25,7 +26,7 @@ from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.archives import find_archive, without_folders
 from tpucache.warmup.sources.cells import are_names, to_number
-from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, list_images, shared_folders, without_ignored
+from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, is_ignored, list_images, shared_folders, without_ignored
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,
     columns_of_values,
@@ -92,11 +93,14 @@ class ArchiveSource:
         if self._options.label_cols or are_groups([name.as_posix() for name in names]):
             return list_groups(files, self._files.read, self._options, str(self._files))
         own = "" if self._files.inside else _own_folder(places)
+        hollow = _hollow_folders(_places(entries, self._files.is_several), visible)
         if own:  # the archive was made of it
             places = {name: place.relative_to(own) for name, place in places.items() if place != PurePosixPath(own)}
+            hollow = {place.relative_to(own) for place in hollow if PurePosixPath(own) in place.parents}
         found = [FoundFile(PurePosixPath(name), places[name], files[name].bytes, (files[name],)) for name in files]
         used = {above for name in files for above in places[name].parents}
-        empty = [place for name, place in places.items() if name.endswith("/") and place not in used]
+        folders = {place for name, place in places.items() if name.endswith("/")}
+        empty = sorted((folders | hollow) - used)
         leaves = [place for place in empty if not any(place in other.parents for other in empty)]
         where = f"{str(self._files).rstrip('/')}/{own}" if own else self._files
         return list_images(where, found, leaves)
@@ -114,7 +118,7 @@ def _places(entries: Mapping[str, Member], is_several: bool) -> dict[str, PurePo
 
 def _without_shared(places: Sequence[PurePosixPath]) -> list[PurePosixPath]:
     """Return paths without the folders that hold all of them."""
-    shared = len(shared_folders([place.parts[:-1] for place in places]))
+    shared = len(shared_folders([place.parts[:-1] for place in places])) if places else 0
     return [PurePosixPath(*place.parts[shared:]) for place in places]
 
 
@@ -122,7 +126,14 @@ def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
     """Return the one folder that holds everything, "" where there is none."""
     tops = {place.parts[0] for place in places.values()}
     files = (place for name, place in places.items() if not name.endswith("/"))
-    return "" if len(tops) > 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
+    return "" if len(tops) != 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
+
+
+def _hollow_folders(places: Mapping[str, PurePosixPath], visible: Collection[str]) -> set[PurePosixPath]:
+    """Return the folders that hold what is ignored by its name: those above it, which an archive need not list."""
+    ignored = (place.parts for name, place in places.items() if name not in visible)
+    above = (tuple(itertools.takewhile(lambda part: not is_ignored(part), parts)) for parts in ignored)
+    return {PurePosixPath(*parts) for parts in above if parts}
 
 
 def _is_archive(source: str | Path) -> bool:
