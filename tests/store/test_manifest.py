@@ -487,3 +487,10 @@ def test_a_key_of_a_later_version_is_passed_over_where_the_digest_covers_it() ->
     text = later.replace(' "extra"', f'{line} "extra"')
     assert Manifest.from_json(text) == example()
     assert unknown_keys(text.encode()) == []
+
+
+def test_a_shard_that_is_larger_than_its_records_can_be_is_refused() -> None:
+    content = json.loads(example().to_json())
+    content["shards"][0]["bytes"] = 1 << 60
+    with pytest.raises(FormatError, match=r"1,152,921,504,606,846,976 bytes, more than \d+ records take"):
+        Manifest.from_json(json.dumps(content))

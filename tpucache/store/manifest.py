@@ -125,6 +125,7 @@ def _integer(value: object, low: int, high: int, where: str) -> int:
 
 
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
+_MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
 _MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
 
 
@@ -455,6 +456,8 @@ def _read_shard(item: JsonObject) -> ShardEntry:
     )
     if name != fmt.shard_name(entry.part, entry.block):
         raise FormatError(f"{item.where}: {name} is not block {entry.block}, {entry.part}")
+    if entry.bytes > (entry.records + 1) * _MAX_BYTES_A_RECORD:
+        raise FormatError(f"{item.where}: {name} has {entry.bytes:,} bytes, more than {entry.records:,} records take")
     return entry
 
 

@@ -74,7 +74,7 @@ class ShardWriter:
                 max_dbs=0,
                 **_ENGINE,
             )
-        except (lmdb.Error, OSError) as error:
+        except Exception as error:  # lmdb raises TypeError, too, for names and sizes that it cannot take
             raise self._failure(error) from error
 
     def __enter__(self) -> ShardWriter:

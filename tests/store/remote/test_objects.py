@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
 from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote import fetching, objects
+from tpucache.store.remote import fetching, folder, objects
 from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import verify_cache
 
@@ -71,6 +71,53 @@ def test_a_bucket_without_a_cache_is_named(s3: str, tmp_path: Path) -> None:
         CachedDataset(f"{s3}/nothing", cache_dir=tmp_path)
     with pytest.raises(UsageError, match="names no bucket"):
         CachedDataset("s3://", cache_dir=tmp_path)
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: str, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"s3://other/cache: there is no such bucket\. Check its name"):
+        CachedDataset("s3://other/cache", cache_dir=tmp_path)
+    with pytest.raises(StoreError, match="there is no such bucket"):
+        push_cache(cache, "s3://other/cache")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/run#1/cache", "gs://bucket/run?1/cache", "http://127.0.0.1:9/run#1/cache"]
+)
+def test_a_mark_that_ends_a_path_is_refused_before_anything_is_read_or_written(
+    keys: None, cache: Path, tmp_path: Path, url: str
+) -> None:
+    for use in (lambda: CachedDataset(url, cache_dir=tmp_path), lambda: push_cache(cache, url)):
+        with pytest.raises(UsageError, match="with which the path of such a URL ends"):
+            use()
+
+
+@pytest.mark.parametrize("endpoint", ["no url", "http://", "http://[::1", "ftp://example.org", "http://a b", "\x7f"])
+def test_an_endpoint_that_is_no_address_is_named(keys: None, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(UsageError, match="AWS_ENDPOINT_URL is no address of a server"):
+        Remote("s3://bucket/cache")
+
+
+def test_keys_that_no_request_can_hold_are_one_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore panics: that is no Exception."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a\n")
+    monkeypatch.setattr(folder, "_RETRIES", 0)
+    with pytest.raises(StoreError, match="obstore cannot send the request"):
+        Remote(f"{s3}/cache").manifest()
+
+
+@pytest.mark.parametrize("config", [None, b"[default\nx=", b"\xff\xfe\x00[prof"])
+def test_keys_of_a_profile_that_cannot_be_read_are_one_error(
+    keys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: bytes | None
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    (tmp_path / ".aws").mkdir()
+    if config is None:
+        monkeypatch.setenv("AWS_PROFILE", "missing")
+    else:
+        (tmp_path / ".aws" / "config").write_bytes(config)
+    with pytest.raises(UsageError, match=r"the keys of AWS cannot be read: .*Mend ~/\.aws or AWS_PROFILE"):
+        Remote("s3://bucket/cache")
 
 
 def test_parts_of_an_object_that_was_replaced_are_refused(s3: str, tmp_path: Path) -> None:

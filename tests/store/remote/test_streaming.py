@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import itertools
 import json
@@ -391,6 +392,22 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache:
             batches(CachedDataset(server.url, cache_dir=tmp_path / "third", in_memory=False))
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "writev"])
+def test_a_file_that_may_not_grow_is_one_error_or_none(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Neither a sparse file (`ulimit -f`) nor one in memory: no other error leaves the reader."""
+    dataset = opened()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(fetching.Fetcher, "is_busy", True)
+    with contextlib.suppress(StoreError):
+        assert batches(dataset) == batches(CachedDataset(cache))
 
 
 def test_a_full_disk_ends_keeping_with_one_warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import math
@@ -10,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import quote
 
 from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import redact, shown, url_secrets
@@ -27,10 +29,15 @@ _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
 _MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 _FIRST_PAUSE: Final = 0.5
+#: What ends the path of a URL, as the libraries of object stores have it. A web server's URL may have a query.
+_MARKS: Final = {**dict.fromkeys(SCHEMES, "#"), **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "#?")}
+#: What stores answer where there is no such bucket, beside what they answer where a bucket has no such file.
+_NO_BUCKET: Final = ("NoSuchBucket", "bucket does not exist")
 _PATIENT_SECONDS: Final = 40.0  # with the last try's silence nobody waits longer than a minute
 _BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
 # Other statuses from 400 to 499 are final: asking again gets the same answer. 408 is "too slow", 429 "too often".
 _PASSING: Final = (408, 429)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _FINAL: Final = (
     FileNotFoundError,
     PermissionError,
@@ -59,6 +66,11 @@ class Remote:
         self._secrets, self._patience = url_secrets(url), math.inf if silence is None else _PATIENT_SECONDS
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
+        if mark := next((mark for mark in _MARKS.get(self.scheme, "") if mark in url), ""):
+            raise UsageError(
+                f"{self.shown} has a {mark} behind it, with which the path of such a URL ends: it leads to another "
+                f"folder. Give one without it{f', or write {quote(mark)}' if self.scheme in SCHEMES else ''}"
+            )
         self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
         self._files = self._web or self._open_store(url, silence)
 
@@ -221,6 +233,8 @@ class Remote:
     def _pause(self, name: str, failure: Exception, failures: int, began: float) -> None:
         """Wait before the next try. Raises StoreError, not chained to what may hold a password, if there is none."""
         where = f"{self.shown}/{name}".rstrip("/")
+        if any(words in str(failure) for words in _NO_BUCKET):
+            raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
         pause = _FIRST_PAUSE * 2 ** (failures - 1)
@@ -245,5 +259,6 @@ def _is_final(error: Exception, failures: int) -> bool:
     """Return whether asking again would be in vain."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
-    is_final = refused or getattr(error, "is_final", False) or isinstance(error, _FINAL)
+    is_full = isinstance(error, OSError) and error.errno in _FULL
+    is_final = refused or is_full or getattr(error, "is_final", False) or isinstance(error, _FINAL)
     return is_final or failures > _RETRIES

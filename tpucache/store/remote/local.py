@@ -32,7 +32,7 @@ import numpy as np
 
 from tpucache.errors import StoreError
 from tpucache.native import file_system, free_part
-from tpucache.store.files import OpenFile, OpenFolder, ThreadLock
+from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote.pieces import Bools, Pieces, Run
@@ -237,10 +237,10 @@ class LocalCopy:
         Where there was none, that is logged once, and nothing more is kept. Raises StoreError.
         """
         try:
-            file, at = self.file(run.shard), 0
+            file, at = self._open_file(run.shard), 0
             if not Moment.of(file).links:  # somebody removed it: what is written to it would be gone
                 self._renew(run.shard)
-                file = self.file(run.shard)
+                file = self._open_file(run.shard)
             while at < len(data):
                 at += os.pwrite(file.number, data[at:], run.start + at)
         except OSError as error:
@@ -254,7 +254,14 @@ class LocalCopy:
         return True
 
     def file(self, shard: int) -> _SparseFile:
-        """Return a shard's sparse file, open for reading and writing. Raises OSError, StoreError."""
+        """Return a shard's sparse file, open for reading and writing. Raises StoreError."""
+        try:
+            return self._open_file(shard)
+        except OSError as error:
+            refuse_too_many_files(error)
+            raise StoreError(f"{self.directory} cannot be read: {error}. Give another folder as cache_dir") from error
+
+    def _open_file(self, shard: int) -> _SparseFile:
         with self._files_lock:
             if shard in self._files:
                 self._files.move_to_end(shard)

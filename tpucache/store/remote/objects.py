@@ -6,6 +6,7 @@ They may expire while a cache is read. So a request that is refused is asked aga
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -15,8 +16,10 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from tpucache.errors import UsageError
+from tpucache.redact import redact
 from tpucache.store.remote.http import ChangedError
 
 if TYPE_CHECKING:
@@ -173,7 +176,8 @@ class ObjectFolder:
         _Use.check()
         for is_last in (False, True):
             try:
-                return _interruptible(functools.partial(ask, store))
+                with _without_panics():
+                    return _interruptible(functools.partial(ask, store))
             except (refused.PermissionDeniedError, refused.UnauthenticatedError) as error:
                 if is_last:
                     raise PermissionError(f"the store refuses {name or 'the folder'}: {_text(error)}") from None
@@ -196,10 +200,9 @@ class ObjectFolder:
             return self._store
 
     def _open(self) -> ObjectStore:
-        from obstore import exceptions
         from obstore.store import from_url
 
-        endpoints = [value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL")]
+        endpoints = _endpoints() if self._scheme == "s3" else []
         options: Any = {
             "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._silence)),
             "read_timeout": timedelta(seconds=self._silence),
@@ -211,8 +214,9 @@ class ObjectFolder:
         retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=self._silence)}
         more: Any = {"credential_provider": _profile_keys()} if self._scheme == "s3" else {}
         try:
-            return from_url(self._url.rstrip("/"), client_options=options, retry_config=retries, **more)
-        except (exceptions.BaseError, ValueError) as error:
+            with _without_panics():
+                return from_url(self._url.rstrip("/"), client_options=options, retry_config=retries, **more)
+        except Exception as error:  # noqa: BLE001  # what obstore raises for settings of the environment is not stated
             raise UsageError(f"{self._shown} cannot be opened: {_text(error)}") from None
 
 
@@ -258,14 +262,47 @@ def _profile_keys() -> Any:
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:
         return None
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
     try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
         return Boto3CredentialProvider()
-    except ValueError:  # the files hold no keys
-        return None
+    except ValueError as error:
+        if not type(error).__module__.startswith("botocore"):  # the files hold no keys
+            return None
+        failure: Exception = error
+    except Exception as error:  # noqa: BLE001  # botocore raises whatever a broken file makes it raise
+        failure = error
+    raise UsageError(
+        f"the keys of AWS cannot be read: {_text(failure)}. Mend ~/.aws or AWS_PROFILE, or set AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY"
+    )
 
 
-def _text(error: Exception) -> str:
-    """Return an error's text without what is for the library's own authors."""
-    return f"{type(error).__name__}: {str(error).partition('Debug source:')[0].strip()}"
+def _endpoints() -> list[str]:
+    """Return the servers that the environment names in place of AWS's. Raises UsageError for what is no address."""
+    found = {name: value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL") and value}
+    for name, value in found.items():
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address or not value.isascii() or any(each.isspace() or not each.isprintable() for each in value):
+            raise UsageError(f"{name} is no address of a server: set it to one such as https://example.org:9000")
+    return [*found.values()]
+
+
+@contextlib.contextmanager
+def _without_panics() -> Iterator[None]:
+    """Raise OSError for a panic of obstore's, which is no Exception: it leaves obstore as it was."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise OSError(f"obstore cannot send the request: {_text(error)}") from None
+
+
+def _text(error: BaseException) -> str:
+    """Return an error's text, in one line, without what is for the library's own authors."""
+    return f"{type(error).__name__}: {' '.join(redact(str(error)).partition('Debug source:')[0].split())}"

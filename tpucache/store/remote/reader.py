@@ -265,7 +265,7 @@ class _ChangedError(Exception):
 
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records into a file in memory; give its descriptor, and where each of them begins."""
+    """Write records into a file in memory; give its descriptor, and where each of them begins. Raises StoreError."""
     number = system.open_memory_file()
     try:
         parts, offsets, end = list(found.values()), dict[int, int](), 0
@@ -274,8 +274,16 @@ def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int,
             end += len(part)
         for first in range(0, len(parts), _MOST_PARTS):
             some = parts[first : first + _MOST_PARTS]
-            if os.writev(number, some) != sum(map(len, some)):
-                raise OSError("too little memory")
+            try:
+                is_whole = os.writev(number, some) == sum(map(len, some))
+                reason = ""
+            except OSError as error:
+                is_whole, reason = False, f" ({error.strerror})"
+            if not is_whole:
+                raise StoreError(
+                    f"{sum(map(len, parts)):,} bytes of records cannot be held in memory{reason}: end what else runs "
+                    "here, ask for smaller batches, or raise this process's limits (`ulimit -f unlimited`)"
+                )
         yield number, offsets
     finally:
         os.close(number)

@@ -355,6 +355,17 @@ class Decoded(NamedTuple):
 
 
 @contextmanager
+def _as_broken() -> Iterator[None]:
+    """Raise OSError, as for a broken image, for what none of Pillow's plugins is known to raise."""
+    try:
+        yield
+    except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
     """Yield an image, of which only a JPEG or TIFF is not decoded yet; what Pillow raises on it becomes a SampleError.
 
@@ -369,12 +380,15 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
         with warnings.catch_warnings(), nullcontext() if max_pixels is None else _PILLOW_LIMIT:
             warnings.simplefilter("ignore")  # Pillow warns of odd but readable files
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(data)) as image:
+            with _as_broken():
+                image = Image.open(io.BytesIO(data))
+            with image:
                 check_size(image.size, path, what, max_pixels)
                 if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
                     raise PixelsError("Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit: save it as PNG")
                 if image.format not in _DECODED_LATER:
-                    image.load()
+                    with _as_broken():
+                        image.load()
                 yield image
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise SampleError(path, f"{what}too many pixels: {error}; --max-pixels sets another limit") from error

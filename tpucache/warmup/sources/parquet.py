@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import DependencyError, SampleError, SourceError
+from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.folder import read_below
@@ -416,7 +416,8 @@ class ParquetRows:
         place = number - int(self._bounds[group])
         with self._lock:
             if not self._last or self._last[:2] != (group, names) or place < self._last[3]:
-                batches = self._file.iter_batches(_BATCH, [group], list(names), use_threads=False)
+                read = functools.partial(self._file.iter_batches, _BATCH, [group], list(names), use_threads=False)
+                batches = _checked(self._path, read)
                 self._last = (group, names, batches, 0, None)
             _, _, batches, start, batch = self._last
             while batch is None or place >= start + batch.num_rows:
@@ -450,11 +451,12 @@ def _open(path: Path) -> Any:
 
 def _checked(path: Path, read: Any) -> Any:
     """Return what a function of pyarrow returns. Raises SourceError for whatever it raises on a broken file."""
-    pyarrow = _pyarrow()
     try:
         return read()
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, MemoryError, StopIteration) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except TpucacheError:
+        raise
+    except Exception as error:
+        text = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise SourceError(f"{path} is no whole parquet file: {text}. Copy it again") from error
 
 

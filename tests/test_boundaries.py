@@ -1,0 +1,200 @@
+"""Whatever a library raises where tpucache calls it, a command ends with one line that says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tpucache.cli import main
+from tpucache.store.remote import folder, objects
+from tpucache.warmup.sources import cloud
+
+pytestmark = pytest.mark.slow
+
+
+class LibraryError(Exception):
+    """An error of a kind that nobody knows."""
+
+
+class ShyError(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+TEXTS = st.text(max_size=40) | st.just("first line\nsecond line\n\x1b[31mred")
+KINDS = (
+    *(Exception, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, OSError),
+    *(NotImplementedError, AssertionError, StopIteration, EOFError, PermissionError, TimeoutError, ConnectionError),
+    *(FileNotFoundError, UnicodeError, LibraryError, ShyError),
+)
+
+
+class Place(NamedTuple):
+    """What is there for commands: photographs, a table of parquet, a cache, and an empty folder."""
+
+    photos: Path
+    table: Path
+    cache: Path
+    empty: Path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    root = tmp_path_factory.mktemp("boundaries")
+    generator = np.random.default_rng(0)
+    pictures = []
+    for number in range(6):
+        path = root / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 255, (24, 24, 3), dtype=np.uint8)).save(path)
+        pictures.append({"bytes": path.read_bytes(), "path": None})
+    pq.write_table(pa.table({"image": pictures, "label": [0, 1] * 3}), root / "table.parquet")
+    assert run("warmup", root / "photos", root / "cache", "--size", "16", "--jobs", "1")[0] == 0
+    return Place(root / "photos", root / "table.parquet", root / "cache", root / "empty")
+
+
+def run(*words: object) -> tuple[int, str]:
+    """Run a command in this process; return its status and what it says on standard error."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, said.getvalue()
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    """Return what stands for a library's function, and raises an error each time."""
+
+    def call(*_: object, **__: object) -> Any:
+        raise error
+
+    return call
+
+
+def build(place: Place, *_: object) -> list[object]:
+    return ["warmup", place.photos, place.empty, "--size", "16", "--jobs", "1"]
+
+
+def build_table(place: Place) -> list[object]:
+    return ["warmup", place.table, place.empty, "--size", "16", "--jobs", "1"]
+
+
+#: The library's function, by its module and its name, and the command that calls it.
+BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
+    "fsspec opens a URL": ("fsspec.core", "url_to_fs", lambda place: ["inspect", "memory://boundaries"]),
+    "fsspec lists": ("fsspec.implementations.memory.MemoryFileSystem", "ls", lambda place: push(place, "memory://new")),
+    "fsspec opens": ("fsspec.implementations.memory.MemoryFileSystem", "open", lambda place: ["inspect", MEMORY]),
+    "fsspec writes": (
+        "fsspec.implementations.memory.MemoryFileSystem",
+        "open",
+        lambda place: push(place, "memory://new"),
+    ),
+    "fsspec says the size": (
+        "fsspec.implementations.memory.MemoryFileSystem",
+        "info",
+        lambda place: ["warmup", f"{MEMORY}/table.parquet", place.empty, "--size", "16"],
+    ),
+    "fsspec reads a part": (
+        "fsspec.implementations.memory.MemoryFileSystem",
+        "cat_file",
+        lambda place: ["fetch", MEMORY, place.empty],
+    ),
+    "fsspec lists a source": (
+        "fsspec.implementations.memory.MemoryFileSystem",
+        "find",
+        lambda place: ["warmup", "memory://photos", place.empty, "--size", "16", "--jobs", "1"],
+    ),
+    "lmdb opens": ("lmdb", "open", build),
+    "pyarrow opens": ("pyarrow.parquet", "ParquetFile", build_table),
+    "pyarrow reads": ("pyarrow.parquet.ParquetFile", "read", build_table),
+    "pyarrow reads rows": ("pyarrow.parquet.ParquetFile", "iter_batches", build_table),
+    "Pillow opens": ("PIL.Image", "open", build),
+}
+if sys.version_info >= (3, 11):  # obstore needs it
+    BOUNDARIES |= {
+        f"obstore: {name}": ("obstore", name, command)
+        for name, command in (
+            ("get", lambda place: ["inspect", "s3://bucket/cache"]),
+            ("list_with_delimiter", lambda place: push(place, "s3://bucket/cache")),
+            ("list", lambda place: ["warmup", "s3://bucket/photos", place.empty, "--size", "16"]),
+            ("head", lambda place: ["warmup", "s3://bucket/a.zip", place.empty, "--size", "16"]),
+        )
+    }
+    BOUNDARIES["obstore opens a URL"] = ("obstore.store", "from_url", lambda place: ["inspect", "s3://bucket/cache"])
+    BOUNDARIES["boto3 finds keys"] = (
+        "obstore.auth.boto3",
+        "Boto3CredentialProvider",
+        lambda place: ["inspect", "s3://bucket/cache"],
+    )
+MEMORY = "memory://boundaries"
+
+
+def push(place: Place, url: str) -> list[object]:
+    return ["push", place.cache, url]
+
+
+@pytest.fixture
+def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine that keeps nothing and tries nothing again, with a cache in its memory, and a profile of AWS."""
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "somebody")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setattr(folder, "_RETRIES", 0)
+    files = fsspec.filesystem("memory")
+    for path in place.cache.iterdir():
+        if path.is_file():
+            files.pipe_file(f"/boundaries/{path.name}", path.read_bytes())
+    yield
+    for name in ("boundaries", "new"):
+        if files.exists(f"/{name}"):
+            files.rm(f"/{name}", recursive=True)
+    cloud._open.cache_clear()
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@settings(
+    max_examples=6,
+    deadline=None,
+    phases=[Phase.generate],  # a smaller example says no more
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(kind=st.sampled_from(KINDS), text=TEXTS)
+def test_an_error_of_a_library_is_one_line(
+    bare: None, place: Place, boundary: str, kind: type[Exception], text: str
+) -> None:
+    error = kind(text)
+    owner, name, command = BOUNDARIES[boundary]
+    with pytest.MonkeyPatch.context() as patch:
+        if boundary.startswith("obstore: "):
+            patch.setattr(objects, "_profile_keys", lambda: None)
+            patch.setenv("AWS_ACCESS_KEY_ID", "a")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        patch.setattr(f"{owner}.{name}", raising(error))
+        cloud._open.cache_clear()
+        shutil.rmtree(place.empty, ignore_errors=True)
+        status, said = run(*command(place))
+    assert status in (1, 2), (status, said)
+    assert "Traceback" not in said
+    last = said.rstrip("\n").rpartition("\n")[2]
+    assert last.startswith("python -m tpucache: "), said
+    assert last.isprintable()
