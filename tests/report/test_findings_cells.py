@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 from hostile_texts import HOSTILE
+from patience import PATIENCE
 
 from tpucache.redact import join_names, part_names, to_cell
 from tpucache.report.page import fill_template
@@ -30,7 +31,7 @@ def evaluated(script: str, expression: str, values: list[Any]) -> Any:
     if node is None:
         pytest.skip("node is not installed: no script of a page is run")
     code = f"{script}\nconsole.log(JSON.stringify(JSON.parse({json.dumps(json.dumps(values))}).map({expression})))"
-    done = subprocess.run([node, "-"], input=code, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([node, "-"], input=code, capture_output=True, text=True, timeout=PATIENCE, check=True)
     return json.loads(done.stdout)
 
 

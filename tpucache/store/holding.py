@@ -210,8 +210,7 @@ def _take_lease(path: Path, content: bytes) -> None:
 
 def _remove_expired(path: Path) -> None:
     """Remove a lease that has expired. Raises BlockingIOError when it has not, or another process is removing it."""
-    holder = read_holder(path)
-    if _is_live(path, holder):
+    if _is_live(path, read_holder(path)):
         raise BlockingIOError(errno.EWOULDBLOCK, "the lease is held", os.fspath(path))
     mark = path.with_name(f"{path.name}.expired")
     try:
@@ -220,21 +219,25 @@ def _remove_expired(path: Path) -> None:
         if (_age(mark) or 0.0) < LEASE_SECONDS:
             raise BlockingIOError(errno.EWOULDBLOCK, "the lease is being taken", os.fspath(path)) from None
     try:
-        if read_holder(path) == holder:  # nobody has removed it, and taken a new one, since it was looked at
+        # Others may have removed it, and taken a new one, since it was looked at. While the mark is there, none does.
+        if not _is_live(path, read_holder(path), if_gone=True):
             path.unlink(missing_ok=True)
     finally:
         mark.unlink(missing_ok=True)
 
 
-def _is_live(path: Path, holder: Holder | None) -> bool:
-    """Return whether the holder of a lease is still at work, by its process or by how old the file is."""
+def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> bool:
+    """Return whether the holder of a lease is still at work, by its process or by how old the file is.
+
+    `if_gone` is what is returned where there is no file any more.
+    """
     if holder is not None and holder.place == _place():
         if not _is_running(holder.pid):
             return False
         if holder.start:
             return _start(holder.pid) == holder.start
     age = _age(path)
-    return age is not None and age < LEASE_SECONDS
+    return if_gone if age is None else age < LEASE_SECONDS
 
 
 def _age(path: Path) -> float | None:
