@@ -279,3 +279,20 @@ def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog:
         named = open_source(tmp_path / name, TableOptions(label_cols=("class",)))
         assert _read(named, tmp_path / f"{name} named")[:2] == (("cat", "dog"), [1, 0])
         assert "labels are those" not in caplog.text
+
+
+def test_a_named_column_without_any_label_is_refused_in_all_sources(tmp_path: Path) -> None:
+    images = [Image.fromarray(np.full((8, 8, 3), number, np.uint8)) for number in range(2)]
+    features = hub.Features({"image": hub.Image(), "kind": hub.Value("string")})
+    hub.Dataset.from_dict({"image": images, "kind": [None, ""]}, features=features).to_parquet(
+        str(tmp_path / "rows.parquet")
+    )
+    with tarfile.open(tmp_path / "rows.tar", "w") as tar:
+        for name, data in (("0.png", b"x"), ("0.json", b'{"kind": null}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    (tmp_path / "rows.csv").write_text("path,kind\n0.png,\n")
+    for name in ("rows.parquet", "rows.tar", "rows.csv"):
+        with pytest.raises(SourceError, match=r"has no label in any row of .*'kind'"):
+            open_source(tmp_path / name, TableOptions(label_cols=("kind",))).list()

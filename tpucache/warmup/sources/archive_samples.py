@@ -29,6 +29,7 @@ from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, is_ignored, list_images, shared_folders, without_ignored
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,
+    check_any,
     columns_of_values,
     labels_of_columns,
     labels_of_values,
@@ -205,6 +206,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
     if _CLASS in kinds and _CLASS in columns:
         columns[_CLASS] = _class_column(columns[_CLASS])
     labels, classes, used = _labels(columns, options.label_cols, where)
+    check_any(labels, options.label_cols, where)
     kept = {
         name: values
         for name, values in columns.items()

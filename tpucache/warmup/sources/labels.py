@@ -66,6 +66,12 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
     return [None if (value := values.get(cell)) is None else classes[value] for cell in cells], tuple(map(str, classes))
 
 
+def check_any(labels: Sequence[Label], columns: Sequence[str], where: str) -> None:
+    """Raise SourceError, with `where`, where columns of labels are named and no sample has one."""
+    if columns and all(label is None for label in labels):
+        raise SourceError(f"{where} has no label in any row of {', '.join(map(repr, columns))}")
+
+
 def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
     """Warn, with `where`, of what is called as labels are and is not the label that was found."""
     if others:

@@ -22,6 +22,7 @@ from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.folder import read_below
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,
+    check_any,
     columns_of_values,
     labels_of_columns,
     labels_of_values,
@@ -111,6 +112,7 @@ class ParquetSource:
         if roles.labels and not self._options.label_cols:
             tell_of_others(where, roles.labels[0], [name for name in LABEL_NAMES if name in roles.kept])
         labels, classes = _labels(values, roles, self._options.label_sep, where)
+        check_any(labels, self._options.label_cols, where)
         if labels:
             samples = [dataclasses.replace(sample, label=label) for sample, label in zip(samples, labels, strict=True)]
         columns = columns_of_values({name: values[name] for name in roles.kept})
