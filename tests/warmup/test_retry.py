@@ -128,8 +128,8 @@ def test_samples_that_fail_again_leave_all_files_but_the_manifest_as_they_are(
 def test_only_samples_that_changed_are_tried_again(
     data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    tried, real = list[str](), SampleEncoder.encode
-    monkeypatch.setattr(SampleEncoder, "encode", lambda self, s, *more: tried.append(s.path) or real(self, s, *more))
+    tried, real = list[str](), SampleEncoder.load
+    monkeypatch.setattr(SampleEncoder, "load", lambda self, sample: tried.append(sample.path) or real(self, sample))
 
     def retried(**options: Any) -> set[str]:
         tried.clear()
