@@ -73,6 +73,41 @@ def test_an_image_is_the_stored_one_made_smaller(
     assert shown.manifest.fields[0].shape == (resolution, resolution, 3)
 
 
+@pytest.fixture(scope="module")
+def grained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images of 256x256 whose frequencies fall as those of photographs do, by the power 1.3."""
+    sides = np.fft.fftfreq(256)
+    fall = np.maximum(np.hypot(sides[:, None], sides[None]), 1 / 256) ** 1.3
+    made = []
+    for seed in range(2):
+        noise = np.random.default_rng(seed).standard_normal((256, 256))
+        grey = np.real(np.fft.ifft2(np.fft.fft2(noise) / fall))
+        grey = 128 + 45 * (grey - grey.mean()) / grey.std()
+        made.append({"image": np.clip(grey, 0, 255).astype(np.uint8)[..., None].repeat(3, 2)})
+    folder = tmp_path_factory.mktemp("grained") / "cache"
+    build_cache(made, folder, Recipe(size=256, codec="dct-lz4", quality=95), jobs=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("resolution", "frequencies"),
+    [
+        (16, 2), (32, 2), (36, 3), (48, 3), (63, 3), (64, 3), (65, 4), (72, 4), (80, 4), (96, 4), (104, 4), (112, 4),
+        (120, 4), (124, 5), (127, 5), (128, 4), (130, 5), (144, 5), (160, 5), (192, 6), (224, 7), (250, 8),
+    ],
+)  # fmt: skip
+def test_the_frequencies_taken_by_default_are_enough_for_each_size(
+    grained: Path, resolution: int, frequencies: int
+) -> None:
+    whole, shown = CachedDataset(grained), CachedDataset(grained, resolution=resolution)
+    view = shown.manifest.fields[0].view
+    assert view is not None
+    assert view.frequencies == frequencies
+    for number in range(2):
+        expected = resized(whole[number][0], (resolution, resolution))
+        assert psnr(shown[number][0].numpy(), expected) > 40
+
+
 def test_what_lies_on_an_image_goes_with_it(cache: Path) -> None:
     item = CachedDataset(cache, resolution=32)[0]
     assert item["mask"].shape == (32, 32, 1)

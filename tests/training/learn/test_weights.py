@@ -41,6 +41,65 @@ def test_a_head_of_another_size_keeps_its_new_values_and_is_reported():
     assert "not in the model: extra" in text
 
 
+class Block(nn.Module):
+    """A block of a ResNet with torchvision's names."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None
+        if stride > 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        """Return what torchvision's BasicBlock does."""
+        past = x if self.downsample is None else self.downsample(x)
+        return torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))) + past)
+
+
+class ResNet18(nn.Module):
+    """A ResNet-18 with torchvision's names, with other running statistics than new ones."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        widths = (64, 64, 128, 256, 512)
+        for layer in range(1, 5):
+            blocks = [Block(widths[layer - 1], widths[layer], 1 + (layer > 1)), Block(widths[layer], widths[layer], 1)]
+            self.add_module(f"layer{layer}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(512, outputs)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x):
+        """Return what torchvision's resnet18 does."""
+        x = nn.functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for layer in range(1, 5):
+            x = self.get_submodule(f"layer{layer}")(x)
+        return self.fc(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_torchvisions_resnet18_fits_ours_and_gives_the_same(prefix):
+    torch.manual_seed(0)
+    theirs, ours = ResNet18(3).eval(), build_model("resnet18", 3).eval()
+    matched = load_matching(ours, {prefix + name: tensor for name, tensor in theirs.state_dict().items()}, "file")
+    assert (matched.resized, matched.missing, matched.unused) == ([], [], [])
+    assert len(matched.matched) == len(theirs.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs(images))
+    other = load_matching(build_model("resnet18", 5), theirs.state_dict(), "file")
+    assert [name for name, *_ in other.resized] == ["13.weight", "13.bias"]
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module.model.", "model._orig_mod."])
 def test_names_from_wrappers_match(prefix):
     ours, theirs = make_model(), make_model(seed=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -88,13 +88,20 @@ def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
     return len(in_resolution(manifest, size, None).layouts)
 
 
-def frequencies_for(resize: Resize, image: Field) -> int:
-    """Return how many of a block's 8 frequencies images of a size need: all that it can show.
+_FEW: Final = 3  # frequencies, up to which one more is needed
+_MARGIN: Final = 0.25  # of a frequency
 
-    Below a quarter it is one more, where the next ones still count.
+
+def frequencies_for(resize: Resize, image: Field) -> int:
+    """Return how many of a block's 8 frequencies images of a size need for 40 dB, as the median of photographs.
+
+    These are all that the size can show, and one more up to 3 of 8 of the side and shortly below its half, where the
+    next ones still count (docs/numbers.md has what was measured).
     """
-    share = _share(resize, image)
-    return min(BLOCK, math.ceil(BLOCK * share) + (share < 1 / 4))
+    shown = BLOCK * _share(resize, image)
+    if shown <= _FEW:
+        return math.ceil(shown) + 1
+    return math.ceil(shown + _MARGIN) if shown < BLOCK // 2 else min(BLOCK, math.ceil(shown))
 
 
 def _share(resize: Resize, image: Field) -> float:

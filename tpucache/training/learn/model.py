@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -424,6 +425,28 @@ def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterato
                 yield {name.removeprefix(inner): tensor for name, tensor in without.items()}
     for child, _ in model.named_children():
         yield {f"{child}.{name}": tensor for name, tensor in weights.items()}
+    for prefix in ("", *_PREFIXES):
+        if f"{prefix}layer1.0.conv1.weight" in weights:
+            yield {_resnet_name(name.removeprefix(prefix)): tensor for name, tensor in weights.items()}
+
+
+#: What torchvision and timm call the parts of a ResNet of two blocks a layer, and the parts of a block; and their names
+#: in `resnet18`.
+_RESNET_PARTS: Final = {"conv1": "0.0", "bn1": "0.1", "fc": "13"}
+_BLOCK_PARTS: Final = {
+    "conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1",
+    "downsample.0": "past.0", "downsample.1": "past.1",
+}  # fmt: skip
+_BLOCK: Final = re.compile(r"layer([1-4])\.([01])\.(.+)")
+
+
+def _resnet_name(name: str) -> str:
+    """Return the name in `resnet18` of what torchvision and timm give another one; another name as it is."""
+    part, _, kind = name.rpartition(".")
+    if found := _BLOCK.fullmatch(part):
+        layer, block, inner = found.groups()
+        return f"{1 + 2 * int(layer) + int(block)}.{_BLOCK_PARTS.get(inner, inner)}.{kind}"
+    return f"{_RESNET_PARTS.get(part, part)}.{kind}"
 
 
 def _count_matches(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> int:
