@@ -20,7 +20,7 @@ from stores import KEYS, serve_s3
 
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.errors import NotACacheError
+from tpucache.errors import NotACacheError, StoreError
 from tpucache.store.remote.folder import Remote
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
@@ -185,6 +185,54 @@ def test_a_build_whose_time_is_up_has_sent_what_is_finished(
     is_late.clear()
     build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False)
     assert held(store) == files_of(built)
+
+
+def test_of_two_builds_into_one_url_one_ends_in_one_line_and_the_other_is_whole(
+    source: Path, built: Path, store: str, tmp_path: Path
+) -> None:
+    """The second begins when the first has sent a shard: it takes over, as after a kill."""
+    began = []
+
+    def begin_other(progress: BuildProgress) -> None:
+        if not began and any(name.endswith(".lmdb") for name in held(store)):
+            began.append(True)
+            build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "second")
+
+    with pytest.raises(BuildError, match=r"another process builds into memory://caches/one, and has claimed it"):
+        build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "first", on_progress=begin_other)
+    assert began
+    assert held(store) == files_of(built)
+
+
+def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
+    source: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Remote.create
+
+    def race(self: Remote, name: str, data: bytes) -> bool:
+        self.put(name, upload.Claim("warmup", "the other's", {}).to_json().encode())
+        return create(self, name, data)
+
+    monkeypatch.setattr(Remote, "create", race)
+    with pytest.raises(BuildError, match="another process builds into"):
+        build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local")
+    assert "manifest.json" not in held(store)
+
+
+def test_a_shard_that_another_process_replaces_leaves_no_manifest(
+    source: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = upload.Upload._check_sent
+
+    def replace(self: upload.Upload) -> None:
+        name = next(name for name in held(store) if name.endswith(".lmdb"))
+        fsspec.filesystem("memory").pipe_file(f"/caches/one/{name}", held(store)[name])
+        check(self)
+
+    monkeypatch.setattr(upload.Upload, "_check_sent", replace)
+    with pytest.raises(StoreError, match="was replaced after it was sent"):
+        build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local")
+    assert "manifest.json" not in held(store)
 
 
 def test_a_url_that_holds_anything_else_is_left_alone(source: Path, store: str, tmp_path: Path) -> None:

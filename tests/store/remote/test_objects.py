@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,15 @@ def test_keys_of_a_profile_that_cannot_be_read_are_one_error(
         (tmp_path / ".aws" / "config").write_bytes(config)
     with pytest.raises(UsageError, match=r"the keys of AWS cannot be read: .*Mend ~/\.aws or AWS_PROFILE"):
         Remote("s3://bucket/cache")
+
+
+def test_of_several_that_create_a_file_at_once_one_does(s3: str) -> None:
+    remotes = [Remote(f"{s3}/claimed") for _ in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda at: remotes[at].create("claim", b"%d" % at), range(6)))
+    assert sum(found) == 1
+    assert remotes[0].read("claim", 9) == b"%d" % found.index(True)
+    assert remotes[found.index(True)].create("claim", b"%d" % found.index(True))  # the answer was lost, it asks again
 
 
 def test_parts_of_an_object_that_was_replaced_are_refused(s3: str, tmp_path: Path) -> None:

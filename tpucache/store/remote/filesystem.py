@@ -141,6 +141,21 @@ class FsspecFolder:
         with self._opened(name) as file:
             file.write(data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file that is not there; return False where it is. Only on a disk is it one step."""
+        if self.local is not None:
+            try:
+                with (self.local / name).open("xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                return (self.local / name).read_bytes() == data
+            return True
+        self._fs.invalidate_cache()
+        if self._fs.exists(self._path(name)):
+            return bool(self._fs.cat_file(self._path(name)) == data)
+        self.put(name, data)
+        return True
+
     def remove(self, name: str) -> None:
         """Remove a file."""
         self._fs.rm_file(self._path(name))

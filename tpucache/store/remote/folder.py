@@ -172,6 +172,13 @@ class Remote:
         """Write a small file. Raises StoreError."""
         self._retry(name, lambda: self._writable.put(name, data))
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file that is not there; return False where it is. No other process can do so at the same time.
+
+        Stores that cannot promise that are asked first. Raises StoreError.
+        """
+        return self._retry(name, lambda: self._writable.create(name, data))
+
     def remove(self, name: str) -> None:
         """Remove a file. Raises StoreError."""
         self._retry(name, lambda: self._writable.remove(name))

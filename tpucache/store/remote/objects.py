@@ -156,6 +156,25 @@ class ObjectFolder:
 
         self._call(lambda store: obstore.put(store, name, data), name)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file that is not there, by If-None-Match; return False where it is.
+
+        A request whose answer was lost, and which is sent again, finds its own file.
+        """
+        import obstore
+        from obstore import exceptions as refused
+
+        def put(store: ObjectStore) -> bool:
+            try:
+                obstore.put(store, name, data, mode="create")
+            except (refused.AlreadyExistsError, refused.PreconditionError):
+                return bytes(obstore.get(store, name).bytes()) == data
+            except refused.NotSupportedError:
+                obstore.put(store, name, data)
+            return True
+
+        return bool(self._call(put, name))
+
     def remove(self, name: str) -> None:
         """Remove a file."""
         import obstore

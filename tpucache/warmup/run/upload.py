@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Upload:
             raise UsageError(f"{self.shown} can be read only: build into gs://, s3://, hf:// or a folder")
         self._work = folder / WORK_NAME
         self._names: set[str] = set()
+        self._claim, self._is_taken = Claim(_COMMAND, secrets.token_hex(16), {}), False
+        self._versions: dict[str, tuple[int | None, str | None]] = {}  # of the files that this process has sent
         self._sent: dict[str, str] = {}  # the SHA-256 of each shard that is at the URL
         self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
@@ -82,11 +85,8 @@ class Upload:
         self._names = self._remote.names()
         if not self._names:
             return None
-        if CLAIM_NAME in self._names:
-            claim = parse_claim(self._remote.read(CLAIM_NAME, MAX_CLAIM_BYTES), f"{self.shown}/{CLAIM_NAME}")
-            is_ours = claim.command == _COMMAND
-        else:
-            is_ours = MANIFEST_NAME in self._names
+        has_claim = CLAIM_NAME in self._names
+        is_ours = self._read_claim().command == _COMMAND if has_claim else MANIFEST_NAME in self._names
         if not is_ours:
             raise UsageError(f"{self.shown} holds files that no warmup left there: give another place")
         if CLAIM_NAME in self._names and not has_plan(self._work) and not (self.folder / MANIFEST_NAME).exists():
@@ -101,13 +101,41 @@ class Upload:
 
     def start(self) -> None:
         """Claim the URL for the build whose plan is in the work folder, and begin to send."""
-        self._remote.make_folder()
-        if CLAIM_NAME not in self._names:
-            self._remote.put(CLAIM_NAME, Claim(_COMMAND, "", {}).to_json().encode())
+        self._take()
         for name in PLAN_FILES:
             self._remote.put(f"{_PREFIX}{name}", read_file(self._work / name))
         self._thread = threading.Thread(target=self._send_all, name="tpucache-upload", daemon=True)
         self._thread.start()
+
+    def _take(self) -> None:
+        """Claim the URL for this process. What a build that was stopped has claimed is taken over from it.
+
+        Raises BuildError where another process claims it at the same time, StoreError.
+        """
+        if self._is_taken:
+            return
+        self._remote.make_folder()
+        claim = self._claim.to_json().encode()
+        if CLAIM_NAME in self._names:
+            self._remote.put(CLAIM_NAME, claim)
+        elif not self._remote.create(CLAIM_NAME, claim):
+            raise self._lost()
+        self._is_taken = True
+
+    def _check_taken(self) -> None:
+        """Raise BuildError where another process has claimed the URL since, or has finished there; StoreError."""
+        names = self._remote.names()
+        if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
+            raise self._lost()
+
+    def _read_claim(self) -> Claim:
+        return parse_claim(self._remote.read(CLAIM_NAME, MAX_CLAIM_BYTES), f"{self.shown}/{CLAIM_NAME}")
+
+    def _lost(self) -> BuildError:
+        return BuildError(
+            f"another process builds into {self.shown}, and has claimed it: this one has stopped, and has not written "
+            "its manifest there. Wait until the other has ended and run this again, or give another place"
+        )
 
     def add(self, shard: BuiltShard) -> None:
         """Have a finished shard sent; wait where others wait already. Raises what could not be sent."""
@@ -144,9 +172,14 @@ class Upload:
                 return
             check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
+        self._names = names
+        self._take()
+        self._check_taken()
         for entry in manifest.files:
             if entry.name not in names or known.get(entry.name) != entry.sha256:
                 self._send_file(entry)
+        self._check_sent()
+        self._check_taken()
         self._remote.put(MANIFEST_NAME, manifest.text.encode())
         for name in sorted(names):
             if name.startswith(_PREFIX):
@@ -154,6 +187,15 @@ class Upload:
         if CLAIM_NAME in self._remote.names():
             self._remote.remove(CLAIM_NAME)
         self._clear()
+
+    def _check_sent(self) -> None:
+        """Raise StoreError where a file that was sent is another one at the URL by now."""
+        for name, version in self._versions.items():
+            if self._remote.version(name) != version:
+                raise StoreError(
+                    f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
+                    "place, or end the other and run this again"
+                )
 
     def _clear(self) -> None:
         """Remove what is here of a cache that is at the URL, unless it is to be kept."""
@@ -178,7 +220,8 @@ class Upload:
             self._error = error
 
     def _send(self, entry: ShardEntry) -> None:
-        """Send a shard, then its receipt; only then may the local copy go."""
+        """Send a shard, then its receipt; only then may the local copy go. Raises BuildError, StoreError."""
+        self._check_taken()
         self._send_file(entry)
         receipt = receipt_path(self._work, entry.block, entry.part)
         with contextlib.suppress(FileNotFoundError):  # the build that is followed has ended, and removed it
@@ -190,9 +233,10 @@ class Upload:
 
     def _send_file(self, entry: FileEntry) -> None:
         self._remote.write(entry.name, self.folder / entry.name, lambda done: None)
-        size = self._remote.size(entry.name)
+        size, tag = self._remote.version(entry.name)
         if size != entry.bytes:
             raise StoreError(f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run it again")
+        self._versions[entry.name] = size, tag
 
     def _end(self, *, is_whole: bool = False) -> None:
         """Wait for the thread, until all is sent if it `is_whole`, else until what is being sent is."""
