@@ -201,9 +201,9 @@ class TrainSettings:
     )
     metric: tuple[str, ...] = option(
         (),
-        "compute this one, too: quadratic_kappa, log_loss, mean_average_precision, f2 (or another beta, f2_samples, "
-        "f2_micro), dice; or your own, module:name, a function of (predictions, labels), arrays of all validation "
-        "samples, that returns a number",
+        "compute this one, too: quadratic_kappa, balanced_accuracy, mcc, top5, log_loss, mean_average_precision, mae, "
+        "r2, rmsle, f2 (or another beta, f2_samples, f2_micro), dice; or your own, module:name, a function of "
+        "(predictions, labels), arrays of all validation samples, that returns a number",
         metavar="NAME",
     )
     watch: str | None = option(

@@ -123,6 +123,46 @@ def test_class_metrics_are_scikit_learns_with_ties_and_classes_that_are_absent(s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("samples", "classes"), [(1, 3), (9, 3), (200, 7), (300, 2), (50, 40)])
+def test_metrics_of_classes_that_are_named_are_scikit_learns(sklearn_metrics, samples, classes):
+    rng = np.random.default_rng(samples)
+    probabilities, labels = softmax(rng.normal(size=(samples, classes))), rng.integers(0, classes, samples)
+    predicted = probabilities.argmax(1)
+    known, _ = np.unique(labels, return_counts=True)
+    recall = sklearn_metrics.recall_score(labels, predicted, labels=known, average="macro", zero_division=0.0)
+    assert metrics.balanced_accuracy(probabilities, labels) == pytest.approx(recall)
+    assert metrics.mcc(probabilities, labels) == pytest.approx(sklearn_metrics.matthews_corrcoef(labels, predicted))
+    expected = 1.0
+    if classes > 5:
+        expected = sklearn_metrics.top_k_accuracy_score(labels, probabilities, k=5, labels=np.arange(classes))
+    assert metrics.top5(probabilities, labels) == pytest.approx(expected)
+    beside = np.concatenate([probabilities, probabilities[:1]]), np.append(labels, -1)
+    for metric in (metrics.balanced_accuracy, metrics.mcc, metrics.top5):
+        assert metric(*beside) == metric(probabilities, labels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [1, 3])
+def test_metrics_of_numbers_that_are_named_are_scikit_learns(sklearn_metrics, columns):
+    rng = np.random.default_rng(columns)
+    labels = rng.uniform(0, 50, (40, columns)).astype(np.float32)
+    values = np.abs(labels + rng.normal(0, 5, labels.shape)).astype(np.float32)
+    assert metrics.mae(values, labels) == pytest.approx(sklearn_metrics.mean_absolute_error(labels, values))
+    assert metrics.r2(values, labels) == pytest.approx(sklearn_metrics.r2_score(labels, values))
+    squared = sklearn_metrics.mean_squared_log_error(labels, values)
+    assert metrics.rmsle(values, labels) == pytest.approx(np.sqrt(squared), rel=1e-5)
+    assert metrics.rmsle(np.full((1, 1), -3.0), np.zeros((1, 1))) == 0
+    assert np.isnan(metrics.rmsle(np.zeros((1, 1)), np.full((1, 1), -1.0)))
+    assert np.isnan(metrics.r2(values, np.ones_like(labels)))
+
+
+def test_less_is_better_of_errors_that_are_named():
+    known = {"mae": metrics.mae, "r2": metrics.r2, "rmsle": metrics.rmsle}
+    better = {name: metrics.find_metric(name, known, has_thresholds=False).more_is_better for name in known}
+    assert better == {"mae": False, "r2": True, "rmsle": False}
+
+
+@pytest.mark.slow
 @given(SHAPES)
 def test_multilabel_metrics_are_scikit_learns_with_ties_and_columns_of_one_value(sklearn_metrics, shape):
     samples, classes, levels, seed = shape

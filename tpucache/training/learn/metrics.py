@@ -22,6 +22,10 @@ MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": Tru
 
 #: Thresholds among which that of F-beta is chosen: hundredths, and thousandths of rare classes.
 THRESHOLDS: Final = np.concatenate([np.arange(1, 10) / 1000, np.arange(1, 100) / 100])
+#: Metrics that `--metric` names of which less is better.
+_LESS_IS_BETTER: Final = ("log_loss", "mae", "rmsle")
+_TOP: Final = 5
+
 _F_BETA: Final = re.compile(r"f(\d+(?:\.\d+)?)(?:_(macro|micro|samples))?")
 _LEAST_PROBABILITY: Final = 2.0**-23
 _NAMED_CLASSES: Final = 10  # in a warning, at most
@@ -104,7 +108,7 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
     """Return the metric of a name: one of those `known`, or F-beta if `has_thresholds`; None for others."""
     if name in known:
         metric = known[name]
-        return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name != "log_loss")
+        return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name not in _LESS_IS_BETTER)
     match = _F_BETA.fullmatch(name) if has_thresholds else None
     if match is None or not 0 < float(match[1]) < math.inf:
         return None
@@ -155,6 +159,65 @@ def mean_average_precision(probabilities: Array, labels: Array) -> float:
         )
     found = [_average_precision(probabilities[:, number], truth[:, number]) for number in np.flatnonzero(present)]
     return float(np.mean(found)) if found else math.nan
+
+
+def balanced_accuracy(probabilities: Array, labels: Array) -> float:
+    """Return the mean over the classes of the labels of the share that is found. A label of -1 is none."""
+    probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
+    if not _is_measurable(probabilities):
+        return math.nan
+    true = np.bincount(labels)
+    hit = np.bincount(labels[probabilities.argmax(1) == labels], minlength=len(true))
+    return float(np.mean(hit[true > 0] / true[true > 0]))
+
+
+def mcc(probabilities: Array, labels: Array) -> float:
+    """Return Matthews' correlation coefficient for any number of classes (Gorodkin, 2004); a label of -1 is none.
+
+    It is 0 where all labels, or all predictions, are of one class.
+    """
+    probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
+    if not _is_measurable(probabilities):
+        return math.nan
+    predicted, classes, count = probabilities.argmax(1), probabilities.shape[1], len(labels)
+    true, found = (np.bincount(each, minlength=classes).astype(np.float64) for each in (labels, predicted))
+    below = math.sqrt((count**2 - float(found @ found)) * (count**2 - float(true @ true)))
+    return float(np.count_nonzero(predicted == labels) * count - true @ found) / below if below else 0.0
+
+
+def top5(probabilities: Array, labels: Array) -> float:
+    """Return the share of samples whose class is among the five most probable; a label of -1 is none."""
+    probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
+    if not _is_measurable(probabilities):
+        return math.nan
+    first = np.argsort(-probabilities, 1, kind="stable")[:, :_TOP]
+    return _share((first == labels[:, None]).any(1))
+
+
+def mae(values: Array, labels: Array) -> float:
+    """Return the mean absolute error over all (n, m)."""
+    return float(np.abs(values.astype(np.float64) - labels).mean()) if _is_measurable(values) else math.nan
+
+
+def r2(values: Array, labels: Array) -> float:
+    """Return the coefficient of determination of (n, m), the mean over columns; NaN where labels of one do not vary."""
+    if not _is_measurable(values):
+        return math.nan
+    labels = labels.astype(np.float64)
+    spread = np.square(labels - labels.mean(0)).sum(0)
+    missed = np.square(values - labels).sum(0)
+    return float(np.mean(1 - missed / spread)) if (spread > 0).all() else math.nan
+
+
+def rmsle(values: Array, labels: Array) -> float:
+    """Return the root of the mean squared difference of log(1 + x) over all (n, m).
+
+    Predictions below 0 count as 0. NaN where a label is below 0.
+    """
+    if not _is_measurable(values) or labels.min() < 0:
+        return math.nan
+    logs = np.log1p(np.maximum(values.astype(np.float64), 0)) - np.log1p(labels.astype(np.float64))
+    return float(np.sqrt(np.mean(np.square(logs))))
 
 
 def mask_dice(confusion: Array, _labels: Array) -> float:

@@ -15,11 +15,14 @@ from tpucache.errors import UsageError
 from tpucache.redact import join_names
 from tpucache.training.learn.losses import binary_cross_entropy, binary_focal, cross_entropy, focal
 from tpucache.training.learn.metrics import (
+    balanced_accuracy,
     class_metrics,
     log_loss,
+    mcc,
     mean_average_precision,
     multilabel_metrics,
     quadratic_kappa,
+    top5,
 )
 from tpucache.training.learn.tasks.task import (
     SampleTask,
@@ -52,6 +55,9 @@ class Classes(SampleTask):
     named_losses: ClassVar = {"cross-entropy": cross_entropy, "focal": focal, "bce": binary_cross_entropy}
     named_metrics: ClassVar = {
         "quadratic_kappa": quadratic_kappa,
+        "balanced_accuracy": balanced_accuracy,
+        "mcc": mcc,
+        "top5": top5,
         "log_loss": log_loss,
         "mean_average_precision": mean_average_precision,
     }

@@ -17,7 +17,7 @@ from torch.nn import functional
 from tpucache.errors import UsageError
 from tpucache.redact import SEPARATOR
 from tpucache.training.learn.losses import error
-from tpucache.training.learn.metrics import quadratic_kappa, regression_metrics
+from tpucache.training.learn.metrics import mae, quadratic_kappa, r2, regression_metrics, rmsle
 from tpucache.training.learn.tasks.task import (
     SampleTask,
     Watched,
@@ -57,7 +57,7 @@ class Regression(SampleTask):
         "l1": error(functional.l1_loss),
         "huber": error(functional.huber_loss),
     }
-    named_metrics: ClassVar = {"quadratic_kappa": quadratic_kappa}
+    named_metrics: ClassVar = {"quadratic_kappa": quadratic_kappa, "mae": mae, "r2": r2, "rmsle": rmsle}
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are finite (n, outputs)."""
