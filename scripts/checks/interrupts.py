@@ -128,6 +128,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the moments; it is printed")
     parser.add_argument("--most-seconds", type=float, default=3.0, help="until the end of a command, at most")
     options = parser.parse_args()
+    # A shell has what it starts in the background ignore SIGINT, and so would the commands.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     chance = random.Random(seed)
@@ -155,7 +157,7 @@ def main() -> int:
         )
     early = Counter(outcome.status for outcome in outcomes if outcome.was_early)
     print(f"of those before the first line: status {counts(list(early.elements()))}")
-    for outcome in wrong[:10]:
+    for outcome in sorted(wrong, key=lambda outcome: outcome.status == 0)[:10]:
         print(f"wrong: {outcome}")
     return bool(wrong)
 
