@@ -424,7 +424,8 @@ def test_a_full_disk_ends_keeping_with_one_warning(
     monkeypatch.setattr(os, "pwrite", full)
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened(), 2, shuffle=True) == batches(CachedDataset(cache), 2, shuffle=True)
-    found = [m for m in caplog.messages if "No space left" in m]
+    # Threads of a dataset that an earlier test has left may still write, too.
+    found = [m for m in caplog.messages if "No space left" in m and str(tmp_path) in m]
     assert len(found) == 1, found
 
 
