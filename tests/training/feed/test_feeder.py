@@ -165,7 +165,7 @@ def test_waiting_for_slow_data_is_counted_and_for_fast_data_is_not(monkeypatch):
 
     with Feeder(slow(), CpuDevice()) as feeder:
         get = feeder._ready.get
-        monkeypatch.setattr(feeder._ready, "get", lambda: (asked.release(), get())[1])
+        monkeypatch.setattr(feeder._ready, "get", lambda **how: (asked.release(), get(**how))[1])
         list(feeder)
     assert feeder.waited_seconds == pytest.approx(0.2)
     with Feeder(batches(4), CpuDevice()) as feeder:
