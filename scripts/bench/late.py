@@ -89,12 +89,13 @@ _WARMUP: Final = """
 import sys, time
 from pathlib import Path
 from tpucache import Recipe, build_cache
-from tpucache.warmup.sources import open_source
+from tpucache.warmup.sources import TableOptions, open_source
 
 if __name__ == "__main__":
-    source, cache, jobs = sys.argv[1:]
+    path, root, cache, jobs = sys.argv[1:]
+    source = open_source(path, TableOptions(root=root)) if path.endswith(".csv") else open_source(path)
     began = time.monotonic()
-    manifest = build_cache(Path(source), cache, Recipe(size=224), jobs=int(jobs))
+    manifest = build_cache(source, cache, Recipe(size=224), jobs=int(jobs))
     print(manifest.samples / (time.monotonic() - began))
 """
 
@@ -144,7 +145,7 @@ def make_shim(work: Path) -> Path:
     return library
 
 
-def measure(source: Path, below: Path, shim: Path, milliseconds: float, jobs: int | None) -> float:
+def measure(source: Path, root: Path, below: Path, shim: Path, milliseconds: float, jobs: int | None) -> float:
     """Return the images a second of one warmup, or of the plain pool where `jobs` is None."""
     environment = {
         **os.environ,
@@ -156,7 +157,7 @@ def measure(source: Path, below: Path, shim: Path, milliseconds: float, jobs: in
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "measured.py")
         script.write_text(_POOL if jobs is None else _WARMUP)
-        words = [source] if jobs is None else [source, Path(place, "cache"), str(jobs)]
+        words = [source] if jobs is None else [source, root, Path(place, "cache"), str(jobs)]
         command: list[str | Path] = [sys.executable, script, *words]
         done = subprocess.run(command, env=environment, cwd=place, check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
@@ -175,7 +176,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 say(f"{kind}, {jobs or 'no'} jobs, {milliseconds:g} ms")
                 source = sources["folder" if jobs is None else kind]
                 below = sources[".zip" if kind == ".zip" else "folder"]
-                rate = measure(source, below, shim, milliseconds, jobs)
+                rate = measure(source, sources["folder"], below, shim, milliseconds, jobs)
                 found.setdefault(json.dumps([kind, jobs, milliseconds]), []).append(rate)
     rows = []
     for kind, jobs in ways:
