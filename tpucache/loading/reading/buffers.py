@@ -60,8 +60,11 @@ class Buffer:
         Made where they are needed: thousands of objects a batch would set off Python's garbage collection again and
         again, which stops all threads for 0.1 s where torch is imported.
         """
-        parts = (map(memoryview, array.view(np.uint8).reshape(len(array), -1)) for array in self.arrays)
-        return [*map(list, zip(*parts, strict=True))]
+        flat = [
+            array.view(np.uint8).reshape(len(array), length)
+            for array, length in zip(self.arrays, self.lengths, strict=True)
+        ]
+        return [[memoryview(part[row]) for part in flat] for row in range(len(self.starts[0]))]
 
     def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
         """Return the bytes of all fields of each row, to be written."""
