@@ -179,9 +179,9 @@ READINGS = {
     "dct-lz4, mapped": Reading(435, 0.7, "dct-lz4", finish="device"),
     # Today 265 and 19, 31 or 73: a library decodes record by record. Before it does, the headers of a JPEG are read
     # here, because libraries differ in what they refuse.
-    "zstd": Reading(331, 24, "zstd"),
-    "png": Reading(331, 39, "png"),
-    "jpeg": Reading(331, 91, "jpeg"),
+    "zstd": Reading(330, 24, "zstd"),
+    "png": Reading(330, 39, "png"),
+    "jpeg": Reading(330, 91, "jpeg"),
 }
 
 

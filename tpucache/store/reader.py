@@ -174,8 +174,6 @@ class ShardReader:
     def _open_files(self, rows: Rows) -> OpenFiles:
         shards = rows["shard"].tolist()
         files = {shard: self.file(shard) for shard in set(shards)}
-        if len(shards) == 1:  # a sample by itself
-            return OpenFiles(np.array([files[shards[0]].number], np.int64), rows, files)
         numbers = {shard: file.number for shard, file in files.items()}
         return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
 
