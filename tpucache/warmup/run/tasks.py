@@ -96,7 +96,7 @@ class WrittenShard:
 
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
     """Return what loads the samples of chunks, ahead of their use where that is worth it."""
-    samples = (sample for chunk in chunks for sample in chunk.samples)
+    samples = itertools.chain.from_iterable(chunk.samples for chunk in chunks)
     return LoadAhead(context.encoder.load, context.encoder.source, samples, lateness_of(context.work))
 
 

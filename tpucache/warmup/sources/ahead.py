@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import time
 from collections import deque
@@ -21,7 +22,7 @@ _UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
 _LATE_SECONDS: Final = 0.002
 _WEIGHT: Final = 0.2  # of the newest time in a moving mean
 #: Where storage answers at once, the time of one sample among so many is taken, the first one's always.
-_MEASURED_EVERY: Final = 8
+_MEASURED_EVERY: Final = 16
 _MOST_WAITING: Final = 0.05  # of a task's time
 
 
@@ -83,7 +84,8 @@ class LoadAhead:
         self._bytes = 0  # of those ahead
         self._pool: ThreadPoolExecutor | None = None
         self._returned: float | None = None
-        self._turn = -1
+        self._is_at_once = False
+        self._turns = itertools.cycle(range(_MEASURED_EVERY))
 
     def __enter__(self) -> LoadAhead:
         return self
@@ -94,11 +96,9 @@ class LoadAhead:
 
     def load(self, sample: Sample) -> Item:
         """Return a sample's item, or raise what loading it raised. Those before it are not asked for any more."""
-        self._turn += 1
-        if not self._ahead and self._turn % _MEASURED_EVERY and not self._lateness.files:
-            self._returned = None
+        if next(self._turns) and self._is_at_once:
             return self._load(sample)
-        if self._returned is not None:
+        if self._returned is not None and not self._is_at_once:
             self._lateness.worked(time.monotonic() - self._returned)
         try:
             while self._ahead and self._ahead[0][0] is not sample:
@@ -112,6 +112,7 @@ class LoadAhead:
                 self._left.popleft()
             return self._timed(sample)
         finally:
+            self._is_at_once = not self._ahead and not self._lateness.files
             self._returned = time.monotonic()
 
     def _read_ahead(self) -> None:
