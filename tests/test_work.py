@@ -25,6 +25,7 @@ from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
 from tpucache.store.fields import Field
 from tpucache.warmup.run import tasks
+from tpucache.warmup.sources import ahead
 
 pytestmark = pytest.mark.slow
 
@@ -298,6 +299,7 @@ def test_warmup_opens_an_image_once_and_waits_for_the_disk_once_a_shard(
     monkeypatch.setattr(os, "fsync", synced.append)
     # A worker looks now and then whether its run is still there: how often, a slow machine decides.
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", math.inf)
+    monkeypatch.setattr(ahead, "_LATE_SECONDS", math.inf)  # and so whether its storage seems to answer late
 
     def build(name: str, images: int) -> Counter[str]:
         photos = write_noise(tmp_path / f"photos {name}", images, 24)
@@ -318,8 +320,9 @@ def test_warmup_opens_an_image_once_and_waits_for_the_disk_once_a_shard(
     assert image["open"] <= 1.6
     # Today 2.3: when it is listed, and when it is opened.
     assert image["stat"] <= 2.9
-    # Today 708, for two records: little beside what decoding, resizing and augmenting take.
-    assert image["lines"] <= 742
+    # Today 741 on Python 3.11, for two records, three of them to ask whether storage answers late: little beside what
+    # decoding, resizing and augmenting take.
+    assert image["lines"] <= 780
     # Today 14 and 3.1: a chunk is up to 16 MB of records, and before its work what an earlier run left is looked for.
     assert chunk["open"] <= 18
     assert chunk["rename"] <= 4

@@ -59,7 +59,7 @@ def test_rows_are_views_of_the_arrays():
 def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
     pool = BufferPool(FIELDS, 2)
     fields = pool.lend(pool.take(), 2)
-    meeting, met = threading.Barrier(2), threading.local()
+    begin, meeting = threading.Barrier(2), threading.Barrier(2)
 
     def pause(frame: FrameType, event: str, _: Any) -> Any:
         """Let both threads reach each line of the pool before either runs it."""
@@ -67,12 +67,11 @@ def test_a_buffer_whose_fields_die_in_two_threads_at_once_comes_back_once():
             return None
         if event == "line":
             with contextlib.suppress(threading.BrokenBarrierError):  # the other thread has nothing to do
-                # Both come to their first line for certain; later one may wait for the other's lock.
-                meeting.wait(0.2 if hasattr(met, "once") else PATIENCE)
-            met.once = True
+                meeting.wait(0.2)
         return pause
 
     def free(array: list[Any]) -> None:
+        begin.wait(PATIENCE)
         sys.settrace(pause)
         try:
             array.clear()
