@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -209,40 +207,3 @@ def test_clearing_leaves_no_state_beside_missing_shards(
     assert not kept.directory.exists()
     assert images(opened()) == images(CachedDataset(cache))
     assert [each.url for each in list_kept(tmp_path / "kept")] == [kept.url]
-
-
-def descriptors() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
-@pytest.mark.parametrize("ends", ["close", "forget"])
-@pytest.mark.parametrize("kind", ["folder", "URL"])
-def test_openings_leave_no_threads_and_no_files(
-    cache: Path, server: Server, tmp_path: Path, kind: str, ends: str
-) -> None:
-    place = cache if kind == "folder" else server.url
-
-    def use() -> None:
-        dataset = CachedDataset(place, cache_dir=tmp_path / "kept", in_memory=False)
-        loader = CachedLoader(dataset.select(range(16)), 8, threads=1)
-        for _ in loader:
-            break
-        dataset[3]
-        if ends == "close":
-            dataset.close()
-
-    use()
-    gc.collect()
-    gc.disable()  # nothing waits for it
-    try:
-        files = descriptors()
-        for _ in range(200):
-            use()
-        wait_for(lambda: fetch_threads() == 0)
-        assert descriptors() <= files + 20
-    finally:
-        gc.enable()
-
-
-def fetch_threads() -> int:
-    return sum(each.name == "tpucache-fetch" for each in threading.enumerate())
