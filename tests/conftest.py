@@ -157,8 +157,17 @@ def short_replay() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def short_runs(short_replay: None) -> Iterator[None]:
-    """The same, and have them draw no curves, which takes a quarter of a second."""
+def short_bench() -> Iterator[None]:
+    """Have `bench` measure for a fiftieth of its time in this process: its eleven turns take a second each."""
+    run_bench = importlib.import_module("tpucache.report.bench").run_bench
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(run_bench.__kwdefaults__, "seconds", 0.02)
+        yield
+
+
+@pytest.fixture(scope="session")
+def short_runs(short_replay: None, short_bench: None) -> Iterator[None]:
+    """The same of both, and have runs draw no curves, which takes a quarter of a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tpucache.training.loop.drawn_curves", lambda *_: contextlib.nullcontext())
         yield
