@@ -191,6 +191,10 @@ def labels_of_values(
         return [None if value is None else (float(value),) for value in values], ()
     if all(isinstance(value, (list, tuple)) and all(map(_is_float, value)) for value in known):
         return [None if value is None else tuple(map(float, value)) for value in values], ()
+    vectors = [value for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))]
+    if len(vectors) + sum(isinstance(value, (str, int, float)) for value in known) == len(known):
+        # Most are of one kind, and each of the others is the fault of its sample.
+        return [tuple(map(float, value)) if isinstance(value, (list, tuple)) else value for value in values], ()
     kinds = sorted({type(value).__name__ for value in known})
     raise SourceError(f"{where}: labels are {' and '.join(kinds)}: give numbers, texts, or lists of numbers alone")
 
