@@ -73,15 +73,16 @@ FORMS: Final[Mapping[str, Form]] = {
     ),
     "-1 beside numbers of classes": Form([0, -1, 1, 0], lambda hub: hub.Value("int64"), ("0", "1"), [0, None, 1, 0]),
 }
-#: What is read otherwise, by source and form: in words, and as classes and labels.
-OTHERWISE: Final[Mapping[tuple[str, str], tuple[str, tuple[str, ...], list[Any]]]] = {
+#: Where samples have the same names of classes, and classes other numbers, by source and form: in words, and as classes
+#: and labels.
+SAME_NAMES: Final[Mapping[tuple[str, str], tuple[str, tuple[str, ...], list[Any]]]] = {
     ("folder", "text of numbers"): (
-        "otherwise: `10` before `9`, as in torchvision; `--classes` gives another order",
+        "same names; `10` comes before `9`, as in torchvision, unless `--classes` says otherwise",
         ("10", "9"),
         [0, 1, 0, 1],
     ),
     ("`.csv`", "numbers with gaps, 3 and 5"): (
-        "otherwise: two classes, called 3 and 5; `--classes` gives others",
+        "same names; the two classes `3` and `5` alone, unless `--classes` says otherwise",
         ("3", "5"),
         [0, 1, 1, 0],
     ),
@@ -268,8 +269,8 @@ def cell(source: str, name: str, folder: Path) -> str:
         option, refused = "--labels multilabel", str(error)
         found = _read(opened, "multilabel", is_boxes=False)
     assert option in refused, (source, name, refused)
-    if (source, name) in OTHERWISE:
-        words, *other = OTHERWISE[source, name]
+    if (source, name) in SAME_NAMES:
+        words, *other = SAME_NAMES[source, name]
         assert found == tuple(other), (source, name, found)
         return words
     assert found == (form.classes, form.labels), (source, name, found)

@@ -189,14 +189,21 @@ def labels_of_values(
         return [None if value is None else int(value) for value in values], _TRUTH if are_truths else ()
     if all(_is_float(value) for value in known):
         return [None if value is None else (float(value),) for value in values], ()
-    if all(isinstance(value, (list, tuple)) and all(map(_is_float, value)) for value in known):
-        return [None if value is None else tuple(map(float, value)) for value in values], ()
-    vectors = [value for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))]
-    if len(vectors) + sum(isinstance(value, (str, int, float)) for value in known) == len(known):
-        # Most are of one kind, and each of the others is the fault of its sample.
-        return [tuple(map(float, value)) if isinstance(value, (list, tuple)) else value for value in values], ()
-    kinds = sorted({type(value).__name__ for value in known})
-    raise SourceError(f"{where}: labels are {' and '.join(kinds)}: give numbers, texts, or lists of numbers alone")
+    return _of_several_kinds(values, where), ()
+
+
+def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
+    """Return numbers and texts as they are, and lists of numbers as vectors.
+
+    Where most are of one kind, each of the others is the fault of its sample, which is found later. Raises SourceError
+    for other values.
+    """
+    known = [value for value in values if value is not None]
+    vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
+    if len(known) != sum(id(value) in vectors or isinstance(value, (str, int, float)) for value in known):
+        kinds = sorted({type(value).__name__ for value in known})
+        raise SourceError(f"{where}: labels are {' and '.join(kinds)}: give numbers, texts, or lists of numbers alone")
+    return [tuple(map(float, value)) if id(value) in vectors else value for value in values]
 
 
 def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
