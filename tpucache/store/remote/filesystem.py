@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import DependencyError, UsageError
-from tpucache.store.files import read_chunks, rename_durably
+from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 
 #: Where files are stored. fsspec knows more: programs that make files up, or read those of others by a description.
 SCHEMES: Final = (
@@ -178,9 +178,9 @@ class FsspecFolder:
             with self._fs.open(self._path(name), "wb") as file:
                 yield file
             return
-        aside = local / f".{name}.{os.getpid()}.tmp"
+        aside = name_aside(local / name)
         try:
-            with aside.open("wb") as file:
+            with open_new(aside) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
