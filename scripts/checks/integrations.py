@@ -26,7 +26,7 @@ from scripts.digits import write_digits
 from scripts.environments import Environment, Environments
 
 SAMPLES_A_PATIENT: Final = 6
-TESTS: Final = ("tests/integrations", "tests/docs/test_notebooks.py")
+TESTS: Final = ("tests/integrations", "tests/adopt", "tests/docs/test_notebooks.py")
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,15 @@ from tpucache.warmup.build_options import (
     SoftOptions,
     WorkerOptions,
 )
+from tpucache.warmup.run.bar import BuildBar
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
-    from tpucache.progress import Progress
     from tpucache.recipe import Recipe
     from tpucache.store.cache import Cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
     from tpucache.warmup.build_options import LabelKind
-    from tpucache.warmup.run.scheduler import BuildProgress
     from tpucache.warmup.sources import Source
     from tpucache.warmup.trial import DryRun
 
@@ -72,7 +71,7 @@ def warmup(options: argparse.Namespace) -> int:
         check_source(options.source, options.cache)
     if options.dry_run:
         return run_dry(options, selected_source(options), recipe, labels, classes)
-    progress = _Progress("warmup")
+    progress = BuildBar("warmup")
 
     def announce(expected: Estimate) -> None:
         from tpucache.report.text import seconds_text
@@ -258,7 +257,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     from tpucache.warmup.repair import load_manifest, repair_cache
 
     manifest = load_manifest(options.cache)
-    building = _Progress("repair")
+    building = BuildBar("repair")
     try:
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as verifying:
             damages = repair_cache(
@@ -340,26 +339,6 @@ def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
     """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     add_options(table, TableOptions, without=without)
-
-
-class _Progress:
-    """Shows the progress of a warmup or repair, from its first report."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._shown: Progress | None = None
-
-    def show(self, progress: BuildProgress) -> None:
-        from tpucache.progress import Progress
-
-        if self._shown is None:
-            self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
-        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
-        self._shown.advance_to(progress.samples, f"{size_text(progress.bytes)}{skipped}")
-
-    def close(self) -> None:
-        if self._shown is not None:
-            self._shown.close()
 
 
 _NAMED: Final = 5

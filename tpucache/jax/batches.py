@@ -20,11 +20,11 @@ from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.arrays import ArrayLibrary
-from tpucache.ondevice.augment import BatchAugment
+from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
 from tpucache.ondevice.draws import draw
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
+from tpucache.store.fields import IMAGE, LABEL, Field
 
 #: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
 _UNCOUNTED: Final = 2
@@ -287,14 +287,7 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtyp
     manifest = loader.dataset.manifest
     fields: dict[str, Field] = {field.name: field for field in manifest.fields}
     shapes = {field.name: field.shape for field in loader.dataset.record_fields}
-    if augment is not None and IMAGE not in fields:
-        raise UsageError("the cache has no images to normalise or augment: leave that out")
-    points = [name for name in (BOXES, KEYPOINTS) if name in fields]
-    if augment is not None and augment.moves and points:
-        raise UsageError(
-            f"the device moves pixels and masks, not {' and '.join(points)}: leave flip, vertical_flip, shift, rotate, "
-            "tilt, crop, rand_augment and trivial_augment out, or move them in warmup's variants"
-        )
+    check_fields(augment, fields)
     return FinishOptions(
         image=fields.get(IMAGE),
         is_packed=len(shapes.get(IMAGE, ())) == 1,
@@ -412,15 +405,3 @@ def _make_augment(options: FinishOptions) -> BatchAugment | None:
         return None
     height, width = options.image.shape[:2]
     return BatchAugment(options.augment, options.mean, options.std, height, width, _JAX, options.image.dtype)
-
-
-def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, fields: Mapping[str, Any]) -> None:
-    """Raise UsageError where the labels, or the masks, cannot be mixed as the settings ask."""
-    if settings is None or not settings.mixes:
-        return
-    if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:
-        raise UsageError("mixup and cutmix mix classes, and samples of this cache have none: leave them out")
-    if MASK in fields:
-        raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave them out")
-    if labels.ndim == 1 and labels.dtype.kind == "f":
-        raise UsageError("mixup and cutmix mix classes, and this cache's labels are numbers: leave them out")

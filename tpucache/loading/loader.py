@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
 from tpucache.loading.indices import integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
@@ -25,6 +26,7 @@ from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store import earlier
 
 if TYPE_CHECKING:
@@ -63,6 +65,16 @@ class _Read(NamedTuple):
     ways: WaysRead | None
 
 
+class _Place(NamedTuple):
+    """Where a global batch is: seed and epoch, its number since the first epoch, and its part of the epoch's order."""
+
+    seed: int
+    epoch: int
+    step: int
+    first: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class LoaderOptions:
     """How a loader forms batches and reads them. Raises UsageError for values that mean nothing."""
@@ -76,6 +88,7 @@ class LoaderOptions:
     world_size: int = 1
     pin_memory: bool = False
     reiterate: Reiterate = "next"
+    finishing: FinishSettings | None = None  # what is done to a batch on the device
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "seed": 0, "threads": 1, "prefetch": 0, "rank": 0, "world_size": 1}
@@ -116,6 +129,7 @@ class BatchLoader(Generic[AnySamples]):
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._metrics = LoaderMetrics()
         self._is_closed = False
+        self._finish = None if options.finishing is None else BatchFinish(options.finishing, samples)
         self._pool: Buffers | None = None  # made when it is first asked for, in each process
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
@@ -150,8 +164,14 @@ class BatchLoader(Generic[AnySamples]):
         """Begin an iteration like any other, for what reads batches ahead of the loop that takes them.
 
         The loader's place moves when a batch's `confirm` is called, not when it is read: so `state_dict` is right
-        whatever is read ahead. Call each `confirm` once, in the order of the batches.
+        whatever is read ahead. Call each `confirm` once, in the order of the batches. Raises UsageError for a loader
+        that finishes its batches itself.
         """
+        if self.options.finishing is not None:
+            raise UsageError(
+                "this loader brings its batches to a device and finishes them there: where something else does that, "
+                "make a CachedLoader without augment, normalise and device"
+            )
         return self._iterate(is_counted=False)
 
     def _iterate(self, *, is_counted: bool) -> Generator[Any, None, None]:
@@ -167,7 +187,8 @@ class BatchLoader(Generic[AnySamples]):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
-        return {**kept, "_pool": None, "_metrics": LoaderMetrics(), "_iterations": 0, "_outdated": 0}
+        own = {"_pool": None, "_finish": None, "_metrics": LoaderMetrics(), "_iterations": 0, "_outdated": 0}
+        return {**kept, **own}
 
     def __enter__(self: Self) -> Self:
         return self
@@ -274,7 +295,8 @@ class BatchLoader(Generic[AnySamples]):
     def _run(
         self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
     ) -> Generator[Any, None, None]:
-        pending: deque[tuple[int, Future[_Read]]] = deque()
+        pending: deque[tuple[_Place, Future[_Read]]] = deque()
+        seed, step = self.seed, epoch * len(self) + start // self._global_batch
         hinted, shared = start, self.order.shared
         window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
@@ -290,12 +312,13 @@ class BatchLoader(Generic[AnySamples]):
                     hinted = parts[-1].stop
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 work = functools.partial(self._read, own, epoch, shared, threads.divide)
-                pending.append((stop, threads.submit(work)))
+                pending.append((_Place(seed, epoch, step, first, stop), threads.submit(work)))
+                step += 1
                 if len(pending) > self.options.prefetch:
-                    yield self._next(pending, iteration, epoch, is_counted)
+                    yield self._next(pending, iteration, is_counted)
                     threads.check()
             while pending:
-                yield self._next(pending, iteration, epoch, is_counted)
+                yield self._next(pending, iteration, is_counted)
                 threads.check()
 
     def _expected(
@@ -321,16 +344,25 @@ class BatchLoader(Generic[AnySamples]):
         """Yield where each global batch begins and ends in the epoch's order."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
-    def _next(self, pending: deque[tuple[int, Future[_Read]]], iteration: int, epoch: int, is_counted: bool) -> Any:
+    def _next(self, pending: deque[tuple[_Place, Future[_Read]]], iteration: int, is_counted: bool) -> Any:
         self._refuse_closed()
-        stop, future = pending.popleft()
+        place, future = pending.popleft()
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in pending)
         batch, samples, ways = future.result()
         self._metrics.note(asked, ready, samples, ways)
         if not is_counted:
-            return Uncounted(batch, functools.partial(self._count, iteration, epoch, stop))
-        self._count(iteration, epoch, stop)
+            return Uncounted(batch, functools.partial(self._count, iteration, place.epoch, place.stop))
+        if self.options.finishing is not None:
+            batch = self._finished(self.options.finishing, batch, place)
+        self._count(iteration, place.epoch, place.stop)
         return batch
+
+    def _finished(self, settings: FinishSettings, batch: Any, place: _Place) -> Any:
+        if self._finish is None:  # in a copy of the loader
+            self._finish = BatchFinish(settings, self.dataset)
+        rows = place.stop - place.first
+        own = rank_slice(0, rows, self.rank, self.world_size)
+        return self._finish(batch, place.seed, place.step, rows, own)
 
     def _count(self, iteration: int, epoch: int, stop: int) -> None:
         """Note that the samples of an epoch before `stop` are handed out, unless the loader went elsewhere since."""
@@ -354,6 +386,14 @@ class BatchLoader(Generic[AnySamples]):
         return _Read(self.dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
 
+class HasCached(Protocol):
+    """A dataset of other items whose samples are those of a CachedDataset, such as `tpucache.ImageFolder`."""
+
+    def to_cached(self) -> CachedDataset:
+        """Return the CachedDataset. Raises UsageError where its samples are not the same."""
+        ...
+
+
 class CachedLoader(BatchLoader[CachedDataset]):
     """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
 
@@ -365,7 +405,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
 
     def __init__(
         self,
-        dataset: CachedDataset | Subset[Any],
+        dataset: CachedDataset | Subset[Any] | HasCached,
         batch_size: int,
         *,
         shuffle: Shuffle = False,
@@ -382,6 +422,9 @@ class CachedLoader(BatchLoader[CachedDataset]):
         sampler: Sampler[int] | None = None,
         pin_memory: bool = False,
         reiterate: Reiterate = "next",
+        augment: AugmentSettings | None = None,
+        normalise: bool = False,
+        device: Device = None,
     ) -> None:
         """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
 
@@ -401,6 +444,13 @@ class CachedLoader(BatchLoader[CachedDataset]):
         `reiterate` says what is shown after an iteration that was left early: the "next" epoch, as loaders of torch
         do, or the "same" one from its start.
 
+        `device`, such as "cuda", is where batches come out, their packed images decoded there. With `normalise` images
+        are float32 (batch, channels, height, width), less the cache's mean and divided by its standard deviation.
+        `augment` normalises, too, and augments with random numbers of (seed, step) alone, those of `tpucache.jax.feed`:
+        they are the same on every device, on any number of ranks, and in a loop that is resumed. Mixed labels are
+        float32 (batch, classes). With `views`, all of them have as many rows for each sample, side by side. Without a
+        device, both are done on the CPU.
+
         One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
         len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
         `sampler` (see `SamplerOrder`), whose length is the epoch's.
@@ -411,7 +461,11 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chosen = _cached_dataset(dataset)
         if finish == "device":
             chosen = chosen.packed()
-        options = LoaderOptions(batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate)
+        finishing = FinishSettings.of(augment, normalise, device)
+        pin_memory = pin_memory or (finishing is not None and finishing.device.startswith("cuda"))
+        options = LoaderOptions(
+            batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate, finishing
+        )
         window = to_integer("window", window, 1)
         chunk = max(1, _CHUNK_BYTES // chosen.mean_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
@@ -420,10 +474,15 @@ class CachedLoader(BatchLoader[CachedDataset]):
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:
-    """Return the CachedDataset that a dataset, a Subset, or a Subset of one is. Raises UsageError for any other."""
+    """Return the CachedDataset that a dataset, a Subset of one, or what has `to_cached`, is.
+
+    Raises UsageError for any other.
+    """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         whole = _cached_dataset(dataset.dataset)
         return whole.select(integer_positions(dataset.indices, len(whole)))
+    if hasattr(dataset, "to_cached"):
+        dataset = dataset.to_cached()
     if not isinstance(dataset, CachedDataset):
         raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
     if any(overrides(dataset, CachedDataset, name) for name in ("__getitem__", "__getitems__")):

@@ -209,12 +209,15 @@ class MixedLoader(BatchLoader[MixedSamples]):
     of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger share than
     its size is seen more than once in it, and another less than once.
 
-    The first loader says how many threads read, and how far ahead. State, epochs and batches are as in CachedLoader;
+    The first loader says how many threads read, and how far ahead. Where the loaders have an `augment`, `normalise` or
+    `device`, batches are finished by it, with the statistics of the first cache and the random numbers of (0, step).
+    State, epochs and batches are as in CachedLoader;
     what an iteration shows after one that was left early is as the loaders have it (`reiterate`).
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:
-        """Take loaders of the same batch_size, rank, world_size, drop_last, reiterate and finish, and shares from 1.
+        """Take loaders of the same batch_size, rank, world_size, drop_last, reiterate, finish, augment, normalise and
+        device, and shares from 1.
 
         The places where the loaders are do not count, and do not move. Raises UsageError for loaders, fields, classes
         or labels that do not fit.
@@ -235,7 +238,7 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     """Raise UsageError unless a loader's batches can be mixed with those of the first one."""
     if not isinstance(loader, CachedLoader) or isinstance(loader, MixedLoader):
         raise UsageError(f"a mixture is made of CachedLoaders, not of {type(loader).__name__}")
-    for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate"):
+    for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate", "finishing"):
         own, expected = getattr(loader.options, name), getattr(first.options, name)
         if own != expected:
             raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}")

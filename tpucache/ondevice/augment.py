@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.ondevice.auto_augment import AutoAugment
 from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, split, tilt_reach, tilted
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.store.fields import IMAGE, MASK
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
 #: Moves the rows of a batch by a number of rows, the last ones to the front.
 Roll = Callable[[Array, int], Array]
@@ -291,3 +291,29 @@ class BatchNormalise:
     def pixels(self, images: Array) -> Array:
         """Normalise a batch of pixel values that is float32 (batch, channels, height, width) already."""
         return images * self._scale + self._shift
+
+
+def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:
+    """Raise UsageError where records of fields of these names cannot be normalised, or changed as the settings ask."""
+    if settings is None:
+        return
+    if IMAGE not in names:
+        raise UsageError("the cache has no images to normalise or augment: leave that out")
+    points = [name for name in (BOXES, KEYPOINTS) if name in names]
+    if settings.moves and points:
+        raise UsageError(
+            f"the device moves pixels and masks, not {' and '.join(points)}: leave flip, vertical_flip, shift, rotate, "
+            "tilt, crop, rand_augment and trivial_augment out, or move them in warmup's variants"
+        )
+
+
+def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, names: Container[str]) -> None:
+    """Raise UsageError where the labels, or the masks, cannot be mixed as the settings ask."""
+    if settings is None or not settings.mixes:
+        return
+    if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:
+        raise UsageError("mixup and cutmix mix classes, and samples of this cache have none: leave them out")
+    if MASK in names:
+        raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave them out")
+    if labels.ndim == 1 and labels.dtype.kind == "f":
+        raise UsageError("mixup and cutmix mix classes, and this cache's labels are numbers: leave them out")

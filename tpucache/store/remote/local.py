@@ -54,7 +54,7 @@ _SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user s
 #: A change in the same tick of the file system's clock leaves the times as they are. 2 s is the longest tick there is.
 _TICK_NS: Final = 2_000_000_000
 #: File systems whose files only this machine changes, so that `fstat` shows each change at once: `man 2 statfs`.
-_LOCAL: Final = {
+LOCAL_FILE_SYSTEMS: Final = {
     0xEF53,  # ext2, ext3, ext4
     0x58465342,  # XFS
     0x9123683E,  # Btrfs
@@ -119,7 +119,7 @@ class LocalCopy:
             self._folder = OpenFolder(directory)
             self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
             fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
-            self._is_local = file_system(self._number) in _LOCAL
+            self._is_local = file_system(self._number) in LOCAL_FILE_SYSTEMS
             with self._locked_header():
                 self._prepare(is_alone=_try_lock(self._number, _USERS, fcntl.F_WRLCK))
                 _try_lock(self._number, _USERS, fcntl.F_RDLCK)

@@ -107,7 +107,7 @@ class DatasetSource:
             value = dataset[numbers[sample.path] if numbers else int(sample.path)]
         except Exception as error:  # a user's dataset raises anything
             raise SampleError(sample.path, f"{self._name} raised {type(error).__name__}: {error}") from error
-        return _labelled(value, sample.path)
+        return labelled_item(value, sample.path)
 
     def read_label(self, sample: Sample) -> Any:
         """Return an item's label alone. Raises SampleError as `load` does."""
@@ -121,7 +121,7 @@ class DatasetSource:
         try:
             for done, value in enumerate(stream, 1):
                 try:
-                    yield _labelled(value, str(done - 1))
+                    yield labelled_item(value, str(done - 1))
                 except SampleError as error:
                     yield error
         except Exception as error:  # a user's stream raises anything
@@ -136,7 +136,7 @@ def is_stream(dataset: Any) -> bool:
     return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
 
 
-def _labelled(value: Any, path: str) -> Item:
+def labelled_item(value: Any, path: str) -> Item:
     """Return what an item of a dataset holds, which may be a tuple with its label. Raises SampleError."""
     if not isinstance(value, tuple):
         return to_item(value, path)
@@ -263,14 +263,19 @@ KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda so
 _SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
 
 
-def _is_saved(source: str | Path) -> bool:
+def is_saved(source: str | Path) -> bool:
     """Return whether a path is a folder that save_to_disk of Hugging Face's datasets wrote."""
     path = Path(source)
     return (path / _SAVED_SPLITS).is_file() or all((path / name).is_file() for name in _SAVED)
 
 
 def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    """Return what such a folder holds, read as the object is. Raises DependencyError, and SourceError for splits."""
+    """Return what such a folder holds, read as the object is. Raises what `load_saved` raises."""
+    return DatasetSource(load_saved(source))
+
+
+def load_saved(source: str | Path) -> Any:
+    """Return the dataset that save_to_disk wrote. Raises DependencyError, and SourceError for splits."""
     path = Path(source).absolute()
     if (path / _SAVED_SPLITS).is_file():
         splits = sorted(each.name for each in path.iterdir() if (each / _SAVED[0]).is_file())
@@ -281,12 +286,12 @@ def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
     except ImportError as error:
         raise DependencyError("a folder of save_to_disk needs datasets: `pip install datasets`") from error
     try:
-        return DatasetSource(load_from_disk(str(path)))
+        return load_from_disk(str(path))
     except Exception as error:  # of a library that raises anything
         raise SourceError(f"{path} cannot be read as a dataset ({type(error).__name__}: {error})") from error
 
 
-SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", _is_saved, _open_saved)
+SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", is_saved, _open_saved)
 
 
 #: What a sequence of numbers alone is called.

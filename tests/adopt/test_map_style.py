@@ -1,0 +1,235 @@
+"""`cached` gives what a data set gives, and no cache of it is used once the set gives anything else."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import tpucache
+from tpucache import CachedLoader, DamageError, PictureDataset, Recipe, SampleError, UsageError
+from tpucache.adopt import map_style
+from tpucache.adopt.map_source import CONTENT, MapStyleSource
+
+SIZE, COUNT = 8, 40
+#: A picture that is not among the few that are compared where an identity is given.
+UNSEEN = next(n for n in range(COUNT) if n not in {number * COUNT // 32 for number in range(32)} | {COUNT - 1})
+
+
+class Pictures:
+    """`COUNT` pictures, each of its number's colour; `changed` are those that have another one."""
+
+    def __init__(self, changed: tuple[int, ...] = (), count: int = COUNT) -> None:
+        self.changed, self.count = changed, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        colour = (number, 255 * (number in self.changed), 9)
+        return Image.new("RGB", (12, 10), colour), number % 3
+
+
+class Named(Pictures):
+    classes = ("ant", "bee", "cat")
+
+
+class Items:
+    """Items as they are given."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+def opened(dataset: Any, **options: Any) -> PictureDataset:
+    return tpucache.cached(dataset, SIZE, jobs=1, **options)
+
+
+def colours(dataset: PictureDataset) -> list[list[int]]:
+    return [image[:, 0, 0].tolist() for image, _ in dataset]
+
+
+def test_pictures_labels_and_classes_are_those_of_the_set() -> None:
+    dataset = opened(Named())
+    assert colours(dataset) == [[number, 0, 9] for number in range(COUNT)]
+    assert [label for _, label in dataset] == dataset.targets == [number % 3 for number in range(COUNT)]
+    assert dataset.classes == ["ant", "bee", "cat"]
+    image, label = opened(Named(), transform=np.asarray, target_transform=str)[-1]
+    assert (image.shape, label) == ((SIZE, SIZE, 3), "0")
+    images, _ = next(iter(CachedLoader(dataset, COUNT)))
+    assert torch.equal(images, torch.stack([image for image, _ in dataset]))
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"), [("cat", 0), (0.5, 0.5), ((0.0, 1.5), [0.0, 1.5]), (np.int64(2), 2), (torch.tensor(1), 1)]
+)
+def test_labels_of_any_kind_are_pythons(label: Any, expected: Any) -> None:
+    image = Image.new("RGB", (9, 9))
+    dataset = opened(Items(*[(image, label)] * 3))
+    assert [label for _, label in dataset] == [expected] * 3
+    assert type(dataset[0][1]) is type(expected)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, list])
+def test_floats_from_0_to_1_are_pictures_of_8_bits(kind: Any) -> None:
+    levels = np.linspace(0, 1, 3 * SIZE * SIZE).reshape(3, SIZE, SIZE)
+    pictures = levels.astype(np.float32)
+    dataset = opened(Items((kind(pictures) if kind is not list else pictures.tolist(), 0)))
+    assert np.array_equal(np.asarray(dataset[0][0]), np.rint(levels * 255).astype(np.uint8))
+
+
+def test_the_second_use_builds_nothing(no_build: Any) -> None:
+    opened(Pictures(), identity="first")
+    opened(Pictures())
+    no_build()
+    assert len(opened(Pictures(), identity="first")) == COUNT
+    assert len(opened(Pictures())) == COUNT
+
+
+@pytest.mark.parametrize("changed", [0, UNSEEN, COUNT - 1])
+def test_without_an_identity_each_change_is_noticed(changed: int, kept: Path) -> None:
+    opened(Pictures())
+    assert colours(opened(Pictures((changed,))))[changed] == [changed, 255, 9]
+
+
+def test_without_an_identity_the_cache_of_before_is_removed(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened(Pictures())
+    source = MapStyleSource(Pictures())
+    assert source.few_contents() == MapStyleSource(Pictures((UNSEEN,))).few_contents()
+    opened(Pictures((UNSEEN,)))
+    (place,) = kept.iterdir()
+    assert [each.name for each in place.iterdir() if each.is_dir()] == ["1"]
+    said = capsys.readouterr().err
+    assert "Pictures: all 40 pictures are compared with its cache. Give an identity=" in said
+    assert f"Pictures has changed since its cache was made: sample {UNSEEN} is another one" in said
+
+
+def test_a_changed_label_is_noticed() -> None:
+    image = Image.new("RGB", (9, 9))
+    opened(Items((image, 0), (image, 1), (image, 0)))
+    assert opened(Items((image, 0), (image, 1), (image, 1))).targets == [0, 1, 1]
+
+
+@pytest.mark.parametrize("other", [Pictures((COUNT - 1,)), Pictures(count=COUNT - 1)])
+def test_with_an_identity_another_set_is_noticed(other: Pictures, kept: Path) -> None:
+    opened(Pictures(), identity="birds")
+    assert colours(opened(other, identity="birds")) == colours(opened(other))
+    assert len([*kept.glob("birds-*/*/manifest.json")]) == 1
+
+
+def test_an_identity_stands_for_the_pictures_that_are_not_compared(no_build: Any) -> None:
+    opened(Pictures(), identity="birds")
+    no_build()
+    assert len(opened(Pictures((UNSEEN,)), identity="birds")) == COUNT
+
+
+def test_an_unfinished_build_of_an_unnamed_set_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tpucache.warmup.build.finish_cache", kill)
+        with pytest.raises(KeyboardInterrupt):
+            opened(Pictures())
+    assert colours(opened(Pictures((UNSEEN,))))[UNSEEN] == [UNSEEN, 255, 9]
+
+
+def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(Pictures())
+    monkeypatch.setattr(map_style.Kept, "states", lambda _: [])  # it was not there yet
+    monkeypatch.setattr(map_style.Kept, "open", lambda *_: None)
+    build = map_style.Kept.build
+
+    def late(kept: Any, state: str, *rest: Any) -> Any:
+        monkeypatch.undo()
+        monkeypatch.setenv("TPUCACHE_DIR", str(kept.folder.parents[1]))
+        return build(kept, "0", *rest)
+
+    monkeypatch.setattr(map_style.Kept, "build", late)
+    with pytest.raises(tpucache.SourceError, match=f"another process makes a cache of other pictures: sample {UNSEEN}"):
+        opened(Pictures((UNSEEN,)))
+
+
+class Flipped(Pictures):
+    def __getitem__(self, number: int) -> Any:
+        image, label = super().__getitem__(number)
+        image.putpixel((0, 0), (random.randrange(256), random.randrange(256), 0))
+        return image, label
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "text"),
+    [
+        (Flipped(), UsageError, "is another one each time it is read.*give them as transform="),
+        (Items(), UsageError, "the Items has no samples"),
+        (iter([1]), UsageError, "has no length, or no items by number"),
+        (
+            Items({"image": np.zeros((4, 4, 3), np.uint8)}),
+            SampleError,
+            "is a dict, not a tuple of a picture and its label",
+        ),
+        (Items((1, 2, 3)), SampleError, "is a tuple of 3, not a tuple"),
+        (Items(([1, 2], 0)), SampleError, "has input_ids instead of a picture"),
+        (Items((np.full((4, 4, 3), -1.5), 0)), SampleError, "pixels are -1.5"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(dataset: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(Exception, match=text) as raised:
+        opened(dataset)
+    assert isinstance(raised.value, error | tpucache.SourceError)
+
+
+def test_samples_that_were_left_out_stay_so() -> None:
+    image = Image.new("RGB", (9, 9))
+    items = Items((image, 0), ("no picture", 1), (image, 1))
+    assert opened(items, on_error="skip").targets == [0, 1]
+    assert opened(items, on_error="skip").targets == [0, 1]
+    with pytest.raises(SampleError, match=r"'1': .*on_error='skip'"):
+        opened(items)
+
+
+def test_a_cache_without_what_it_was_made_of_is_made_anew() -> None:
+    directory = opened(Pictures()).directory
+    tpucache.CachedDataset(directory)
+    assert CONTENT in tpucache.CachedDataset(directory).table
+    source = MapStyleSource(Pictures(count=COUNT - 1))
+    assert source.difference(tpucache.CachedDataset(directory).cache, 1) == "it has 39 samples, and had 40"
+
+
+def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:
+    source = MapStyleSource(Items(*[(Image.new("RGB", (9, 9)), lambda: 0)] * 3))  # plain pickle takes no lambda
+    copy = pickle.loads(pickle.dumps(source))
+    path = Path(source.__getstate__()["_file"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(copy) == 3
+    assert len(pickle.dumps(source)) < 500
+    del source
+    assert not path.exists()
+
+
+@pytest.mark.slow
+def test_workers_build_and_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpucache.warmup.run.executors.ALONE_SECONDS", 0.0)
+    for _ in range(2):
+        assert len(tpucache.cached(Pictures(), SIZE, jobs=2)) == COUNT
+
+
+def test_a_recipe_says_what_is_kept() -> None:
+    dataset = tpucache.cached(Pictures(), recipe=Recipe(size=(8, 12), codec="png"), jobs=1)
+    assert dataset[0][0].shape == (3, 8, 12)
+    next(dataset.directory.glob("*.lmdb")).write_bytes(b"")
+    with pytest.raises(DamageError, match="it is made anew"):
+        tpucache.cached(Pictures(), recipe=Recipe(size=(8, 12), codec="png"), jobs=1)

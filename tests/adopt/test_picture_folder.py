@@ -1,0 +1,164 @@
+"""A folder is listed in torchvision's order, and its state is another one once a picture changes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from writing import write_picture
+
+from tpucache.adopt.picture_folder import EXTENSIONS, PictureFolderSource, list_at_rest, list_pictures, wait_a_tick
+from tpucache.errors import SourceError
+
+ODD = (
+    "10/1.png", "9/1.png", "9/10.png", "9/2.PNG", "a/x.jpg", "a-b/x.jpg", "a/z/x.jpg", "a/z-y/x.jpg", "a/z.y/x.jpg",
+    ".hidden/1.png", "B/é.webp", "b/note.txt", "b/1.gif", "b/2.tiff", "b/.png", "b/c/d/e.ppm", "loose.png",
+)  # fmt: skip
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """Files whose order depends on how it is made, beside others that are no pictures."""
+    for name in ODD:
+        write_picture(tmp_path / "odd" / name)
+    (tmp_path / "odd" / "b" / "linked").symlink_to(tmp_path / "odd" / "9")
+    return tmp_path / "odd"
+
+
+def documented(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return classes and samples by the rule that torchvision documents: `find_classes` and `make_dataset`."""
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    samples = []
+    for number, name in enumerate(classes):
+        for folder, _, names in sorted(os.walk(root / name, followlinks=True)):
+            samples += [
+                (os.path.join(folder, each), number) for each in sorted(names) if each.lower().endswith(EXTENSIONS)
+            ]
+    return classes, samples
+
+
+def listed(root: Path) -> tuple[list[str], list[tuple[str, int]]]:
+    folder = list_pictures(str(root))
+    return list(folder.classes), [(os.path.join(root, file.path), file.label) for file in folder.files]
+
+
+def test_the_order_is_the_documented_one(odd: Path) -> None:
+    assert listed(odd) == documented(odd)
+    assert [name for name, _ in documented(odd)[1]][:2] == [str(odd / ".hidden/1.png"), str(odd / "10/1.png")]
+
+
+def test_the_order_is_that_of_torchvision(odd: Path) -> None:
+    datasets = pytest.importorskip(
+        "torchvision.datasets", reason="needs torchvision: `python -m scripts.checks integrations`"
+    )
+    theirs = datasets.ImageFolder(str(odd))
+    assert datasets.folder.IMG_EXTENSIONS == EXTENSIONS
+    assert listed(odd) == (theirs.classes, theirs.samples)
+
+
+def rewritten(path: Path) -> None:
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def exchanged(one: Path, other: Path) -> None:
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+def linked_elsewhere(root: Path) -> None:
+    (root / "cat").rename(root.parent / "cat")
+    shutil.copytree(root.parent / "cat", root.parent / "dog")  # with the same times
+    (root / "cat").symlink_to(root.parent / "cat")
+    list_at_rest(str(root))
+    (root / "cat").unlink()
+    (root / "cat").symlink_to(root.parent / "dog")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "added": lambda root: write_picture(root / "9" / "z.png"),
+    "removed": lambda root: (root / "9" / "a.png").unlink(),
+    "renamed": lambda root: (root / "9" / "a.png").rename(root / "9" / "0.png"),
+    "in another class": lambda root: (root / "9" / "b.png").rename(root / "cat" / "b.png"),
+    "of equal size and date": lambda root: rewritten(root / "9" / "a.png"),
+    "exchanged": lambda root: exchanged(root / "9" / "a.png", root / "10" / "a.png"),
+    "classes exchanged": lambda root: exchanged(root / "9", root / "10"),
+    "linked elsewhere": linked_elsewhere,
+    "an empty class": lambda root: (root / "empty").mkdir(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_makes_another_state(root: Path, change: str) -> None:
+    before = list_at_rest(str(root), allow_empty=True)
+    CHANGES[change](root)
+    after = list_pictures(str(root), allow_empty=True)
+    assert after.state != before.state
+    assert before.difference(after)
+
+
+@pytest.mark.parametrize("knows_inodes", [True, False])
+def test_a_state_stays_while_nothing_changes(root: Path, knows_inodes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpucache.adopt.picture_folder._keeps_inodes", lambda _: knows_inodes)
+    before = list_at_rest(str(root))
+    (root / "9" / "a.png").read_bytes()
+    write_picture(root / "loose.png")
+    (root / "9" / "notes.txt").write_text("no picture")
+    assert list_pictures(str(root)).state == before.state
+
+
+def test_changes_are_told(root: Path) -> None:
+    before = list_at_rest(str(root))
+    for change in ("added", "removed", "exchanged"):
+        if change != "exchanged":
+            CHANGES[change](root)
+    rewritten(root / "10" / "a.png")
+    after = list_pictures(str(root))
+    assert before.difference(after) == "1 gone: '9/a.png'; 1 new: '9/z.png'; 1 changed: '10/a.png'"
+    assert before.difference(before) == "its classes are others"
+
+
+def test_a_link_that_leads_back_up_is_left_out(root: Path) -> None:
+    (root / "9" / "again").symlink_to(root)
+    (root / "9" / "below").mkdir()
+    (root / "9" / "below" / "again").symlink_to(root / "9")
+    assert len(list_pictures(str(root)).files) == 6
+
+
+def test_what_cannot_be_listed_is_told(tmp_path: Path, root: Path) -> None:
+    with pytest.raises(SourceError, match=r"nowhere: No such file or directory: give a folder"):
+        list_pictures(str(tmp_path / "nowhere"))
+    with pytest.raises(SourceError, match="has no folders"):
+        list_pictures(str(root / "9"))
+    (root / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"without a picture: 'empty'.*allow_empty=True"):
+        list_pictures(str(root))
+    assert list_pictures(str(root), allow_empty=True).classes == ("10", "9", "cat", "empty")
+
+
+def test_waiting_is_as_long_as_a_clock_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    second = 10**9
+    assert wait_a_tick([5 * second + 1], 5 * second + 1)
+    assert wait_a_tick([5 * second, 4 * second], 6 * second)
+    assert not wait_a_tick([5 * second + 1], 6 * second)
+    assert not wait_a_tick([500 * second + 1], 6 * second)  # another machine's clock is ahead
+    assert not wait_a_tick([], 6 * second)
+    assert waited == [0.02, 1.0]
+
+
+def test_workers_are_sent_no_listing(root: Path) -> None:
+    source = PictureFolderSource(str(root), list_pictures(str(root)))
+    sample = source.list().samples[0]
+    assert (sample.path, sample.label) == ("10/a.png", 0)
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.load(sample).fields == {"image": (root / "10" / "a.png").read_bytes()}
+    assert len(pickle.dumps(source)) < 300

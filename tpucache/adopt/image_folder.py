@@ -1,0 +1,122 @@
+"""ImageFolder: torchvision's, read out of a cache that the first use builds."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
+from tpucache.adopt.picture_folder import PictureFolderSource, list_at_rest, list_pictures
+from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
+from tpucache.errors import SourceError, UsageError
+from tpucache.progress import note
+from tpucache.recipe import Recipe, fingerprint
+
+if TYPE_CHECKING:
+    from tpucache.warmup.build_options import OnError
+
+
+class ImageFolder(PictureDataset):
+    """torchvision's ImageFolder, whose pictures are decoded and resized once: `picture, label = dataset[0]`.
+
+    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are torchvision's, in the same order, and samples are
+    those of the list `samples`, which may be shortened, ordered anew or relabelled as there.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        *,
+        size: Size = 224,
+        cache: str | Path | None = None,
+        recipe: Recipe | None = None,
+        allow_empty: bool = False,
+        on_error: OnError = "fail",
+        jobs: int | None = None,
+    ) -> None:
+        """Open the cache of a folder with one subfolder a class; build it if there is none of what the folder holds.
+
+        `transform` is given a PIL image, RGB, of the cached size, and what it returns is the picture; without it the
+        picture is a tensor, uint8 (3, height, width). `target_transform` is given the class's number.
+
+        `size` is that of the cached pictures, in pixels, one number or (height, width): the shorter side is made as
+        long, and the middle is cut out. A `recipe` says more of what is kept, and its own size counts.
+
+        The cache is kept below `cache`, by default in TPUCACHE_DIR, or `tpucache` in the user's cache folder. It
+        belongs to this path and recipe, and to the names, sizes and times of the files: once a picture was added,
+        removed or replaced, it is made anew. `jobs` processes build it, by default one for each core; where another
+        process builds it already, this one waits. What a killed process had finished is kept.
+
+        A file that cannot be decoded is an error, or, with `on_error="skip"`, left out of the samples. A folder
+        without a picture is an error, or, with `allow_empty`, a class without samples.
+
+        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError
+        where the cache cannot be written.
+        """
+        choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
+        self.root = os.path.expanduser(root)  # noqa: PTH111  # a Path would change `photos/` and `./photos`
+        kept = _open_or_build(self.root, cache, choices, allow_empty=allow_empty)
+        super().__init__(kept, transform, target_transform)
+        paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
+        self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
+        self.imgs = self.samples
+        self._kept_samples = tuple(self.samples)  # in the order of the cache, whatever is done to the list
+        self._places: dict[str, int] = {}  # of the paths, once samples were changed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def _entry(self, index: int) -> tuple[int, Any]:
+        path, label = self.samples[index]
+        return self._place(path, index), label
+
+    def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
+        labels = [label for _, label in self.samples]
+        if len(self.samples) == len(self._kept_samples) and all(map(operator.is_, self.samples, self._kept_samples)):
+            return range(len(labels)), labels
+        return [self._place(path, at) for at, (path, _) in enumerate(self.samples)], labels
+
+    def _place(self, path: str, likely: int) -> int:
+        """Return where in the cache the picture of a path is, which is likely where it is among the samples.
+
+        Raises UsageError where it is none of the folder's.
+        """
+        if 0 <= likely < len(self._kept_samples) and self._kept_samples[likely][0] == path:
+            return likely
+        if not self._places:
+            self._places = {each: at for at, (each, _) in enumerate(self._kept_samples)}
+        if path not in self._places:
+            raise UsageError(f"{path} is none of the pictures that {self.root} had when this ImageFolder was opened")
+        return self._places[path]
+
+
+def _open_or_build(root: str, cache: str | Path | None, choices: BuildChoices, *, allow_empty: bool) -> KeptCache:
+    real = os.path.realpath(root)
+    kept = Kept(Path(real).name, ["ImageFolder", real, fingerprint(choices.recipe.to_dict())], cache)
+    if kept.folder.is_relative_to(real) or Path(os.path.realpath(kept.folder)).is_relative_to(real):
+        raise UsageError(
+            f"the cache would lie in {kept.folder}, inside of {root}, whose folders are classes: give another folder "
+            "as cache="
+        )
+    folder = list_pictures(real, allow_empty=allow_empty)
+    found = kept.open(folder.state, choices.on_error)
+    if found is None:
+        if kept.states():
+            note(f"{root} has changed since its cache was made, or that was not finished")
+        folder = list_at_rest(real, allow_empty=allow_empty)
+
+        def check() -> None:
+            now = list_pictures(real, allow_empty=allow_empty)
+            if now.state != folder.state:
+                raise SourceError(
+                    f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again once "
+                    "nobody writes there"
+                )
+
+        found = kept.build(folder.state, PictureFolderSource(real, folder), choices, check)
+    return found

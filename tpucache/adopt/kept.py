@@ -1,0 +1,283 @@
+"""Where the caches of drop-in data sets are kept: each is built once and found again.
+
+FOLDER/datasets/train-1f0c…/       one data set and recipe: its path, or what else tells it from others
+    7b52…/                         the cache of the state that its pictures are in
+    7b52….lock                     while a process builds it
+    7b52….use                      locked by every process that reads it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, TpucacheError
+from tpucache.progress import note
+from tpucache.store.cache import Cache
+from tpucache.store.files import open_regular
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.holding import hold, is_held
+from tpucache.store.remote.cache import check_own, default_directory
+from tpucache.system import fcntl
+from tpucache.units import duration_text, size_text
+
+if TYPE_CHECKING:
+    from tpucache.recipe import Recipe
+    from tpucache.warmup.build_options import OnError
+    from tpucache.warmup.estimate import Estimate
+    from tpucache.warmup.sources.source import Source
+
+#: Below the folder for what this user keeps.
+FOLDER: Final = "datasets"
+_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST: Final = 40
+_STATE: Final = re.compile(r"[0-9a-f]{1,32}")
+_REMOVED: Final = ".removed-"  # the beginning of the name of what is being removed
+
+
+@dataclass(frozen=True)
+class BuildChoices:
+    """How the cache of a data set is built: as the arguments of these names of `build_cache`."""
+
+    recipe: Recipe
+    jobs: int | None = None
+    on_error: OnError = "fail"
+
+
+class KeptCache(NamedTuple):
+    """A finished cache, what keeps it from being removed as long as it is referred to, and whether it was made now.
+
+    One that an earlier process began, or another one made meanwhile, was not made now.
+    """
+
+    cache: Cache
+    use: Use
+    is_new: bool = False
+
+
+class Kept:
+    """The caches of one data set by one recipe: one for each state that its pictures were in."""
+
+    def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
+        """Take what the data set is called, JSON values that tell it from all others, and a folder (None: the usual).
+
+        Nothing is made yet.
+        """
+        base = Path(below) if below is not None else default_directory()
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+        plain = _NAME.sub("_", name).strip("._")[:_LONGEST] or "set"
+        self.name = name
+        self.folder = base.expanduser().absolute() / FOLDER / f"{plain}-{digest}"
+
+    def states(self) -> list[str]:
+        """Return the states of which there is a cache, finished or not."""
+        try:
+            with os.scandir(self.folder) as entries:
+                return sorted(entry.name for entry in entries if _STATE.fullmatch(entry.name) and entry.is_dir())
+        except OSError:  # there is none; what cannot be read or made is told by whoever builds there
+            return []
+
+    def open(self, state: str, on_error: OnError) -> KeptCache | None:
+        """Return the finished cache of a state, None where there is none. Nothing has to be written for it.
+
+        Raises StoreError for a folder of somebody else, and for a cache that is damaged; SampleError for one that lacks
+        a sample which could not be used, unless that `on_error` is to be skipped.
+        """
+        directory = self.folder / state
+        try:
+            if not (directory / MANIFEST_NAME).is_file():
+                return None
+            check_own(self.folder)
+            check_own(directory)
+            use = Use(directory)  # before it is opened: so it stays
+            cache = Cache.open(directory)
+            _check_sizes(cache)
+        except (NotACacheError, FileNotFoundError):
+            return None
+        except (DamageError, FormatError) as error:
+            raise type(error)(
+                f"{error}. It is a cache that was made of {self.name}: remove {directory}, and it is made anew"
+            ) from error
+        if cache.manifest.skipped and on_error == "fail":
+            skipped = cache.manifest.skipped[0]
+            raise SampleError(skipped.path, f"{skipped.reason}; or leave such samples out with on_error='skip'")
+        return KeptCache(cache, use)
+
+    def build(
+        self, state: str, source: Source, choices: BuildChoices, check: Callable[[], None] = lambda: None
+    ) -> KeptCache:
+        """Build the cache of a state, or continue where a process was killed; wait where another one builds it.
+
+        `check` is called at the end and raises what is wrong with the source: then nothing is kept. Caches of other
+        states, which no process reads, are removed after that. Raises what `build_cache` raises, and BuildError where
+        the folder cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            check_own(self.folder)
+            with self._alone(state):
+                if (found := self.open(state, choices.on_error)) is not None:
+                    return found
+                is_new = not (self.folder / state).exists()
+                self._make(self.folder / state, source, choices, check)
+                self._remove_others(state)
+                found = self.open(state, choices.on_error)
+        except OSError as error:
+            raise BuildError(
+                f"the cache of {self.name} cannot be kept in {self.folder}: {error}. Give another folder as cache=, or "
+                "set TPUCACHE_DIR"
+            ) from error
+        if found is None:
+            raise BuildError(f"{self.folder / state} was removed while it was made: run this again")
+        return found._replace(is_new=is_new)
+
+    def remove(self, state: str) -> None:
+        """Remove what there is of a state, unless a process reads or builds it. Raises OSError."""
+        if not is_held(self._lock(state)):
+            _remove(self.folder / state)
+
+    def _lock(self, state: str) -> Path:
+        return self.folder / f"{state}.lock"
+
+    @contextlib.contextmanager
+    def _alone(self, state: str) -> Iterator[None]:
+        """Wait until no other process builds a state, and keep others from it."""
+        is_told = False
+        while True:
+            with contextlib.ExitStack() as stack:
+                try:
+                    stack.enter_context(hold(self._lock(state), _HeldError))
+                except _HeldError as error:
+                    if not is_told:
+                        note(f"{self.name}: waiting for {error}, which makes its cache")
+                    is_told = True
+                    continue
+                yield
+                return
+
+    def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
+        from tpucache.warmup.build import build_cache
+        from tpucache.warmup.run.bar import BuildBar
+
+        def announce(expected: Estimate) -> None:
+            note(
+                f"{self.name}: its pictures are decoded and resized once, into {directory}: {expected.records:,} "
+                f"records, about {size_text(expected.bytes)} ({size_text(expected.free)} are free)"
+            )
+
+        began, bar = time.monotonic(), BuildBar("build")
+        try:
+            manifest = build_cache(
+                source,
+                directory,
+                choices.recipe,
+                jobs=choices.jobs,
+                on_error=choices.on_error,
+                on_progress=bar.show,
+                announce=announce,
+            )
+        finally:
+            bar.close()
+        try:
+            check()
+        except TpucacheError:
+            shutil.rmtree(directory)
+            raise
+        note(
+            f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
+            f"{duration_text(time.monotonic() - began)}; found again from now on"
+        )
+
+    def _remove_others(self, state: str) -> None:
+        for other in self.states():
+            if other != state:
+                self.remove(other)
+
+
+class _HeldError(BuildError):
+    """Another process builds a cache; the text says which."""
+
+
+class Use:
+    """Says to other processes, as long as it is referred to, that this one reads a cache.
+
+    A process that is forked, or given a pickled copy, says so, too. Where the file system has no locks, or nobody but
+    the owner may write, nothing is said, and nothing removed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Take a cache's folder. Raises FileNotFoundError where it is being removed."""
+        self._directory, self._number = directory, -1
+        if fcntl is None:
+            return
+        path = _use_path(directory)
+        while self._number < 0:
+            try:
+                number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            except OSError:
+                try:
+                    number = open_regular(path)
+                except OSError:  # a folder that this process cannot write
+                    return
+            try:
+                fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(number), path.stat()):
+                    self._number = number
+            except BlockingIOError:
+                raise FileNotFoundError(f"{directory} is being removed") from None
+            except FileNotFoundError:  # whoever has removed the cache has removed this file, too
+                pass
+            except OSError:
+                return
+            finally:
+                if self._number != number:
+                    os.close(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Use, (self._directory,)
+
+    def __del__(self) -> None:
+        if self._number >= 0:
+            os.close(self._number)
+
+
+def _use_path(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.use")
+
+
+def _remove(directory: Path) -> None:
+    """Remove a cache, or an unfinished one, unless a process reads it. Raises OSError."""
+    if fcntl is None:
+        return
+    path = _use_path(directory)
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside = directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}")
+        directory.rename(aside)  # all of it goes at once
+        path.unlink()
+    except OSError:  # it is in use, or nobody can say whether it is
+        return
+    finally:
+        os.close(number)
+    for each in directory.parent.glob(f"{_REMOVED}*"):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _check_sizes(cache: Cache) -> None:
+    """Raise DamageError where a file of a cache is missing or cut short, as by whoever tidies up a cache folder."""
+    for entry in cache.manifest.files:
+        path = cache.directory / entry.name
+        found = path.stat().st_size if path.exists() else None
+        if found != entry.bytes:
+            raise DamageError(f"{path} has {found or 0:,} bytes, and {entry.bytes:,} by the manifest")

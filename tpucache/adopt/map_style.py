@@ -1,0 +1,95 @@
+"""cached: any map-style data set of pictures and labels, read out of a cache that the first use builds.
+
+Nothing can tell from outside whether such a set still gives the pictures that a cache was made of. So either all of
+them are compared, or the caller says by an `identity` that they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
+from tpucache.adopt.map_source import MapStyleSource
+from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
+from tpucache.errors import SourceError
+from tpucache.progress import note
+from tpucache.recipe import Recipe, fingerprint
+
+if TYPE_CHECKING:
+    from tpucache.warmup.build_options import OnError
+    from tpucache.warmup.sources.source import Items
+
+
+def cached(
+    dataset: Items,
+    size: Size = 224,
+    *,
+    transform: Transform | None = None,
+    target_transform: Transform | None = None,
+    identity: str | None = None,
+    cache: str | Path | None = None,
+    recipe: Recipe | None = None,
+    on_error: OnError = "fail",
+    jobs: int | None = None,
+) -> PictureDataset:
+    """Return the pictures and labels of any map-style data set, read out of a cache; build that if there is none.
+
+    An item is a tuple of a picture (a PIL image, or an array or tensor of 1, 3 or 4 channels: whole numbers from 0 to
+    255, or floats from 0 to 1) and a label (a class's number or name, or a number or several). Give the set without
+    random changes and without normalisation: these belong into `transform`, which is called with a PIL image.
+
+    `identity` is a text by which you say that the pictures are the same as when the set was opened by it before, such
+    as "birds, third release": then its length and 33 pictures and labels, evenly spread, are compared. Without it all
+    are compared each time, which takes as long as reading the set once. Where any differs, the cache is made anew.
+
+    `size`, `recipe`, `cache`, `on_error` and `jobs` are as in ImageFolder. The workers get the data set pickled.
+
+    Raises UsageError also where an item is another one each time it is read; and what ImageFolder raises.
+    """
+    choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
+    source = MapStyleSource(dataset)
+    first = source.few_contents()
+    made_by = fingerprint(choices.recipe.to_dict())
+    if identity is not None:
+        kept = Kept(identity, ["cached", identity, made_by], cache)
+        found = _open_or_build(kept, hashlib.sha256(repr(first).encode()).hexdigest()[:32], source, choices)
+    else:
+        kept = Kept(source.name, ["cached", source.kind, first, made_by], cache)
+        found = _compared(kept, source, choices)
+    return PictureDataset(found, transform, target_transform)
+
+
+def _open_or_build(kept: Kept, state: str, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
+    found = kept.open(state, choices.on_error)
+    if found is None:
+        if kept.states():
+            note(f"{kept.name} has changed since its cache was made, or that was not finished")
+        found = kept.build(state, source, choices)
+    return found
+
+
+def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
+    """Return the cache whose pictures all equal the data set's; build one if there is none.
+
+    One that was begun by a killed process may hold pictures of before: it is begun anew.
+    """
+    numbers = [int(state, 16) for state in kept.states()]
+    latest = max(numbers, default=0)
+    found = kept.open(f"{latest:x}", choices.on_error)
+    if found is not None:
+        note(
+            f"{kept.name}: all {len(source):,} pictures are compared with its cache. Give an identity=, a text that "
+            "says that they are the same, to have a few compared"
+        )
+        if (changed := source.difference(found.cache, choices.jobs)) is None:
+            return found
+        note(f"{kept.name} has changed since its cache was made: {changed}")
+        latest, found = latest + 1, None  # what is referred to is not removed
+    elif numbers:
+        kept.remove(f"{latest:x}")
+    found = kept.build(f"{latest:x}", source, choices)
+    if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
+        raise SourceError(f"{kept.name}: another process makes a cache of other pictures: {changed}. Run this again")
+    return found

@@ -1,0 +1,216 @@
+"""A folder of pictures, listed as torchvision's ImageFolder lists it, with the state that its files are in."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tpucache.errors import SourceError
+from tpucache.native import file_system
+from tpucache.store.fields import IMAGE
+from tpucache.store.remote.local import LOCAL_FILE_SYSTEMS
+from tpucache.system import FOLDER, READ
+from tpucache.warmup.listing import name_some
+from tpucache.warmup.sources.folder import read_file
+from tpucache.warmup.sources.source import Item, Listing, Sample
+
+#: What torchvision counts as a picture by the end of its name: `torchvision.datasets.folder.IMG_EXTENSIONS`.
+EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+
+#: A file that is written again within one tick of its file system's clock keeps its times. Clocks that tick in whole
+#: seconds, or in two, show it by times without a fraction; those of Linux tick every 10 ms at most.
+_TICK_NS: Final = 20_000_000
+_LONG_TICK_NS: Final = 2_000_000_000
+_SECOND_NS: Final = 1_000_000_000
+_LOOKS: Final = 5
+
+
+class PictureFile(NamedTuple):
+    """A picture: its path below the root, its class's number, its bytes, and what else changes whenever the file does.
+
+    That is when it was written and when anything of it changed, in ns, its inode, 0 where the file system may give it
+    another one each time it is mounted, and when the last link in its path was made, 0 where there is none.
+    """
+
+    path: str
+    label: int
+    bytes: int
+    written: int
+    changed: int
+    inode: int
+    linked: int
+
+
+@dataclass(frozen=True)
+class PictureFolder:
+    """The classes and the pictures of a folder, in torchvision's order."""
+
+    classes: tuple[str, ...]
+    files: tuple[PictureFile, ...]
+
+    @functools.cached_property
+    def state(self) -> str:
+        """A digest, 32 hexadecimal digits, that is another one once any picture was added, removed or changed."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for file in self.files:
+            digest.update(repr(tuple(file)).encode())
+        return digest.hexdigest()[:32]
+
+    def difference(self, now: PictureFolder) -> str:
+        """Return how a later listing of the same folder differs, as text."""
+        before, after = ({file.path: file for file in folder.files} for folder in (self, now))
+        texts = [
+            f"{len(paths):,} {what}: {name_some(paths)}"
+            for what, paths in (
+                ("gone", [path for path in before if path not in after]),
+                ("new", [path for path in after if path not in before]),
+                ("changed", [path for path, file in after.items() if before.get(path, file) != file]),
+            )
+            if paths
+        ]
+        return "; ".join(texts) or "its classes are others"
+
+
+def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
+    """Return the pictures of a folder as torchvision's ImageFolder lists them, whose order is that of texts.
+
+    Each folder in the root is a class, numbered in the order of their names; its pictures are all files at any depth
+    below it whose names end as `EXTENSIONS` do. Links are followed; one that leads back up is left out. Every file is
+    asked for its size and times, and none is opened. With `allow_empty`, a folder without a picture is a class, too.
+
+    Raises SourceError where there are no class folders, one has no picture, or one cannot be read.
+    """
+    keeps_inodes = _keeps_inodes(root)
+    try:
+        with os.scandir(root) as entries:
+            classes = tuple(sorted(entry.name for entry in entries if entry.is_dir()))
+        files = [
+            PictureFile(path, label, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode, linked)
+            for label, name in enumerate(classes)
+            for path, found, linked in _pictures(root, name)
+            for inode in (found.st_ino if keeps_inodes else 0,)
+        ]
+    except OSError as error:
+        raise SourceError(f"{error.filename}: {error.strerror}: give a folder with a folder for each class") from error
+    if not classes:
+        raise SourceError(f"{root} has no folders: put the pictures of each class into a folder of its name")
+    used = {file.label for file in files}
+    empty = [name for label, name in enumerate(classes) if label not in used]
+    if empty and not allow_empty:
+        raise SourceError(
+            f"{root} has folders without a picture: {name_some(empty)}. Pictures are {' '.join(EXTENSIONS)}; remove "
+            "the folders, or give allow_empty=True, by which they are classes without samples"
+        )
+    return PictureFolder(classes, tuple(files))
+
+
+def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
+    """Return the same, listed so late that whoever writes a picture from then on changes its state.
+
+    That takes 20 ms where pictures were written just now, and two seconds on a file system whose clock is so coarse.
+    """
+    for _ in range(_LOOKS):
+        asked, folder = time.time_ns(), list_pictures(root, allow_empty=allow_empty)
+        if not wait_a_tick([max(file.changed, file.linked) for file in folder.files], asked):
+            break
+    return folder
+
+
+def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
+    """Wait until files can no longer change without another time; return whether they could since they were `asked`.
+
+    All are times in ns: when each file changed last, and when that was asked for.
+    """
+    tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
+    left = max(changed, default=0) + tick - asked
+    if not 0 < left <= _LONG_TICK_NS:  # a clock that is ahead, as another machine's may be, is not waited for
+        return False
+    time.sleep(left / 1e9)
+    return True
+
+
+def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
+    """Return the path below the root, the status and the last link's time of each picture of a class, in order."""
+    top = os.stat(root)
+    found = [
+        (folder, entry.name, status, linked)
+        for folder, entry, status, linked in _files(root, name, _link_time(root, name), [(top.st_dev, top.st_ino)])
+        if entry.name.lower().endswith(EXTENSIONS)
+    ]
+    # As torchvision does: by the text of the whole folder, in which `a-b` comes before `a/b`, and then by name.
+    found.sort(key=lambda each: each[:2])
+    return [(f"{folder}/{name}", status, linked) for folder, name, status, linked in found]
+
+
+def _files(
+    root: str, folder: str, linked: int, above: list[tuple[int, int]]
+) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
+    """Yield the files at any depth below a folder: the folder, the entry, its status, and when a link was made."""
+    status = os.stat(os.path.join(root, folder))
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
+        return
+    with os.scandir(os.path.join(root, folder)) as scanned:  # closed before folders in it are opened
+        entries = list(scanned)
+    for entry in entries:
+        is_link = entry.is_symlink()
+        own = max(linked, entry.stat(follow_symlinks=False).st_ctime_ns) if is_link else linked
+        try:
+            status = entry.stat()
+        except OSError:  # a link that leads nowhere: the error when it is read names it
+            status = entry.stat(follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            yield from _files(root, f"{folder}/{entry.name}", own, [*above, identity])
+        else:
+            yield folder, entry, status, own
+
+
+def _link_time(root: str, name: str) -> int:
+    """Return when a link was made, in ns, 0 for what is none."""
+    status = os.lstat(os.path.join(root, name))
+    return status.st_ctime_ns if stat.S_ISLNK(status.st_mode) else 0
+
+
+def _keeps_inodes(root: str) -> bool:
+    """Return whether files of a folder keep their inodes as long as they exist, as those of this machine's disks do."""
+    try:
+        number = os.open(root, READ if FOLDER is None else FOLDER)
+    except OSError:  # it is told when the folder is listed
+        return False
+    try:
+        return file_system(number) in LOCAL_FILE_SYSTEMS
+    finally:
+        os.close(number)
+
+
+class PictureFolderSource:
+    """The pictures of a folder in torchvision's order, with the numbers of their classes as labels."""
+
+    loads_in_threads = True
+
+    def __init__(self, root: str, folder: PictureFolder) -> None:
+        """Take the absolute path of a folder, and what was listed there."""
+        self._root = root
+        self._folder: PictureFolder | None = folder
+
+    def __repr__(self) -> str:
+        return self._root
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_folder": None}  # workers list nothing
+
+    def list(self) -> Listing:
+        """Return all pictures. Raises SourceError for two classes of one name."""
+        folder = self._folder or PictureFolder((), ())
+        samples = [Sample(number, file.path, file.label, file.bytes) for number, file in enumerate(folder.files)]
+        return Listing(samples, folder.classes)
+
+    def load(self, sample: Sample) -> Item:
+        """Return the bytes of a picture's file. Raises SampleError when they cannot be read."""
+        return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})

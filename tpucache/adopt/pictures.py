@@ -1,0 +1,134 @@
+"""PictureDataset: the pictures of a kept cache, as torchvision's data sets give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tpucache.adopt.kept import KeptCache
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.indices import overrides
+from tpucache.loading.tensors import Dataset
+from tpucache.recipe import Recipe
+from tpucache.store.fields import IMAGE
+
+#: The height and width of pictures, in pixels, or one number for both.
+Size = int | tuple[int, int]
+#: Changes a picture, or a label, one at a time.
+Transform = Callable[[Any], Any]
+
+_ADVICE: Final = "leave it out, and change whole batches: CachedLoader(…, augment=…, normalise=…)"
+
+
+class PictureDataset(Dataset[Any]):
+    """Pictures and their labels, `picture, label = dataset[0]`, read out of a cache; made by `cached` and `from_hf`.
+
+    With a `transform`, that is given a PIL image, as torchvision's data sets do it, and what it returns is the picture.
+    Without one, the picture is a tensor, uint8 (channels, height, width), which a DataLoader makes batches of. Labels
+    are Python's numbers, changed by `target_transform` where there is one. `targets` has all of them, and `classes`
+    their names.
+
+    It works under DataLoader with any kind of worker, and `CachedLoader` takes it, too, or a Subset of it, which is
+    faster: as long as there are no transforms.
+    """
+
+    def __init__(
+        self, kept: KeptCache, transform: Transform | None = None, target_transform: Transform | None = None
+    ) -> None:
+        """Take a cache of records that are a picture each. Raises UsageError for others."""
+        self._cached = CachedDataset(kept.cache)
+        self._use = kept.use
+        _check(self._cached, transform)
+        self.transform, self.target_transform = transform, target_transform
+        self.classes = list(self._cached.classes)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.targets: list[Any] = self._labels()
+
+    def __len__(self) -> int:
+        return len(self._cached)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return a picture and its label. Raises IndexError outside of the samples."""
+        position, label = self._entry(index)
+        picture, _ = self._cached[position]
+        if self.transform is not None:
+            picture = self.transform(_to_pil(np.asarray(picture)))
+        return picture, label if self.target_transform is None else self.target_transform(label)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(samples={len(self)}, classes={len(self.classes)}, cache={str(self.directory)!r})"
+
+    @property
+    def directory(self) -> Any:
+        """The folder of the cache, which `CachedDataset` and all commands take."""
+        return self._cached.directory
+
+    def to_cached(self) -> CachedDataset:
+        """Return the same samples as a CachedDataset, which `CachedLoader` reads at once into whole batches.
+
+        Raises UsageError where samples are changed one by one: by a transform, by a subclass, or by other labels.
+        """
+        for name in ("transform", "target_transform"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"{type(self).__name__} has a {name}, which changes samples one by one: {_ADVICE}")
+        if overrides(self, PictureDataset, "__getitem__"):
+            raise UsageError(
+                f"{type(self).__name__} has a __getitem__ of its own, which changes samples: use DataLoader"
+            )
+        chosen, labels = self._chosen()
+        before = self._labels()
+        if labels != [before[position] for position in chosen]:
+            raise UsageError(
+                f"labels of this {type(self).__name__} were changed: give others to the cache in {self.directory} by "
+                "`relabel`, or use DataLoader"
+            )
+        return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
+
+    def _entry(self, index: int) -> tuple[int, Any]:
+        """Return where in the cache a sample is, and its label. Raises IndexError."""
+        position = range(len(self))[index]
+        return position, self.targets[position]
+
+    def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
+        """Return where in the cache all samples are, and their labels."""
+        return range(len(self)), self.targets
+
+    def _labels(self) -> list[Any]:
+        """Return the labels of the cache: whole numbers, or one number or several of each sample; -1 for none."""
+        labels = self._cached.table.labels
+        if labels is None:
+            return [-1] * len(self._cached)
+        return (labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels).tolist()  # type: ignore[no-any-return]  # a list
+
+
+def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
+    """Return what is to be built. Raises UsageError, RecipeError."""
+    if transform is not None and not callable(transform):
+        raise UsageError(f"transform is called with each picture, and {transform!r:.60} is no function: name size=")
+    recipe = recipe or Recipe(size=size)
+    if recipe.variants:
+        raise UsageError(
+            "augmented variants are shown by CachedDataset: build the cache by `warmup`, or augment by a transform"
+        )
+    return recipe
+
+
+def _check(cached: CachedDataset, transform: Transform | None) -> None:
+    if cached.names != [IMAGE]:
+        raise UsageError(
+            f"{cached.directory} has {', '.join(cached.names)}, not a picture alone: read it as a CachedDataset"
+        )
+    field = cached.manifest.fields[0]
+    if transform is not None and (field.dtype != "|u1" or field.shape[2] not in (1, 3)):
+        raise UsageError("a transform is given pictures of 8 bits, grey or RGB: leave transform or mode='keep' out")
+
+
+def _to_pil(pixels: Any) -> Any:
+    """Return the PIL image of an array (channels, height, width), over the same memory."""
+    from PIL import Image
+
+    rows = pixels.transpose(1, 2, 0)
+    return Image.fromarray(rows[:, :, 0] if rows.shape[2] == 1 else rows)

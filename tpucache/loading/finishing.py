@@ -1,0 +1,140 @@
+"""What a CachedLoader does to its batches on a device of torch: upload, finish decoding, normalise, augment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DependencyError, UsageError
+from tpucache.loading.tensors import HAS_TORCH
+from tpucache.ondevice.augment import check_fields, check_labels
+from tpucache.ondevice.draws import draw
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, LABEL, Field
+
+if TYPE_CHECKING:
+    import torch
+
+    from tpucache.ondevice.modules import Augment
+
+#: As torch takes it: "cuda", "cpu", "xla" or a torch.device.
+Device = Any
+
+
+class Fields(Protocol):
+    """What batches are of: a CachedDataset, or a mixture of several."""
+
+    @property
+    def manifest(self) -> Any:
+        """The manifest of the cache."""
+        ...
+
+    @property
+    def record_fields(self) -> Sequence[Field]:
+        """The fields of a record as they are read."""
+        ...
+
+
+@dataclass(frozen=True)
+class FinishSettings:
+    """The device, as text, and the augmentation, None where images are not even normalised. Raises UsageError.
+
+    Raises DependencyError without torch.
+    """
+
+    device: str
+    augment: AugmentSettings | None
+
+    @classmethod
+    def of(cls, augment: AugmentSettings | None, normalise: bool, device: Device) -> FinishSettings | None:
+        """Return what the arguments of a CachedLoader ask for; None where they ask for nothing."""
+        if augment is not None and not isinstance(augment, AugmentSettings):
+            raise UsageError(f"augment is an AugmentSettings, such as AugmentSettings(flip=True), not {augment!r:.60}")
+        if augment is None and not normalise and device is None:
+            return None
+        settings = AugmentSettings() if augment is None and normalise else augment
+        return cls(_usable("cpu" if device is None else device), settings)
+
+
+class BatchFinish:
+    """Makes of the batches of a loader what a model is given, on the device."""
+
+    def __init__(self, settings: FinishSettings, dataset: Fields) -> None:
+        """Bring the constants to the device. Raises UsageError for what the records do not have."""
+        import torch
+
+        from tpucache.ondevice.modules import Augment, decoder
+
+        self._device, augment = torch.device(settings.device), settings.augment
+        manifest = dataset.manifest
+        fields: dict[str, Field] = {field.name: field for field in manifest.fields}
+        shapes = {field.name: field.shape for field in dataset.record_fields}
+        check_fields(augment, fields)
+        self._draws = None if augment == AugmentSettings() else augment
+        self._classes = len(manifest.classes)
+        self._decode = None
+        if len(shapes.get(IMAGE, ())) == 1:
+            self._decode = decoder(dataset).to(self._device)
+        self._augment: Augment | None = None
+        if augment is not None:
+            image, statistics = fields[IMAGE], manifest.statistics
+            self._size = height, width = image.shape[0], image.shape[1]
+            self._augment = Augment(augment, statistics.mean, statistics.std, height, width, self._device, image.dtype)
+
+    def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
+        """Return a batch, (images, labels) or a dict, finished: images are float32 where they are normalised.
+
+        Random numbers are those of (seed, step), and of the `own` rows of the global batch of so many `rows`.
+        """
+        import torch
+
+        named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
+        check_labels(named[LABEL].numpy(), self._draws, named)
+        with torch.no_grad():
+            fields = {name: self._put(tensor) for name, tensor in named.items()}
+            if self._decode is not None:
+                fields[IMAGE] = self._decode(fields[IMAGE])
+            if self._augment is not None:
+                draws = None if self._draws is None else draw(self._draws, seed, step, rows, self._size)[own]
+                fields = self._augmented(self._augment, fields, draws)
+        return fields if isinstance(batch, Mapping) else (fields[IMAGE], fields[LABEL])
+
+    def _augmented(
+        self, augment: Augment, fields: dict[str, torch.Tensor], drawn: npt.NDArray[np.float32] | None
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        labels = fields.pop(LABEL)
+        draws = None if drawn is None else self._put(torch.from_numpy(np.ascontiguousarray(drawn)))
+        # Channels last in memory, as read: that view is contiguous.
+        changed = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
+        if draws is not None:
+            labels = augment.views(labels)
+            if augment.settings.mixes:
+                targets = labels if labels.ndim > 1 else torch.nn.functional.one_hot(labels, self._classes)
+                changed[IMAGE], labels = augment.mix(changed[IMAGE], targets.float(), draws)
+        return {**changed, LABEL: labels}
+
+    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Out of page-locked memory; CUDA takes a copy of any other before it returns.
+        return tensor.to(self._device, non_blocking=self._device.type == "cuda")
+
+
+def _usable(device: Device) -> str:
+    """Return the name of a device. Raises UsageError for what is none of this machine, DependencyError."""
+    if not HAS_TORCH:
+        raise DependencyError(
+            "augment, normalise and device are of torch, which is not installed: use tpucache.jax.feed, or install it"
+        )
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+        return str(torch.device(device))
+    except Exception as error:  # what torch raises depends on the device, and on how it was built
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(f"device {device!r} cannot be used: {reason}") from error
