@@ -113,7 +113,8 @@ def test_without_an_identity_the_cache_of_before_is_removed(kept: Path, capsys: 
     assert [each.name for each in place.iterdir() if each.is_dir()] == ["1"]
     said = capsys.readouterr().err
     assert "Pictures: all 40 pictures are compared with its cache. Give an identity=" in said
-    assert f"Pictures has changed since its cache was made: sample {UNSEEN} is another one" in said
+    assert f"Pictures: sample {UNSEEN} is another one than in its cache" in said
+    assert "Pictures has changed since its cache was made" in said
 
 
 def test_a_changed_label_is_noticed() -> None:
@@ -159,7 +160,9 @@ def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.Mon
         return build(kept, "0", *rest)
 
     monkeypatch.setattr(map_style.Kept, "build", late)
-    with pytest.raises(tpucache.SourceError, match=f"another process makes a cache of other pictures: sample {UNSEEN}"):
+    with pytest.raises(
+        tpucache.SourceError, match=f"another process makes its cache, and sample {UNSEEN} is another one there"
+    ):
         opened(Pictures((UNSEEN,)))
 
 
@@ -206,7 +209,7 @@ def test_a_cache_without_what_it_was_made_of_is_made_anew() -> None:
     tpucache.CachedDataset(directory)
     assert CONTENT in tpucache.CachedDataset(directory).table
     source = MapStyleSource(Pictures(count=COUNT - 1))
-    assert source.difference(tpucache.CachedDataset(directory).cache, 1) == "it has 39 samples, and had 40"
+    assert source.difference(tpucache.CachedDataset(directory).cache, 1) == "it has other samples, 39 and not 40,"
 
 
 def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:

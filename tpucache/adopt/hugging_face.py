@@ -12,7 +12,6 @@ from tpucache.adopt.kept import BuildChoices, Kept
 from tpucache.adopt.picture_folder import wait_a_tick
 from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
 from tpucache.errors import SampleError, SourceError, UsageError
-from tpucache.progress import note
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.sources.datasets import DatasetSource, is_saved, is_stream, load_saved
@@ -63,8 +62,6 @@ def from_hf(
     state = _state(dataset, source)
     found = kept.open(state, choices.on_error)
     if found is None:
-        if kept.states():
-            note(f"{name} has changed since its cache was made, or that was not finished")
         state = _state(dataset, source, at_rest=True)
 
         def check() -> None:

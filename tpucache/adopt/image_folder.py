@@ -12,7 +12,6 @@ from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
 from tpucache.adopt.picture_folder import PictureFolderSource, list_at_rest, list_pictures
 from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
 from tpucache.errors import SourceError, UsageError
-from tpucache.progress import note
 from tpucache.recipe import Recipe, fingerprint
 
 if TYPE_CHECKING:
@@ -106,8 +105,6 @@ def _open_or_build(root: str, cache: str | Path | None, choices: BuildChoices, *
     folder = list_pictures(real, allow_empty=allow_empty)
     found = kept.open(folder.state, choices.on_error)
     if found is None:
-        if kept.states():
-            note(f"{root} has changed since its cache was made, or that was not finished")
         folder = list_at_rest(real, allow_empty=allow_empty)
 
         def check() -> None:

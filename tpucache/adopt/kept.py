@@ -129,6 +129,10 @@ class Kept:
                 if (found := self.open(state, choices.on_error)) is not None:
                     return found
                 is_new = not (self.folder / state).exists()
+                if not is_new:
+                    note(f"{self.name}: what a process that was stopped has left of its cache is continued")
+                elif self.states():
+                    note(f"{self.name} has changed since its cache was made")
                 self._make(self.folder / state, source, choices, check)
                 self._remove_others(state)
                 found = self.open(state, choices.on_error)

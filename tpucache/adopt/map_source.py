@@ -115,7 +115,7 @@ class MapStyleSource:
         if len(known) + len(skipped) != len(numbers) or any(
             number not in known | dict.fromkeys(skipped) for number in numbers
         ):
-            return f"it has {len(numbers):,} samples, and had {len(known) + len(skipped):,}"
+            return f"it has other samples, {len(numbers):,} and not {len(known) + len(skipped):,},"
         compared = [(number, str(content)) for number, content in known.items()]
         tasks = [(_differing, (self, compared[at : at + _A_TASK])) for at in range(0, len(compared), _A_TASK)]
         with Progress(len(compared), "compare", "samples") as progress:

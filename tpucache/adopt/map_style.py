@@ -63,11 +63,7 @@ def cached(
 
 def _open_or_build(kept: Kept, state: str, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
     found = kept.open(state, choices.on_error)
-    if found is None:
-        if kept.states():
-            note(f"{kept.name} has changed since its cache was made, or that was not finished")
-        found = kept.build(state, source, choices)
-    return found
+    return kept.build(state, source, choices) if found is None else found
 
 
 def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
@@ -85,11 +81,11 @@ def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> Kept
         )
         if (changed := source.difference(found.cache, choices.jobs)) is None:
             return found
-        note(f"{kept.name} has changed since its cache was made: {changed}")
+        note(f"{kept.name}: {changed} than in its cache")
         latest, found = latest + 1, None  # what is referred to is not removed
     elif numbers:
         kept.remove(f"{latest:x}")
     found = kept.build(f"{latest:x}", source, choices)
     if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
-        raise SourceError(f"{kept.name}: another process makes a cache of other pictures: {changed}. Run this again")
+        raise SourceError(f"{kept.name}: another process makes its cache, and {changed} there. Run this again")
     return found
