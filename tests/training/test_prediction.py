@@ -13,9 +13,11 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
+from tpucache.insight import read_predictions
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
+from tpucache.training.predict_options import PredictOptions
 from tpucache.training.prediction import PredictReport, predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.checkpoint import load_checkpoint
@@ -155,7 +157,7 @@ def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
         (("bee", "ant", "cat", "dog"), None),
     ],
 )
-def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_path, names, words):
+def test_a_cache_of_other_classes_is_predicted_without_metrics(photos, folds, tmp_path, caplog, names, words):
     for name in names:
         (tmp_path / "photos" / name).mkdir(parents=True)
         shutil.copy(next((photos / "ant").iterdir()), tmp_path / "photos" / name)
@@ -165,12 +167,37 @@ def test_a_cache_of_other_classes_is_refused_by_what_differs(photos, folds, tmp_
         CachedDataset(tmp_path / "cache"),
     )
     if words is None:  # folders are sorted: these are the classes of the run
-        predictor.check(dataset)
         predictor.classes = predictor.classes[::-1]
         words = "in another order"
-    with pytest.raises(UsageError, match=words):
-        predict(predictor, [dataset], tmp_path / "out.csv", 8)
-    assert not (tmp_path / "out.csv").exists()
+    report = predict(predictor, [dataset], tmp_path / "out.csv", 8)
+    assert report.metrics == {}
+    assert words in caplog.text
+    read = read_predictions(tmp_path / "out.csv")
+    assert read.classes == predictor.classes  # those that the run has learned
+    assert set(read.labels) == set(names)  # those of the cache
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flip", [False, True])
+def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip):
+    dataset, plain = CachedDataset(cache), Predictor(folds, CpuDevice(), trust=TRUST, flip=flip)
+    predict(plain, [dataset], tmp_path / "plain.csv", 8)
+    options = PredictOptions(flip_tta=flip, logits=True, features=True)
+    predictor = Predictor(folds, CpuDevice(), trust=TRUST, options=options)
+    report = predict(predictor, [dataset], tmp_path / "out.csv", 8)
+    assert (report.logits, report.features) == (str(tmp_path / "out_logits.npy"), str(tmp_path / "out_features.npy"))
+    logits, features = np.load(report.logits), np.load(report.features)
+    assert logits.shape == (len(dataset), len(folds), 4)
+    found, expected = read_predictions(tmp_path / "out.csv"), read_predictions(tmp_path / "plain.csv")
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-5)
+    for number, run in enumerate(folds):
+        model = torch.load(run / "best.pt", weights_only=True)["model"]
+        own = features[:, number] @ model["5.weight"].numpy().T + model["5.bias"].numpy()
+        np.testing.assert_allclose(own, logits[:, number], rtol=1e-4, atol=1e-4)
+    if not flip:  # with it, probabilities are averaged and so are logits
+        np.testing.assert_allclose(
+            torch.from_numpy(logits).softmax(2).mean(1), found.probabilities, rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class PredictOptions:
     """In which views images are predicted, and how the predictions of several runs are averaged. Raises UsageError.
 
     `sizes` are of an image's shorter side, in pixels; without them it is predicted in the size that the run was
-    evaluated in. The predictions of a run's views are averaged as they are.
+    evaluated in. The predictions of a run's views are averaged as they are, and so are `logits` and `features`.
     """
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
@@ -40,6 +40,10 @@ class PredictOptions:
     run_weights: RunWeights = option(
         "equal", "score: weight each run, and each fold of a run of folds, by its validation score"
     )
+    logits: bool = option(
+        False, "also write each run's outputs before they become probabilities: out_logits.npy for out.csv"
+    )
+    features: bool = option(False, "also write what each run's last layer takes: out_features.npy for out.csv")
 
     def __post_init__(self) -> None:
         check_options(self)

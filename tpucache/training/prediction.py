@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +27,12 @@ from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.evaluation import shared_rows
 from tpucache.training.learn.tasks.task import Form, Task
 from tpucache.training.learn.user_code import compute_metrics, load_metrics
-from tpucache.training.predictor import Predictor
+from tpucache.training.predictor import Predictor, describe_difference
 
 #: The tasks whose predictions have an order that means something without their size.
 _RANKED: Final = ("classes", "multilabel")
+#: What is written as arrays beside the CSV, in the order in which a row of predictions has it.
+_ARRAYS: Final = ("logits", "features")
 
 Array = npt.NDArray[Any]
 
@@ -56,6 +59,8 @@ class PredictReport:
     average: str = "probability"
     weights: Sequence[float] = ()
     views: int = 1
+    logits: str | None = None
+    features: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -71,20 +76,23 @@ class PredictReport:
         how = " by rank" if self.average == "rank" else ""
         averaged = f", averaged over {' and '.join(parts)}{how}" if parts else ""
         summary = f"{self.samples:,} samples predicted{averaged}: {self.output}"
-        return [summary, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
+        others = [f"{name:<10} {path}" for name in _ARRAYS if (path := getattr(self, name)) is not None]
+        return [summary, *others, *(f"{name:<10} {value:.4f}" for name, value in self.metrics.items())]
 
 
 @dataclass(frozen=True)
 class _Predictions:
     """Each sample's prediction as text, named columns of values, float32 (samples, columns), and scores for metrics.
 
-    Maps are scored where the cache has masks, and are None otherwise.
+    Maps are scored where the cache has masks, and are None otherwise. `arrays` are logits and features, float32
+    (samples, runs, numbers).
     """
 
     texts: Sequence[str]
     names: Sequence[str]
     values: Array
     scores: Array | None
+    arrays: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,9 @@ def predict(
     Where the predictor averages ranks, a class's column is the mean over the runs of the sample's rank in it, from 0
     for the lowest to 1 for the highest. `prediction` and all metrics but the AUC are those of the mean probabilities.
 
+    Logits and features that the predictor's options ask for are arrays next to the CSV, OUT_logits.npy and
+    OUT_features.npy: float32 (samples, runs, numbers), the mean over views and variants.
+
     Several processes each predict their share of the samples; the main one writes the files.
     Raises UsageError when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run;
     TrainingError when a file cannot be written.
@@ -130,6 +141,7 @@ def predict(
         )
     processes.on_main(lambda: check_no_cache_file(output))
     processes.on_main(lambda: check_no_run_file(output))
+    paths = {name: output.with_name(f"{output.stem}_{name}.npy") for name in _ARRAYS if getattr(options, name)}
     cores = predictor.device.cores * processes.world_size
     if batch_size % cores:
         fits = -(-batch_size // cores) * cores
@@ -143,6 +155,8 @@ def predict(
 
     def write() -> PredictReport:
         _write(output, dataset, _labels(dataset, task), found)
+        for name, path in paths.items():
+            _write_array(path, found.arrays[name])
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
         if by_rank and "auc" in metrics:
@@ -160,6 +174,7 @@ def predict(
             options.average,
             predictor.weights,
             options.views,
+            **{name: str(path) for name, path in paths.items()},
         )
 
     return processes.on_main(write)
@@ -210,15 +225,29 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
     Of several processes the main one has them, and those of the others mean nothing.
     """
     dataset, names = datasets[0], value_names(predictor)
-    by_run = work.by_rank
-    found = _mean_values(predictor, datasets, work, by_run=by_run)
+    is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
+    by_run = work.by_rank or is_extended
+    rows = _mean_values(predictor, datasets, work, by_run=by_run)
+    outputs = predictor.task.outputs
+    found, arrays = rows[:, :, :outputs], _arrays(predictor, rows[:, :, outputs:])
 
     predictor.device.processes.on_main(lambda: _check_finite(dataset, np.asarray(np.isfinite(found).all((1, 2)))))
     weights = np.asarray(predictor.weights) if by_run else np.ones(1)
     values = np.einsum("nro,r->no", found, weights).astype(np.float32)
     texts = [predictor.task.describe(row, names) for row in values]
-    shown = np.einsum("nro,r->no", _ranks(found), weights).astype(np.float32) if by_run else values
-    return _Predictions(texts, names, shown, values)
+    shown = np.einsum("nro,r->no", _ranks(found), weights).astype(np.float32) if work.by_rank else values
+    return _Predictions(texts, names, shown, values, arrays)
+
+
+def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
+    """Divide what follows the predictions of each row: float32 (samples, runs, numbers) by name."""
+    found, options = {}, predictor.options
+    if options.logits:
+        found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
+        rows = rows[:, :, predictor.task.outputs :]
+    if options.features:
+        found["features"] = rows.astype(np.float32)
+    return found
 
 
 def predict_values(
@@ -248,6 +277,8 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
     for dataset in datasets:
         rows = shared_rows(dataset, predictor.device, work.batch_size, work.threads, compute, work.check)
         for first, (part,) in itertools.chain.from_iterable(rows):
+            if part.shape[2] > total.shape[2]:  # logits and features, as many as the models have
+                total = np.zeros((*total.shape[:2], part.shape[2]))
             total[first : first + len(part)] += part
             work.progress.advance(len(part))
     mean: Array = total / len(datasets)
@@ -316,8 +347,14 @@ _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_v
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics, or nothing if the labels do not fit the task."""
-    if not len(dataset) or LABEL not in dataset.table or dataset.classes != predictor.classes:
+    """Return the task's metrics, or nothing where the labels do not fit the task, of which a warning tells."""
+    if not len(dataset) or LABEL not in dataset.table:
+        return {}
+    if dataset.classes != predictor.classes:
+        _log.warning(
+            "no metrics: the run has learned other classes than those of %s: %s. Relabel it with --classes where the "
+            "same classes are meant", dataset.directory, describe_difference(predictor.classes, dataset.classes),
+        )  # fmt: skip
         return {}
     labels = dataset.labels.numpy()
     try:
@@ -351,6 +388,15 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
     except UsageError:  # labels of another task: the values themselves
         return [SEPARATOR.join(map(str, row)) for row in labels]
     return [task.describe(row, dataset.classes) for row in labels]
+
+
+def _write_array(path: Path, values: Array) -> None:
+    file = io.BytesIO()
+    np.save(file, values)
+    try:
+        write_atomically(path, file.getvalue())
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
 def _write(output: Path, dataset: CachedDataset, labels: Sequence[str], found: _Predictions) -> None:

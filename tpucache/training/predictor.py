@@ -35,6 +35,7 @@ from tpucache.training.tta import Views
 Predictions = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
+_FEATURES: Final = "features"
 _NAMED: Final = 5  # classes in a message, at most
 _SHOWN: Final = 300  # characters of a library's message, at most
 
@@ -88,6 +89,10 @@ class Predictor:
                     "Predict with each of them alone"
                 )
         _check_views(self.options, self.fields)
+        if (self.options.logits or self.options.features) and make_task(first["task"], first["outputs"]).form == "maps":
+            raise UsageError(
+                "the runs predict maps, whose logits and features are not written: leave --logits and --features out"
+            )
         self.device, self.runs = device, len(folders)
         #: How much each run counts; they add up to 1.
         self.weights = [1 / len(folders)] * len(folders) if scores is None else _normalised(scores, folders)
@@ -99,7 +104,8 @@ class Predictor:
         self._columns = [columns_from(content.get("columns", [])) for content in contents]
         self._predictions, start = [], 0
         for run, content, columns in zip(folders, contents, self._columns, strict=True):
-            self._predictions.append(_predictions(run, content, device, slice(start, start + columns.width)))
+            own = slice(start, start + columns.width)
+            self._predictions.append(_predictions(run, content, device, own, self.options))
             start += columns.width
         self._views: dict[tuple[int, int], Views] = {}
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
@@ -113,8 +119,15 @@ class Predictor:
         return total
 
     def predict_runs(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return those of each run, the mean over the views: float32, the runs first."""
-        return torch.stack([self._predict_views(batch, predictions) for predictions in self._predictions])
+        """Return those of each run, the mean over the views: float32, the runs first.
+
+        Each row has the predictions, then the logits and the features where the options ask for them. Raises UsageError
+        for runs whose features have different lengths.
+        """
+        found = [self._predict_views(batch, predictions) for predictions in self._predictions]
+        if len({each.shape for each in found}) > 1:
+            raise UsageError("the runs' features have different lengths: predict with each run alone")
+        return torch.stack(found)
 
     def _predict_views(self, batch: DeviceBatch, predictions: Predictions) -> torch.Tensor:
         if self.options.resamples:
@@ -165,9 +178,9 @@ class Predictor:
         return dataset.with_columns(np.concatenate(values, 1))
 
     def check(self, dataset: CachedDataset) -> None:
-        """Raise UsageError unless a cache has the fields, sizes and classes that the models were trained with.
+        """Raise UsageError unless a cache has the fields and sizes that the models were trained with.
 
-        A cache without classes, such as one without labels, may always be predicted.
+        A cache without labels or with other classes may be predicted.
         """
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
@@ -179,13 +192,6 @@ class Predictor:
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
                     f"{other}: warm it up with --like and the cache that the run learned from"
                 )
-        learned, found_classes = self.classes, self.task.class_names(dataset.classes)
-        if learned and found_classes and learned != found_classes:
-            raise UsageError(
-                f"the run has learned other classes than those of {dataset.directory}: "
-                f"{describe_difference(self.classes, dataset.classes)}. Its labels would be compared with other "
-                "classes: warm it up with --like and the cache that the run learned from, or relabel it with --classes"
-            )
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
@@ -304,12 +310,21 @@ def load_model(run: Path, content: Mapping[str, Any], columns: int) -> nn.Module
     return model.eval()
 
 
-def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns: slice) -> Predictions:
-    """Return the function that computes a run's predictions for a batch. Raises TrainingError for what does not fit."""
+def _predictions(
+    run: Path, content: Mapping[str, Any], device: Device, columns: slice, options: PredictOptions
+) -> Predictions:
+    """Return the function that computes a run's predictions for a batch, logits and features after them in each row.
+
+    Raises TrainingError for what does not fit.
+    """
     settings = settings_from(content["settings"])
     if settings.precision not in device.precisions:
         settings = dataclasses.replace(settings, precision="float32")
-    model = device.place(load_model(run, content, columns.stop - columns.start)).eval()
+    own_model = load_model(run, content, columns.stop - columns.start)
+    taken: dict[str, torch.Tensor] = {}
+    if options.features:
+        _keep_features(own_model, content["outputs"], settings.model, taken)
+    model = device.place(own_model).eval()
     normalise = None
     if any(field["name"] == IMAGE for field in content["fields"]):
         normalise = Normalise(content["mean"], content["std"], device.torch_device)
@@ -321,9 +336,27 @@ def _predictions(run: Path, content: Mapping[str, Any], device: Device, columns:
         if columns.stop > columns.start:
             own[COLUMNS] = batch.fields[COLUMNS][:, columns]
         batch = dataclasses.replace(batch, fields=own)
-        return task.predictions(outputs_of(model, batch, device, settings, task, normalise, eval_step))
+        outputs = outputs_of(model, batch, device, settings, task, normalise, eval_step)
+        parts = [task.predictions(outputs)]
+        parts += [outputs] if options.logits else []
+        parts += [taken.pop(_FEATURES).float()] if options.features else []
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     return predictions
+
+
+def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, torch.Tensor]) -> None:
+    """Have a model put what its last linear layer takes into `taken`. Raises UsageError without such a layer."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
+    if not layers:
+        raise UsageError(
+            f"the model {name!r} ends in no linear layer, whose input would be features: leave --features out"
+        )
+
+    def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        taken[_FEATURES] = inputs[0].flatten(1)
+
+    layers[-1].register_forward_pre_hook(keep)
 
 
 def task_of(run: Path, content: Mapping[str, Any]) -> Task:
