@@ -11,8 +11,12 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
 from tpucache.plugins import Table
+from tpucache.system import usable_cores
 from tpucache.training.sizes import Sizes, plan_sizes
 
+#: Threads that read, unless another number is given: half of the cores, at least two and at most eight. Eight copy more
+#: from memory than any accelerator takes, and the other cores have uploads and the loop to run.
+THREADS: Final = min(8, max(2, usable_cores() // 2))
 #: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
@@ -228,7 +232,7 @@ class TrainSettings:
     #: The recipe's name, and what it has set, as text: a record of `recipe_settings`.
     recipe: str = ""
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
-    threads: int = option(2, "threads that read the cache", metavar="N", minimum=1)
+    threads: int = option(THREADS, "threads that read the cache", metavar="N", minimum=1)
 
     def __post_init__(self) -> None:
         check_options(self)
