@@ -46,7 +46,7 @@ SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
 NOTE: Final = "outputs"
 
 #: How a command that was wrong begins what it prints.
-WRONG: Final = re.compile(r"^python -m tpucache[ \w]*: .*", re.MULTILINE)
+WRONG: Final = re.compile(r"^(?:python -m )?tpucache[ \w]*: .*", re.MULTILINE)
 
 _STEP: Final = re.compile(r"\x1b\[A|\x1b\[[\d;]*[A-Za-z]|[\r\n]|[^\r\n\x1b]+")
 

@@ -196,5 +196,5 @@ def test_an_error_of_a_library_is_one_line(
     assert status in (1, 2), (status, said)
     assert "Traceback" not in said
     last = said.rstrip("\n").rpartition("\n")[2]
-    assert last.startswith("python -m tpucache: "), said
+    assert last.startswith("tpucache: "), said
     assert last.isprintable()

@@ -28,7 +28,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
-    assert f"example: python -m tpucache {command}" in " ".join(capsys.readouterr().out.split())
+    assert f"example: tpucache {command}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         assert "Traceback" not in err, err
         if status:
             assert may_refuse, (arguments, err)
-            assert before is None or (contents(into) == before and "python -m tpucache: " in err), (arguments, err)
+            assert before is None or (contents(into) == before and "tpucache: " in err), (arguments, err)
         return status
 
     return run

@@ -187,7 +187,7 @@ def test_the_table_says_what_it_is_measured_on_and_what_fits(
     assert "of the 150 samples of this source" in text
     assert "idle" in text
     assert "fits" not in text
-    assert "* recommended: python -m tpucache warmup" in text
+    assert "* recommended: tpucache warmup" in text
     monkeypatch.setattr(kaggle, "WORKING_BYTES", 1000)
     assert run(photos, "--for", "kaggle") == 0
     text = capsys.readouterr().out

@@ -21,8 +21,7 @@ _KEY: Final = "option"
 class Option:
     """One field with its help: of `types`, or one of `choices`, or None where that is its default.
 
-    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line; help
-    does not list it if it is `hidden`.
+    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Option:
     minimum: int | None
     types: tuple[type, ...]
     choices: Collection[Any]
-    hidden: bool = False
 
     def check(self, value: object) -> None:
         """Raise UsageError when a value is below the minimum, or is none of the choices."""
@@ -53,15 +51,13 @@ def option(
     minimum: int | None = None,
     choices: Collection[str] = (),
     flag: str | None = None,
-    hidden: bool = False,
 ) -> Any:
     """Return a dataclass field with this default and help; `minimum` is the least number it may be.
 
     Without a default, `dataclasses.MISSING`, it has to be given. `choices` are for a type that does not have them
-    itself. `flag` is what the command line's option is called if not like the field; `hidden` is whether help leaves
-    it out, because another one says the same or few need it.
+    itself. `flag` is what the command line's option is called if not like the field.
     """
-    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag, hidden)})
+    return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
 def options_of(settings: type) -> dict[str, Option]:
@@ -70,11 +66,11 @@ def options_of(settings: type) -> dict[str, Option]:
     found = {}
     for item in dataclasses.fields(settings):
         if _KEY in item.metadata:
-            text, metavar, minimum, given, flag, hidden = item.metadata[_KEY]
+            text, metavar, minimum, given, flag = item.metadata[_KEY]
             types, choices = _kinds(hints[item.name])
             flag = f"--{flag or item.name.replace('_', '-')}"
             limits = metavar, minimum, types, given or choices
-            found[item.name] = Option(item.name, flag, item.default, text, *limits, hidden)
+            found[item.name] = Option(item.name, flag, item.default, text, *limits)
     return found
 
 

@@ -27,7 +27,12 @@ Result = TypeVar("Result")
 #: whether the main thread is in `wait_for`, and returns what is to be raised.
 Request = Callable[[bool, bool], "BaseException | None"]
 
-PROG: Final = "python -m tpucache"
+#: What the program is called in its messages: as it was started.
+PROG: Final = (
+    "python -m tpucache"
+    if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py"))
+    else "tpucache"
+)
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.
 STOPPED: Final = 3

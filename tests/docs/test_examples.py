@@ -20,7 +20,10 @@ from tpucache.cli import main, make_parser
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
 PAGES = [ROOT / "README.md", *DOCS]
-PROG = "python -m tpucache "
+PROG = re.compile("(?:python -m )?tpucache ")
+COMMANDS = {
+    name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices
+}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -36,19 +39,26 @@ def spans(page: Path) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the words after `python -m tpucache` of each command; a backslash continues a line."""
+    """Return the words after `tpucache` or `python -m tpucache` of each command; a backslash continues a line."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True)[3:] for line in lines if line.startswith(PROG)]
+    return [shlex.split(line[found.end() :], comments=True) for line in lines if (found := PROG.match(line))]
+
+
+def has_arguments(span: str) -> bool:
+    """Return whether a span is a command with its arguments, rather than a name such as `tpucache warmup`."""
+    _, *words = span.split()
+    return len(words) > 1 and words[0] in COMMANDS
 
 
 @each_page
 def test_every_command_parses(page, capsys):
-    shown = [text for language, text in blocks(page) if language == "sh"] + spans(page)
+    shown = [text for language, text in blocks(page) if language == "sh"]
+    shown += [span for span in spans(page) if span.startswith("python") or has_arguments(span)]
     for words in (words for text in shown for words in commands(text)):
         try:
             make_parser().parse_args(words)
         except SystemExit:
-            pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err.splitlines()[-1]}")
+            pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err}")
 
 
 @each_page

@@ -24,7 +24,7 @@ except ModuleNotFoundError:  # Python 3.10; import-linter brings it
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
-COMMANDS = re.findall(r"^```\npython -m tpucache (.*?)\n```$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^```\n(?:python -m )?tpucache (.*?)\n```$", PAGE, re.MULTILINE)
 
 # Each line of the standard input is a command; what they have in common is imported once.
 RUN = """

@@ -39,13 +39,15 @@ def succeeded(done: Done) -> Done:
 def assert_refused(done: Done, *words: str, status: int = 1) -> str:
     """Assert that a command refused with this exit status and a message of one line, without a traceback.
 
-    Each of `words` is a regular expression that the message holds. Returns the message.
+    After wrong usage, another line says where help is. Each of `words` is a regular expression that the message holds.
+    Returns the message.
     """
-    line = done.err.strip().rpartition("\n")[2]
+    said = done.err.strip().removesuffix(" --help").splitlines() or [""]
+    line = said[-2] if said[-1].startswith("see ") else said[-1]
     assert done.status == status, line or done.out[-200:]
-    assert line.startswith("python -m tpucache")
+    assert line.startswith(("tpucache", "python -m tpucache"))
     assert "Traceback" not in done.err
-    message = line.partition(": ")[2].removeprefix("error: ")
+    message = line.partition(": ")[2]
     _assert_telling(message, words)
     return message
 

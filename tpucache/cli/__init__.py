@@ -7,15 +7,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from tpucache import process, signals
 from tpucache.cli import insight, inspecting, planning, predicting, publishing, training, warming
-from tpucache.cli.terminal import Parser, complain, escape_unprintable, escape_warnings, flush
+from tpucache.cli.parser import CommandParser, Parser
+from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
 from tpucache.imports import package_of
 from tpucache.machine import process_began
 from tpucache.signals import PROG
 from tpucache.version import __version__
+
+#: The commands of which modules help lists together, in this order.
+_GROUPS: Final = {
+    "build": (warming, planning),
+    "look": (inspecting, insight),
+    "train": (training, predicting),
+    "share": (publishing,),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +103,11 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; it sets `command` to the function that runs the one given."""
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for group in (warming, planning, inspecting, insight, training, predicting, publishing):
-        group.add(commands)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
+    for title, modules in _GROUPS.items():
+        already = len(commands._choices_actions)
+        for module in modules:
+            module.add(commands)
+        # Groups of arguments are for help alone, as these are: what names of commands stand for has been said.
+        parser.add_argument_group(title)._group_actions.extend(commands._choices_actions[already:])
     return parser

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Collection, Container, Mapping
+import shlex
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
+from tpucache.redact import printable, redact
 from tpucache.signals import PROG
 from tpucache.store import earlier
 
@@ -21,27 +23,29 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 
+#: The options of the command that has written a folder, as --config reads them.
+KEPT_NAME: Final = "settings.toml"
 #: What may be answered to --in-memory, as CachedDataset takes it.
 _IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of each option that has one."""
+def add_command(
+    commands: Any,
+    run: Callable[[argparse.Namespace], int],
+    example: str,
+    basic: Collection[str] | None = None,
+) -> argparse.ArgumentParser:
+    """Add a command named and described by the function that runs it, with an example of its use.
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_left_out = action.default is False or action.default in (None, "", [])
-        return action.help if is_left_out else super()._get_help_string(action)
-
-
-def add_command(commands: Any, run: Callable[[argparse.Namespace], int], example: str) -> argparse.ArgumentParser:
-    """Add a command named and described by the function that runs it, with an example of its use."""
+    `basic` are the flags of the options that --help lists besides those that are required; None: all of them.
+    """
     text = (run.__doc__ or "").strip()
     command: argparse.ArgumentParser = commands.add_parser(
         run.__name__,
         help=text,
         description=text,
         epilog=f"example: {PROG} {run.__name__} {example}",
-        formatter_class=HelpFormatter,
+        basic=basic,
     )
     command.set_defaults(command=run)
     command.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
@@ -59,16 +63,14 @@ def add_options(
     """Add the options that a dataclass declares with `option`, to a command or a group of it.
 
     `parsers` convert the text of options whose type is not enough for that. A choice or a number that is not allowed is
-    wrong usage. If switches `can_be_off`, each has a second option, --no-NAME, which help does not list.
+    wrong usage. If switches `can_be_off`, each can be given as --no-NAME, too.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
             keywords = _keywords(each, (parsers or {}).get(each.name))
-            text = argparse.SUPPRESS if each.hidden else each.help
-            group.add_argument(each.flag, dest=each.name, help=text, **keywords)
             if can_be_off and bool in each.types:
-                flag = f"--no-{each.flag.removeprefix('--')}"
-                group.add_argument(flag, dest=each.name, help=argparse.SUPPRESS, action=_Off, nargs=0)
+                keywords["action"] = _Switch
+            group.add_argument(each.flag, dest=each.name, help=each.help, **keywords)
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
@@ -130,11 +132,17 @@ def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]
     return given
 
 
-class _Off(argparse.Action):
-    """Turns a switch off, and stores that this was given."""
+class _Switch(argparse.Action):
+    """Stores whether --NAME or --no-NAME was given last, and that one was."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
-        setattr(namespace, self.dest, False)
+    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
+        (flag,) = option_strings
+        super().__init__([flag, f"--no-{flag.removeprefix('--')}"], dest, nargs=0, default=False, **keywords)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, option_string == self.option_strings[0])
         namespace.explicit = explicit(namespace) | {self.dest}
 
 
@@ -208,6 +216,35 @@ def _is_remote(place: object) -> bool:
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add --json."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_config(command: argparse.ArgumentParser) -> None:
+    """Add --config, which `CommandParser` reads."""
+    command.add_argument(
+        "--config",
+        type=local_path,
+        metavar="FILE.toml",
+        help=f"take options from this file, in lines such as `seed = 1`, or from the {KEPT_NAME} of what this command "
+        "has written; those given here win",
+    )
+
+
+def keep_settings(options: argparse.Namespace, folder: Path, *places: str | Path) -> None:
+    """Write the options that a command was given into the folder that it has written, so that they can be given again.
+
+    `places` are the words that it was given besides. Where the folder cannot be written, standard error says so.
+    """
+    from tpucache.cli.terminal import note
+    from tpucache.store.files import write_atomically
+
+    path = folder / KEPT_NAME
+    again = shlex.join([options.command.__name__, *map(str, places), "--config", str(path)])
+    text = f"# tpucache {printable(redact(again))}\n{options.kept}".encode(errors="backslashreplace")
+    try:
+        if not path.is_file() or path.read_bytes() != text:
+            write_atomically(path, text)
+    except OSError as error:
+        note(f"{path}, the options of this command, cannot be written: {error}")
 
 
 def add_device(command: argparse.ArgumentParser) -> None:

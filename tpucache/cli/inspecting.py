@@ -27,12 +27,16 @@ from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
 from tpucache.progress import note
+from tpucache.signals import PROG
+from tpucache.units import duration_text
 
 _BENCH_BATCH: Final = 256
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
+    from tpucache.payback import Payback
     from tpucache.progress import Progress
+    from tpucache.report.bench import BenchResult
     from tpucache.report.page import Page
 
 
@@ -60,6 +64,8 @@ def bench(options: argparse.Namespace) -> int:
     reading = {"in_memory": in_memory(options), "resolution": options.resolution, **keeping(options)}
     dataset = CachedDataset(staged(options), **reading)
     if dataset.network is not None:
+        if options.against is not None:
+            raise UsageError(f"--against is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
         return _bench_network(options, dataset)
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
     result = run_bench(
@@ -83,8 +89,39 @@ def bench(options: argparse.Namespace) -> int:
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload to it not included")
     if (kind := network_file_system(dataset.directory)) is not None:
         lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
-    show(options, result.to_dict(), lines)
+    report = result.to_dict()
+    if options.against is not None:
+        from tpucache.payback import measure_payback
+
+        found = measure_payback(
+            options.against,
+            dataset,
+            result.images_per_second,
+            device_rate=options.device_rate,
+            on_progress=lambda text: note(f"bench: {text}"),
+        )
+        lines += _against_lines(found, result)
+        report["against"] = found.to_dict()
+    show(options, report, lines)
     return 0
+
+
+def _against_lines(found: Payback, result: BenchResult) -> list[str]:
+    """Return what reading the source by a DataLoader gave, next to the cache."""
+    lines = [
+        f"against {found.images_per_second:>10,.0f} images/s by a DataLoader with {found.workers} workers: "
+        f"{found.images:,} images of {found.source}, opened, resized and cropped by Pillow, as float tensors",
+        f"times   {result.images_per_second / found.images_per_second:>10,.1f} as fast by the cache, whose batches are "
+        "uint8, to be normalised on the device",
+    ]
+    if found.idle is not None:
+        lines.append(f"        {found.idle:>10.1%} idle that accelerator would be with the DataLoader")
+    epochs = f"an epoch {found.epoch_seconds:,.1f} s by the DataLoader, {found.cache_epoch_seconds:,.1f} s by the cache"
+    if found.build_seconds is None:
+        return [*lines, f"paid     not known, as building was not estimated: {found.unknown}; {epochs}"]
+    building = f"building takes about {duration_text(found.build_seconds)} here, estimated from a few samples"
+    when = "never" if found.epochs is None else f"in epoch {found.epochs:,}"
+    return [*lines, f"paid    {when:>10}: {building}; {epochs}"]
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
@@ -227,7 +264,15 @@ def add(commands: Any) -> None:
     """Add inspect, preview, report, bench and doctor."""
     command = add_command(commands, inspect, "cache/train --json")
     add_cache_or_url(command)
-    command = add_command(commands, preview, "cache/train -o sheet.png --samples 16")
+    command = add_command(
+        commands,
+        preview,
+        "cache/train -o sheet.png --samples 16",
+        (
+            *("--json", "--output", "--samples", "--variants", "--seed", "--class", "--batch"),
+            *("--flip", "--crop", "--rand-augment", "--mixup"),
+        ),
+    )
     add_cache_or_url(command)
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
@@ -263,12 +308,18 @@ def add(commands: Any) -> None:
         help="show the samples whose labels are the least probable, by out_of_fold.csv or the run of folds that has it",
     )
     _add_picture(command, Path("report.html"), "the page to write")
-    command = add_command(commands, bench, "cache/train --device-rate 7500")
+    command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
     add_cache_or_url(command)
     command.add_argument(
         "--batch-size", type=positive, metavar="B", help="images a batch (256, or all of a smaller cache)"
     )
     add_reading(command)
+    command.add_argument(
+        "--against",
+        metavar="SOURCE",
+        help="also read the same images, from what the cache was built from, by a DataLoader, and say after how many "
+        "epochs the cache has paid for itself; in all about a minute",
+    )
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
     command.add_argument(
         "--finish",

@@ -164,7 +164,15 @@ def _words(each: Option, value: Any) -> list[str]:
 
 def add(commands: Any) -> None:
     """Add plan."""
-    command = add_command(commands, plan, "photos/train --for kaggle --device-rate 7500 --sizes 224,384")
+    command = add_command(
+        commands,
+        plan,
+        "photos/train --for kaggle --device-rate 7500 --sizes 224,384",
+        (
+            *("--for", "--device-rate", "--sizes", "--codecs", "--variants", "--seconds", "--json"),
+            *("--fit", "--augment", "--limit", "--label-col"),
+        ),
+    )
     command.add_argument("source", metavar="SOURCE", help="what warmup reads: a folder, a table, an archive, ...")
     command.add_argument(
         "--for", dest="target", choices=["kaggle"], help="where the cache is to fit: 20 GB and 44 shards"

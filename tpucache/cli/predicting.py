@@ -89,7 +89,12 @@ def pixels(text: str) -> list[int]:
 
 def add(commands: Any) -> None:
     """Add predict."""
-    command = add_command(commands, predict, "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all")
+    command = add_command(
+        commands,
+        predict,
+        "runs/fold0 runs/fold1 cache/test -o predictions.csv --variants all",
+        ("--json", "--variants", "--fold", "--flip-tta", "--crops", "--average", "--sizes", "--export", "--batch-size"),
+    )
     command.add_argument(
         "runs",
         metavar="RUN",

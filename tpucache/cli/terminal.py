@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tpucache import process, progress, signals
 from tpucache.errors import TpucacheError
@@ -20,21 +20,6 @@ from tpucache.signals import PROG
 
 if TYPE_CHECKING:
     from tpucache.training.device.choice import Choice
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors show no password of a URL that was given where none belongs."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, and exit with status 2."""
-        super().error(printable(redact(message)))
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or a usage; argparse's own would not say that standard output takes no more."""
-        if file is not None and file is sys.stdout:
-            say(message.rstrip("\n"))
-        else:
-            super()._print_message(message, file)
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache import signals
 from tpucache.cli.arguments import (
+    KEPT_NAME,
     add_cache_or_url,
     add_command,
+    add_config,
     add_device,
     add_options,
     add_reading,
@@ -21,6 +23,7 @@ from tpucache.cli.arguments import (
     from_options,
     given_options,
     in_memory,
+    keep_settings,
     keeping,
     launched,
     local_path,
@@ -45,6 +48,11 @@ if TYPE_CHECKING:
     from tpucache.training.run.report import TrainReport
 
 
+#: The options of train that --help lists.
+_BASIC: Final = (
+    *("--json", "--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
+    *("--epochs", "--batch-size", "--lr", "--size", "--metric", "--seed", "--flip", "--crop", "--mixup"),
+)
 FIND: Final = "find"
 _EXPORTED: Final = "export"  # the folder in a run
 
@@ -77,16 +85,25 @@ def train(options: argparse.Namespace) -> int:
         if current().world_size > 1:
             signals.ignore()  # torchrun sends SIGTERM when the first process has ended
         report = _stopped_report(options, account) if current().is_main else None
+        if report is not None and not (options.run / KEPT_NAME).exists():  # what is there may be another run's
+            _keep_settings(options)
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
+        _keep_settings(options)
         # Each epoch was a line when it ended.
         lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
         show(options, report.to_dict(), lines)
         if options.export is not None:
             _export(options, manifest)
     return 0
+
+
+def _keep_settings(options: argparse.Namespace) -> None:
+    """Write the options of a run into its folder. Those of a run that is continued are those that it was begun with."""
+    if not options.resume or not (options.run / KEPT_NAME).exists():
+        keep_settings(options, options.run, options.cache, "--run", options.run)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
@@ -257,7 +274,7 @@ def _split(
 
 def add(commands: Any) -> None:
     """Add train."""
-    command = add_command(commands, train, "cache/train --run runs/first --valid 0.2")
+    command = add_command(commands, train, "cache/train --run runs/first --valid 0.2", _BASIC)
     add_cache_or_url(command)
     command.add_argument(
         "--run",
@@ -280,6 +297,7 @@ def add(commands: Any) -> None:
         "how to preprocess",
     )
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
+    add_config(command)
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
     command.add_argument(
@@ -289,9 +307,10 @@ def add(commands: Any) -> None:
         choices=("tensorboard", "wandb", "mlflow"),
         help="show losses and metrics there, too, where it is installed; may be given several times",
     )
-    # Options that help does not list: --tensorboard is --watch-with tensorboard, --warmup is --ramp.
-    command.add_argument("--tensorboard", action="store_true", help=argparse.SUPPRESS)
-    command.add_argument("--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
+    command.add_argument(
+        "--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, metavar="SHARE", help="the same as --ramp"
+    )
     group = command.add_argument_group("what is learned, and how")
     group.add_argument(
         "--recipe",
@@ -305,8 +324,7 @@ def add(commands: Any) -> None:
         parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
         can_be_off=True,
     )
-    # Nor this one, with which --batch-size is the number of samples for each core.
-    group.add_argument("--per-core", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
     add_options(group, AugmentSettings, can_be_off=True)
     add_reading(command)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.cli.arguments import (
     add_cache,
     add_command,
+    add_config,
     add_json,
     add_options,
     bands,
@@ -19,6 +20,7 @@ from tpucache.cli.arguments import (
     colours,
     explicit,
     from_options,
+    keep_settings,
     local_path,
     names,
     seconds,
@@ -51,6 +53,11 @@ if TYPE_CHECKING:
     from tpucache.warmup.sources import Source
     from tpucache.warmup.trial import DryRun
 
+#: The options of warmup that --help lists.
+_BASIC: Final = (
+    *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
+    *("--json", "--jobs", "--labels", "--time-limit", "--on-error", "--classes", "--label-col"),
+)
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
@@ -125,6 +132,7 @@ def warmup(options: argparse.Namespace) -> int:
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # what is at a URL would have to be read again
+        keep_settings(options, options.cache, options.source, options.cache)
         found = findings(options.cache)
         lines += [f"  look at: {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
@@ -275,7 +283,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 def add(commands: Any) -> None:
     """Add warmup, relabel and verify."""
-    command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2")
+    command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
     command.add_argument(
         "source",
         metavar="SOURCE",
@@ -306,11 +314,20 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
     )
+    add_config(command)
     add_json(command)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
     add_table(command)
-    command = add_command(commands, relabel, "cache/train labels.csv --label-col breed --fold-col fold")
+    command = add_command(
+        commands,
+        relabel,
+        "cache/train labels.csv --label-col breed --fold-col fold",
+        (
+            *("--json", "--corrections", "--make-folds", "--groups", "--stratify", "--labels", "--classes"),
+            *("--soft-labels", "--path-col", "--label-col", "--fold-col"),
+        ),
+    )
     add_cache(command)
     table = command.add_argument(
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
@@ -322,7 +339,7 @@ def add(commands: Any) -> None:
     add_options(command, BuildOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
     add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
-    command = add_command(commands, verify, "cache/train")
+    command = add_command(commands, verify, "cache/train", ("--json", "--repair", "--augment", "--jobs", "--label-col"))
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
     command.add_argument(

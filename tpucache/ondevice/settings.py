@@ -58,7 +58,7 @@ class AugmentSettings:
     grey: float = option(0.0, "probability that an image loses its colours", metavar="P")
     views: int = option(
         1, "give the model N views of each sample, side by side in the batch, for contrastive training", metavar="N",
-        minimum=1, hidden=True,
+        minimum=1,
     )  # fmt: skip
     rand_augment: int = option(
         0, "RandAugment: change each image by N random operations, one after another", metavar="N", minimum=0

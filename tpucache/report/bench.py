@@ -82,8 +82,8 @@ def run_bench(
     plan = dataset.reading
     read, limit, idle = [], [], []
     for _ in range(rounds):
-        read.append(_rate(_batches(loader), batch_size, seconds))
-        limit.append(_rate(reference.batches(), batch_size, seconds))
+        read.append(count_rate(_batches(loader), batch_size, seconds))
+        limit.append(count_rate(reference.batches(), batch_size, seconds))
         if device_rate is not None:
             idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     return BenchResult(
@@ -129,7 +129,7 @@ def measure_reading(
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     read, idle = [], []
     for _ in range(rounds):
-        read.append(_rate(_batches(loader), batch_size, seconds))
+        read.append(count_rate(_batches(loader), batch_size, seconds))
         if device_rate is not None:
             idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
     return ReadingRate(statistics.median(read), statistics.median(idle) if idle else None)
@@ -141,7 +141,7 @@ def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds:
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
             pass  # every record is there then
-    _rate(_batches(loader), batch_size, seconds)
+    count_rate(_batches(loader), batch_size, seconds)
     return loader
 
 
@@ -287,8 +287,8 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
         yield from loader
 
 
-def _rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return images a second, counted from the first batch on, so that starting up does not count."""
+def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
+    """Return images a second over so many seconds, from the first batch on, so that starting up does not count."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

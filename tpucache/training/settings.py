@@ -134,13 +134,11 @@ class TrainSettings:
     scale: ScaleRule | None = option(
         None,
         "how --lr, given for a batch of 256, is adapted to the batch size; none if --lr is given alone",
-        hidden=True,
     )
     ramp: float | None = option(
         None,
         "share of the steps in which the learning rate rises; the schedule's own if not given",
         metavar="SHARE",
-        hidden=True,
     )
     weight_decay: float | None = option(
         None,
@@ -154,7 +152,7 @@ class TrainSettings:
         None, "sizes by share of the epochs, such as 128:0.4,176:0.7,224: smaller images first", metavar="N:SHARE,...,N"
     )
     valid_size: int | None = option(None, "evaluate on images of this size; else the last one", metavar="N", minimum=8)
-    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0, hidden=True)
+    fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0)
     smoothing: float = option(0.0, "label smoothing", metavar="X")
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
@@ -173,7 +171,7 @@ class TrainSettings:
     grad_checkpointing: bool = option(
         False, "compute activations anew in the backward pass, which saves memory and takes longer; for models of timm"
     )
-    bf16: bool = option(False, "short for --precision bf16", hidden=True)
+    bf16: bool = option(False, "short for --precision bf16")
     precision: Precision = option(
         "auto",
         "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: bf16 on "
@@ -188,10 +186,9 @@ class TrainSettings:
         None,
         "normalise by these means, one for each channel, in the numbers of the pixels (0 to 255)",
         metavar="R,G,B",
-        hidden=True,
     )
     std: tuple[float, ...] | None = option(
-        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B", hidden=True
+        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B"
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     mix_off: float = option(

@@ -73,7 +73,7 @@ def test_a_command_prints_one_line_and_with_traceback_the_whole_way(cache, tmp_p
     assert main([*arguments, "--traceback"]) == 1
     error = capfd.readouterr().err
     assert 'raise ZeroDivisionError("nobody was there")' in error
-    assert error.splitlines()[-1].startswith("python -m tpucache: the loss 'failing_code:failing_loss' raised")
+    assert error.splitlines()[-1].startswith("tpucache: the loss 'failing_code:failing_loss' raised")
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,25 @@ def test_a_folder_of_other_types_alone_is_refused_saying_which(tmp_path: Path) -
     _touch(tmp_path, "a/1.psd", "a/2.psd", "a/3.txt")
     with pytest.raises(SourceError, match=r"found 2 \.psd, 1 \.txt"):
         FolderSource(tmp_path).list()
+
+
+def test_a_pattern_of_images_is_what_it_matches_in_the_folder_above_its_first_wildcard(tmp_path: Path) -> None:
+    _touch(tmp_path, "ant/1.jpg", "ant/2.png", "bee/3.jpg", "bee/deep/4.jpg", ".hidden/5.jpg", "bee/notes.txt")
+    listing = open_source(str(tmp_path / "*" / "*.jpg")).list()
+    assert [(sample.path, sample.label) for sample in listing.samples] == [("ant/1.jpg", 0), ("bee/3.jpg", 1)]
+    assert listing.classes == ("ant", "bee")
+    source = pickle.loads(pickle.dumps(open_source(tmp_path / "ant" / "*.{jpg,png}")))
+    assert [(each.path, each.label) for each in source.list().samples] == [("1.jpg", None), ("2.png", None)]
+    assert source.load(source.list().samples[1]) == Item({"image": b"ant/2.png"})
+    with pytest.raises(SourceError, match=r"none\*\.jpg matches no file"):
+        open_source(str(tmp_path / "none*.jpg")).list()
+
+
+def test_a_cache_is_no_source_and_the_error_says_what_to_do_with_it(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="is a cache, which is made already: train, bench and CachedDataset read it"):
+        open_source(cache)
+    (tmp_path / "unfinished" / ".warmup").mkdir(parents=True)
+    with pytest.raises(SourceError, match="is a cache"):
+        open_source(tmp_path / "unfinished")
+    _touch(tmp_path / "photos", "manifest.json", "1.jpg")  # of images, and something else's manifest
+    assert [sample.path for sample in open_source(tmp_path / "photos").list().samples] == ["1.jpg"]

@@ -17,7 +17,19 @@ from typing import Final, NamedTuple
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
-from tpucache.warmup.sources.source import Item, Listing, Member, Sample, SourceKind, left_out_text
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.warmup.sources.source import (
+    Item,
+    Listing,
+    Member,
+    Sample,
+    SourceKind,
+    expand_braces,
+    find_files,
+    has_wildcard,
+    left_out_text,
+    split_pattern,
+)
 
 #: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
 _NAMES: Final = (
@@ -64,12 +76,12 @@ class FolderSource:
 
     loads_in_threads = True
 
-    def __init__(self, root: str | Path) -> None:
-        """Take a folder; nothing is read yet."""
-        self._root = Path(root).absolute()
+    def __init__(self, root: str | Path, pattern: str = "") -> None:
+        """Take a folder, and a pattern of the files in it that are meant; nothing is read yet."""
+        self._root, self._pattern = Path(root).absolute(), pattern
 
     def __repr__(self) -> str:
-        return str(self._root)
+        return str(self._root / self._pattern)
 
     def list(self) -> Listing:
         """Return all samples; a subfolder of the root is a class, with all images at any depth below it.
@@ -78,6 +90,9 @@ class FolderSource:
 
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
+        if self._pattern:
+            chosen = find_files(self._root, self._pattern)
+            return list_images(self, [FoundFile(path, path, (self._root / path).stat().st_size) for path in chosen])
         found = []
         walked = _Walk()
         with Progress(None, "list", "files", is_brief=True) as progress:
@@ -344,4 +359,29 @@ def _is_folder(source: str | Path) -> bool:
     return Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None
 
 
-KIND: Final = SourceKind("a folder of images", _is_folder, lambda root, _: FolderSource(root))
+def _is_pattern(source: str | Path) -> bool:
+    """Return whether a text is a pattern of images, such as `photos/*.jpg` or `photos/*/*.{jpg,png}`."""
+    if not has_wildcard(str(source)) or Path(source).exists():
+        return False
+    return {Path(each).suffix.lower() for each in expand_braces(str(source))} <= SUFFIXES
+
+
+def _open(source: str | Path, _: object) -> FolderSource:
+    """Return the source of a folder or of a pattern. Raises SourceError for the folder of a cache."""
+    if _is_pattern(source):
+        return FolderSource(*split_pattern(source))
+    folder = Path(source)
+    if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
+        raise SourceError(
+            f"{source} is a cache, which is made already: train, bench and CachedDataset read it as it is, and "
+            f"`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
+            "another folder for the new cache"
+        )
+    return FolderSource(folder)
+
+
+KIND: Final = SourceKind(
+    "a folder of images or a pattern such as 'photos/*.jpg'",
+    lambda source: _is_folder(source) or _is_pattern(source),
+    _open,
+)

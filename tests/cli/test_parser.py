@@ -1,0 +1,207 @@
+"""Help in two lengths, errors in two lines, and options out of a settings file."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpucache.cli import main, make_parser
+from tpucache.cli.arguments import from_options
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.recipe import Recipe
+from tpucache.training.settings import TrainSettings
+from tpucache.warmup.build_options import BuildOptions
+from tpucache.warmup.sources import TableOptions
+
+(SUBPARSERS,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
+COMMANDS = sorted(SUBPARSERS.choices)
+each_command = pytest.mark.parametrize("command", COMMANDS)
+WARMUP, TRAIN = ["warmup", "photos", "cache"], ["train", "cache", "--run", "run"]
+
+
+def printed(words, capsys):
+    """Return what a command that ends at once has printed: its status, standard output and standard error."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return stop.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
+def test_help_fits_a_terminal_of_45_lines(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, err = printed(words, capsys)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("usage: tpucache ")
+
+
+@each_command
+def test_help_all_has_every_option_and_help_says_so(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, short, _ = printed([command, "--help"], capsys)
+    assert f"tpucache {command} --help-all" in short
+    _, text, _ = printed([command, "--help-all"], capsys)
+    assert max(map(len, text.splitlines())) <= 80
+    words = text.replace(",", " ").split()
+    parser = SUBPARSERS.choices[command]
+    for action in parser._actions:
+        assert action.help and action.help != argparse.SUPPRESS, action.option_strings
+        assert {*action.option_strings} <= {*words}
+    assert {*(parser._basic or ())} <= {*parser._option_string_actions}
+
+
+def test_help_lists_every_command_in_its_group(capsys):
+    _, text, _ = printed(["--help"], capsys)
+    groups = text.split("\n\n")
+    for title, some in (
+        ("build", {"warmup", "plan", "verify"}),
+        ("look", {"inspect", "bench", "doctor"}),
+        ("train", {"train", "predict"}),
+        ("share", {"publish", "fetch"}),
+    ):
+        (group,) = (each for each in groups if each.startswith(f"{title}:"))
+        assert some <= {line.split()[0] for line in group.splitlines()[1:]}
+    for command in COMMANDS:
+        assert f"\n  {command} " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wramup", "photos", "cache"], "tpucache: there is no command 'wramup': did you mean warmup?"),
+        (["inspekt", "cache"], "tpucache: there is no command 'inspekt': did you mean inspect?"),
+        ([*WARMUP, "--sise", "64"], "tpucache warmup: there is no option --sise: did you mean --size?"),
+        ([*WARMUP, "-size", "64"], "tpucache warmup: there is no option -size: did you mean --size?"),
+        ([*WARMUP, "--varients=2"], "tpucache warmup: there is no option --varients: did you mean --variants?"),
+        ([*WARMUP, "--label_col", "x"], "tpucache warmup: there is no option --label_col: did you mean --label-col?"),
+        ([*WARMUP, "--codec", "jpg"], "tpucache warmup: argument --codec: invalid choice: 'jpg': did you mean jpeg?"),
+        ([*WARMUP, "--fit", "corp"], "tpucache warmup: argument --fit: invalid choice: 'corp': did you mean crop?"),
+        (["train", "cache", "--rn", "run"], "tpucache train: there is no option --rn: did you mean --run?"),
+        ([*TRAIN, "--batchsize", "8"], "tpucache train: there is no option --batchsize: did you mean --batch-size?"),
+        ([*TRAIN, "--xyzzy"], "tpucache train: there is no option --xyzzy"),
+        ([*TRAIN, "more"], "tpucache train: 'more' is one word too many: this takes CACHE only"),
+        (["dance"], "tpucache: there is no command 'dance': it is one of warmup, "),
+    ],
+)
+def test_a_typo_is_answered_in_two_lines(words, said, capsys):
+    status, out, err = printed(words, capsys)
+    assert (status, out) == (2, "")
+    line, see = err.splitlines()
+    assert line == said or (said.endswith(", ") and line.startswith(said))
+    assert see == f"see {said.split(':')[0]} --help"
+
+
+def test_no_password_is_in_an_error(capsys):
+    _, _, err = printed([*TRAIN, "https://ann:secret@host/x"], capsys)
+    assert "secret" not in err
+    assert "https://host/x" in err
+
+
+@pytest.mark.parametrize("files", [["a.jpg", "b.jpg", "c.jpg", "cache"], ["a.jpg", "b.jpg", "cache"]])
+def test_a_pattern_that_the_shell_has_expanded_is_seen(files, capsys):
+    words = [f"my/photos/{name}" if name.endswith(".jpg") else name for name in files]
+    status, _, err = printed(["warmup", *words, "--size", "64"], capsys)
+    assert status == 2
+    assert "Quote it, as in 'my/photos/*.jpg', or give the folder, my/photos" in err.splitlines()[0]
+
+
+def test_a_value_that_looks_like_an_option_is_a_value():
+    given = make_parser().parse_args([*WARMUP, "--missing-label", "-1", "--label-sep=--size"])
+    assert (given.missing_label, given.label_sep) == (["-1"], "--size")
+
+
+SETTINGS = """
+size = 64
+variants = 2
+fit = "pad"
+label-col = ["x", "y"]
+missing_label = "-1"
+exact = true
+"""
+
+
+def test_a_settings_file_has_the_options_of_the_command_line(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SETTINGS)
+    found = make_parser().parse_args([*WARMUP, "--config", str(path)])
+    assert from_options(Recipe, found) == Recipe(size=64, variants=2, fit="pad", exact=True)
+    assert from_options(TableOptions, found) == TableOptions(label_cols=("x", "y"))
+    assert from_options(BuildOptions, found) == BuildOptions(missing_label=("-1",))
+    assert found.explicit >= {"size", "variants", "fit"}
+
+
+def test_options_of_the_command_line_win_over_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SETTINGS)
+    found = make_parser().parse_args([*WARMUP, "--size", "8", "--label-col=z", f"--conf={path}"])
+    assert from_options(Recipe, found) == Recipe(size=8, variants=2, fit="pad", exact=True)
+    assert from_options(TableOptions, found) == TableOptions(label_cols=("z",))
+    path.write_text("flip = true\nlr = 0.5\nrun = 'there'")
+    found = make_parser().parse_args(["train", "cache", "--config", str(path), "--no-flip"])
+    assert (found.flip, found.lr, str(found.run)) == (False, 0.5, "there")
+    path.write_text("flip = false")
+    assert make_parser().parse_args([*TRAIN, "--config", str(path)]).explicit == {"flip"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sise = 64", "there is no option 'sise': did you mean --size?"),
+        ("config = 'other.toml'", "there is no option 'config'"),
+        ("help = true", "there is no option 'help'"),
+        ("exact = 1", "exact = 1 is not what --exact takes"),
+        ("size = true", "size = True is not what --size takes"),
+        ("size = {a = 1}", "size = {'a': 1} is not what --size takes"),
+        ("fit = 'corp'", "argument --fit: invalid choice: 'corp': did you mean crop?"),
+        ("shard-mb = 'x'", "argument --shard-mb: invalid int value: 'x'"),
+        ("augment = 'os:system'", "augment = 'os:system' names code, which no file may: give --augment on the command"),
+        ("size = ", "cannot be read: Invalid value"),
+        ("size = 1\nsize = 2", "cannot be read: "),
+        (None, "cannot be read: "),
+    ],
+)
+def test_what_is_wrong_in_a_settings_file_is_said_with_its_name(text, said, tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    if text is not None:
+        path.write_text(text)
+    status, _, err = printed([*WARMUP, "--config", str(path)], capsys)
+    assert status == 2
+    line, _ = err.splitlines()
+    assert str(path) in line
+    assert said in line
+    if text is not None and "names code" in said:  # what the user names, too, is the user's
+        found = make_parser().parse_args([*WARMUP, "--config", str(path), "--augment", "os:system"])
+        assert found.augment == "os:system"
+
+
+plain = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+
+
+@given(suffix=plain, columns=st.lists(plain, max_size=3), seed=st.integers(0, 2**40), exact=st.booleans())
+def test_options_that_were_given_can_be_given_again_as_a_file(suffix, columns, seed, exact, tmp_path_factory):
+    words = [*WARMUP, f"--suffix={suffix}", f"--seed={seed}", *(f"--keep={name}" for name in columns)]
+    first = make_parser().parse_args([*words, *["--exact"] * exact, "--jobs=3", "--json"])
+    path = tmp_path_factory.mktemp("settings") / "settings.toml"
+    path.write_text(first.kept, "utf-8")
+    again = make_parser().parse_args([*WARMUP, "--config", str(path)])
+    assert (again.jobs, again.json) == (None, False)  # of that call alone
+    for name in ("suffix", "keep", "seed", "exact", "kept", "size"):
+        assert getattr(again, name) == getattr(first, name)
+
+
+def test_a_run_keeps_what_it_was_given_whether_in_a_file_or_not(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("flip = true\nlr = 0.10\nbatch-size = 8\nmodel = 'timm:vit?x=1'\nmetric = ['mcc', 'top5']")
+    words = [*TRAIN, "--config", str(path), "--no-flip", "--lr", "0.25", "--resume", "--crop", "--mean=1,2,3"]
+    first = make_parser().parse_args(words)
+    path.write_text(first.kept)
+    again = make_parser().parse_args([*TRAIN, "--config", str(path)])
+    for kind in (TrainSettings, AugmentSettings):
+        assert from_options(kind, again) == from_options(kind, first)
+    assert (again.lr, again.flip, again.crop, again.resume) == (0.25, False, True, False)
+    assert again.metric == ["mcc", "top5"]

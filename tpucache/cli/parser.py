@@ -1,0 +1,293 @@
+"""The parser of commands: help in two lengths, errors in two lines, and options out of a settings file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from tpucache.cli.terminal import say
+from tpucache.redact import printable, redact
+
+#: Options that every command has. They are listed by --help-all alone.
+_OF_EACH: Final = ("--help", "--help-all", "--traceback")
+#: What belongs to one call of a command, and is not kept with what the command wrote.
+_OF_ONE_CALL: Final = (
+    *(*_OF_EACH, "--config", "--json", "--dry-run", "--sheet", "--resume", "--retry", "--retry-all"),
+    *("--run", "--local", "--jobs", "--processes", "--stage", "--cache-dir", "--cache-gb"),
+)
+_OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
+#: A value that names code of the user's, module:name, after its option; not a name that tpucache looks up in a table.
+_CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
+_OF_NO_CODE: Final = ("--watch",)  # accuracy:max
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_left_out = action.default is False or action.default in (None, "", [])
+        return action.help if is_left_out else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are two lines: what is wrong, without a password of a URL, and where help is."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="show the help")
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and where help is, and exit with status 2."""
+        self.exit(2, f"{self.prog}: {printable(redact(message))}\nsee {self.prog} --help\n")
+
+    def format_help(self) -> str:
+        """Return the help."""
+        return self._to_help()
+
+    def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
+        """Return a help text that lists these actions, or all, with these paragraphs at its end."""
+        formatter = self._get_formatter()
+        formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            listed = [each for each in group._group_actions if each.help and (actions is None or each in actions)]
+            if listed:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(listed)
+                formatter.end_section()
+        for end in filter(None, (self.epilog, *ends)):
+            formatter.add_text(end)
+        return formatter.format_help()
+
+    def _usage_words(self) -> Iterator[str]:
+        """Yield what has to be given, as help shows it."""
+        for action in self._actions:
+            name = str(action.metavar or action.dest.upper())
+            if not action.option_strings:
+                yield f"{name} ..." if action.nargs in ("+", argparse.PARSER) else name
+            elif action.required:
+                yield f"{action.option_strings[0]} {name}"
+        yield "[options]"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Raise ArgumentError for what is none of the choices, naming the one that is most like it."""
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):
+            self.error(f"there is no command {value!r}{_did_you_mean(value, choices) or _one_of(choices)}")
+        meant = _did_you_mean(str(value), choices)
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant or _one_of(choices)}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print a help text or an error; argparse's own would not say that standard output takes no more."""
+        if file is not None and file is sys.stdout:
+            say(message.rstrip("\n"))
+        else:
+            super()._print_message(message, file)
+
+
+class CommandParser(Parser):
+    """The parser of one command.
+
+    `basic` are the flags of the options that --help lists, None for all of them; --help-all lists all in any case.
+    What is parsed has `kept`, the options that were given, as the text of a settings file.
+    """
+
+    def __init__(self, *, basic: Collection[str] | None = None, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
+        self._basic = basic
+        self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it has set
+
+    def format_help(self) -> str:
+        """Return the help of what most people use."""
+        listed = [each for each in self._actions if not each.option_strings or self._is_basic(each)]
+        count = sum(bool(each.option_strings) for each in self._actions)
+        return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
+
+    def format_help_all(self) -> str:
+        """Return the help of all options."""
+        return self._to_help()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the words of this command, and of the settings file that they name: nothing in them may be unknown."""
+        words = sys.argv[1:] if args is None else [*args]
+        given = self._given(words)
+        if "--config" in given:
+            words = [*self._read_settings(given["--config"][-1], given), *words]
+        found, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._too_many(found, unknown))
+        found.kept = self._to_settings(self._given(words)) if "--config" in self._option_string_actions else ""
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong, in which settings file if it is there, and where help is; exit with status 2."""
+        path, flags = self._file
+        named = re.match(r"argument (--[\w-]+)", message)
+        super().error(f"{path}: {message}" if named and named[1] in flags else message)
+
+    def _is_basic(self, action: argparse.Action) -> bool:
+        flags = action.option_strings
+        if self._basic is None:
+            return not any(flag in _OF_EACH for flag in flags)
+        return action.required or any(flag in self._basic for flag in flags)
+
+    def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
+        """Return the options among words by their flags, abbreviated or not, with the texts that they are given.
+
+        A switch has an empty text. An option that there is none of is an error, before what else may be missing.
+        """
+        given: dict[str, list[str]] = {}
+        rest = iter(words)
+        for word in rest:
+            if word == "--":
+                break
+            flag, equals, text = word.partition("=")
+            if not flag.startswith("--") and word[:2] in self._option_string_actions:  # -oFILE
+                flag, equals, text = word[:2], word[2:], word[2:]
+            known = self._option_string_actions
+            names = [flag] if flag in known else [name for name in known if flag[:2] == "--" and name.startswith(flag)]
+            if not names and _OPTION.fullmatch(word):
+                self.error(f"there is no option {flag}{self._meant(flag)}")
+            if len(names) != 1:  # argparse says which it could be
+                continue
+            if known[names[0]].nargs != 0 and not equals:
+                text = next(rest, "")
+            name = _flag(known[names[0]], names[0])
+            given[name] = [*given.pop(name, ()), text]  # in the order of their last uses
+        return given
+
+    def _meant(self, flag: str) -> str:
+        """Return the question whether another option is meant, if there is one like it."""
+        names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
+        return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
+
+    def _too_many(self, found: argparse.Namespace, extra: Sequence[str]) -> str:
+        """Say what is wrong with words that are more than a command takes."""
+        taken = [action for action in self._actions if not action.option_strings]
+        names = " ".join(str(action.metavar or action.dest) for action in taken)
+        values = [getattr(found, action.dest) for action in taken]
+        words = [word for value in values for word in (value if isinstance(value, list) else [value])]
+        places = [Path(str(word)) for word in (*words, *extra)]
+        for one, two in pairwise(places):
+            if one.suffix and (one.parent, one.suffix) == (two.parent, two.suffix):
+                return (
+                    f"{one}, {two} and so on are given where {names} belong: the shell has put the names of files in "
+                    f"place of a pattern. Quote it, as in '{one.parent / '*'}{one.suffix}', or give the folder, "
+                    f"{one.parent}"
+                )
+        return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
+
+    def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
+        """Return the options of a settings file that are not given, as words."""
+        import tomllib
+
+        try:
+            settings = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            self.error(f"--config {path} cannot be read: {error}")
+        words: dict[str, list[str]] = {}
+        for name, value in settings.items():
+            flag = f"--{name.replace('_', '-')}"
+            action = self._option_string_actions.get(flag)
+            if action is None or flag in (*_OF_EACH, "--config"):
+                self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
+            texts = _to_words(flag, action, value)
+            if texts is None:
+                self.error(f"{path}: {name} = {value!r} is not what {flag} takes: see {self.prog} --help-all")
+            if _flag(action, flag) in given:
+                continue
+            if flag not in _OF_NO_CODE and any(map(_CODE.match, texts)):
+                self.error(f"{path}: {name} = {value!r} names code, which no file may: give {flag} on the command line")
+            words[flag] = texts
+        self._file = path, [*words]
+        return [word for texts in words.values() for word in texts]
+
+    def _to_settings(self, given: Mapping[str, Sequence[str]]) -> str:
+        """Return the text of a settings file with these options, without those of one call."""
+        lines = {}
+        for flag, texts in given.items():
+            action = self._option_string_actions[flag]
+            name = flag[len("--no-" if action.nargs == 0 and flag != action.option_strings[0] else "--") :]
+            values = [_to_toml(redact(text)) for text in texts]
+            if flag in _OF_ONE_CALL:
+                continue
+            if action.nargs == 0:
+                value = "true" if flag == action.option_strings[0] else "false"
+            elif isinstance(action, argparse._AppendAction):
+                value = f"[{', '.join(values)}]"
+            else:
+                value = values[-1]
+            line = f"{name} = {value}\n"
+            lines[name] = line if _is_utf8(line) else f"# {line}"
+        return "".join(lines.values())
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **keywords)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        parser._print_message(parser.format_help_all(), sys.stdout)
+        parser.exit()
+
+
+def _flag(action: argparse.Action, given: str) -> str:
+    """Return the flag by which an option is known however it is given; both of a switch that can be off."""
+    return given if given.startswith("--no-") else action.option_strings[0]
+
+
+def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
+    """Return the question whether one of the names is meant, if one is like the word."""
+    import difflib
+
+    found = difflib.get_close_matches(word, names, 1)
+    return f": did you mean {before}{found[0]}?" if found else ""
+
+
+def _one_of(choices: Iterable[str]) -> str:
+    return f": it is one of {', '.join(choices)}"
+
+
+def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
+    """Return a value of a settings file as words of the command line, None where it does not fit the option."""
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            return None
+        return [flag] if value else [off for off in action.option_strings if off == f"--no-{flag[2:]}"]
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in values):
+        return None
+    texts = [str(each) for each in values]
+    return [f"{flag}={text}" for text in (texts if isinstance(action, argparse._AppendAction) else [",".join(texts)])]
+
+
+def _to_toml(text: str) -> str:
+    """Return a text as TOML: a number where that is written as the text is, and a string otherwise."""
+    for kind in (int, float):
+        try:
+            if repr(kind(text)) == text:
+                return text
+        except ValueError:
+            pass
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text is one in UTF-8, which a path need not be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

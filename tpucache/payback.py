@@ -1,0 +1,193 @@
+"""What a cache saves: its source files read by a DataLoader here, and after how many epochs building has paid for itself."""
+
+from __future__ import annotations
+
+import io
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from tpucache.errors import TpucacheError, UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.machine import count_cores
+from tpucache.recipe import Recipe
+from tpucache.report.bench import count_rate, simulate_device
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.records.augment import PRESETS
+from tpucache.warmup.sources import to_source
+from tpucache.warmup.sources.source import Sample, Source, source_name
+from tpucache.warmup.trial import dry_run
+
+#: Of a large cache, as many images are read: they take some seconds, and a hundred batches are enough to count.
+_MOST_IMAGES: Final = 2048
+_BATCH: Final = 32
+
+
+@dataclass(frozen=True)
+class Payback:
+    """How fast a DataLoader reads a cache's source here, and after how many epochs the cache has paid for itself.
+
+    The DataLoader does what torchvision's ImageFolder, Resize, CenterCrop and ToTensor do, by Pillow and without
+    augmentation, in `workers` processes, with `images` of the samples of the cache. `images_per_second` counts from the
+    first batch on. `idle` is the share of its time that a device of a given rate waits, None without one.
+    `build_seconds` is what building the cache takes here by the estimate of a warmup; None with the reason in
+    `unknown`. `epochs` is the first whole number of them after which reading the cache, built before, has taken less
+    time; None where there is no such number, or it is not known.
+    """
+
+    source: str
+    images: int
+    workers: int
+    images_per_second: float
+    idle: float | None
+    epoch_seconds: float
+    cache_epoch_seconds: float
+    build_seconds: float | None
+    unknown: str
+    epochs: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return this as JSON values."""
+        return asdict(self)
+
+
+def measure_payback(
+    source: str | Path | Source,
+    dataset: CachedDataset,
+    images_per_second: float,
+    *,
+    device_rate: float | None = None,
+    workers: int | None = None,
+    seconds: float = 10.0,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Payback:
+    """Read a cache's source by a DataLoader for some seconds, and compare it with the cache's rate, images a second.
+
+    `workers` are the DataLoader's; None: as many as there are cores. With `device_rate`, a simulated device takes as
+    many images a second, as in `run_bench`. Raises UsageError where the cache has no images, or was not built from the
+    source, and what the source raises.
+    """
+    workers = count_cores().usable if workers is None else workers
+    recipe = Recipe.from_dict(dataset.manifest.recipe)
+    source = to_source(source)
+    samples = _same_samples(source, dataset)
+    on_progress(f"reading {source_name(source)} by a DataLoader for about {1.5 * seconds:.0f} s")
+    rate, idle = _measure_loader(_SourceImages(source, samples, recipe), workers, seconds, device_rate)
+    on_progress("estimating how long building takes, for at most 10 s")
+    build_seconds, unknown = _estimate_build(source, recipe)
+    fastest = math.inf if device_rate is None else device_rate
+    epoch, cached = (len(dataset) / min(each, fastest) for each in (rate, images_per_second))
+    is_known = build_seconds is not None and cached < epoch
+    return Payback(
+        source=source_name(source),
+        images=len(samples),
+        workers=workers,
+        images_per_second=rate,
+        idle=idle,
+        epoch_seconds=epoch,
+        cache_epoch_seconds=cached,
+        build_seconds=build_seconds,
+        unknown=unknown,
+        epochs=math.floor((build_seconds or 0.0) / (epoch - cached)) + 1 if is_known else None,
+    )
+
+
+def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
+    """Return the samples of a source that a dataset has, spread over it. Raises UsageError where there are none."""
+    if dataset.manifest.fields[0].name != IMAGE:
+        raise UsageError(f"--against reads images, and {dataset.place} has none: leave it out")
+    samples = {sample.path: sample for sample in source.list().samples}
+    paths = dataset.table.paths
+    chosen = np.linspace(0, len(paths) - 1, min(len(paths), _MOST_IMAGES)).astype(int).tolist()
+    found = [samples[paths[at]] for at in chosen if paths[at] in samples]
+    if not found:
+        raise UsageError(
+            f"{dataset.place} was not built from {source_name(source)}, which has no {paths[0]!r}: give what was given "
+            "to warmup"
+        )
+    return found
+
+
+class _SourceImages:
+    """The images of a source as a dataset of torch: float32 (channels, height, width) of 0 to 1."""
+
+    def __init__(self, source: Source, samples: Sequence[Sample], recipe: Recipe) -> None:
+        self._source, self._samples, self._recipe = source, samples, recipe
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        sample = self._samples[index]
+        data = self._source.load(sample).fields.get(IMAGE)
+        if not isinstance(data, bytes):
+            raise UsageError(f"{sample.path} is no image file: --against reads such files alone, so leave it out")
+        with Image.open(io.BytesIO(data)) as opened:
+            picture = _fit(opened.convert("L" if self._recipe.mode == "grey" else "RGB"), self._recipe)
+        pixels = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1)
+        return pixels.permute(2, 0, 1).contiguous().to(torch.float32).div(255)
+
+
+def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
+    """Return a picture in the size of a recipe, as torchvision's Resize and CenterCrop make it."""
+    size = recipe.width, recipe.height
+    if recipe.fit == "stretch":
+        return picture.resize(size, Image.Resampling.BILINEAR)
+    if recipe.fit == "pad":
+        return ImageOps.pad(picture, size, Image.Resampling.BILINEAR)
+    scale = max(recipe.width / picture.width, recipe.height / picture.height)
+    width, height = (max(side, round(scale * of)) for side, of in zip(size, picture.size, strict=True))
+    left, top = (width - recipe.width) // 2, (height - recipe.height) // 2
+    resized = picture.resize((width, height), Image.Resampling.BILINEAR)
+    return resized.crop((left, top, left + recipe.width, top + recipe.height))
+
+
+class _Shuffled:
+    """The numbers of samples in random orders, one epoch after the other, without end."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng(0)
+        while True:
+            yield from rng.permutation(self._count).tolist()
+
+
+def _measure_loader(
+    images: _SourceImages, workers: int, seconds: float, device_rate: float | None
+) -> tuple[float, float | None]:
+    """Return how many images a second a DataLoader reads, and how long a device of a rate waits for it."""
+    from torch.utils.data import DataLoader
+
+    order: Any = _Shuffled(len(images))
+    loader: Any = DataLoader(images, batch_size=_BATCH, sampler=order, num_workers=workers)  # type: ignore[arg-type]
+    batches = iter(loader)
+    rate = count_rate(batches, _BATCH, seconds)
+    idle = None if device_rate is None else simulate_device(batches, _BATCH / device_rate, seconds / 2)
+    return rate, idle
+
+
+def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
+    """Return how many seconds building a cache takes with all cores here, by a few samples; or why that is not known.
+
+    An augmentation that is a file or code is not called: it is the cache that names it, not the user.
+    """
+    if recipe.variants and recipe.augment not in PRESETS:
+        return None, f"its augmentation, {recipe.augment}, is not called here"
+    with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
+        try:
+            found = dry_run(source, Path(folder, "cache"), recipe, jobs=count_cores().usable)
+        except TpucacheError as error:
+            return None, str(error)
+    if len(found.failed) == len(found.tried):
+        return None, "none of the samples that were tried can be used"
+    return found.seconds, ""
