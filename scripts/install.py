@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-OLDEST: Final = (3, 10)
+OLDEST: Final = (3, 11)
 
 # GB to fetch and GB on the disk, by the largest extra asked for and by the build of torch. Measured on Python 3.11.
 SIZES: Final = {

@@ -12,7 +12,6 @@ ALLOWED = (
     r"needs (fastai|flax|grain|keras|timm|torchvision|transformers): `python -m scripts.checks integrations`",
     r"flax is not installed",  # the same step runs it
     r"torch_xla is not installed: it has no release for this Python or machine",
-    r"obstore needs Python 3.11",
     r"no browser is found",
     r"no GPU is found",
     r"nginx is not installed on this machine",

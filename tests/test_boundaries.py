@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,9 +126,7 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
     "pyarrow reads": ("pyarrow.parquet.ParquetFile", "read", build_table),
     "pyarrow reads rows": ("pyarrow.parquet.ParquetFile", "iter_batches", build_table),
     "Pillow opens": ("PIL.Image", "open", build),
-}
-if sys.version_info >= (3, 11):  # obstore needs it
-    BOUNDARIES |= {
+    **{
         f"obstore: {name}": ("obstore", name, command)
         for name, command in (
             ("get", lambda place: ["inspect", "s3://bucket/cache"]),
@@ -137,13 +134,14 @@ if sys.version_info >= (3, 11):  # obstore needs it
             ("list", lambda place: ["warmup", "s3://bucket/photos", place.empty, "--size", "16"]),
             ("head", lambda place: ["warmup", "s3://bucket/a.zip", place.empty, "--size", "16"]),
         )
-    }
-    BOUNDARIES["obstore opens a URL"] = ("obstore.store", "from_url", lambda place: ["inspect", "s3://bucket/cache"])
-    BOUNDARIES["boto3 finds keys"] = (
+    },
+    "obstore opens a URL": ("obstore.store", "from_url", lambda place: ["inspect", "s3://bucket/cache"]),
+    "boto3 finds keys": (
         "obstore.auth.boto3",
         "Boto3CredentialProvider",
         lambda place: ["inspect", "s3://bucket/cache"],
-    )
+    ),
+}
 MEMORY = "memory://boundaries"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import combinations
@@ -18,10 +19,6 @@ import tpucache
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("importlinter")
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10; import-linter brings it
-    import tomli as tomllib
 
 PACKAGE = Path(tpucache.__file__).parent
 PROJECT = PACKAGE.parent / "pyproject.toml"

@@ -15,7 +15,7 @@ def run() -> int:
     As there, not where Python was asked for safe paths.
     """
     signals.begin(is_own=True)
-    if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
+    if not sys.flags.safe_path:
         import contextlib
         from pathlib import Path
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-OLDEST: Final = (3, 10)
+OLDEST: Final = (3, 11)
 Version = tuple[int, int]
 
 _NAME: Final = re.compile(r"python3\.\d+")
@@ -21,7 +21,7 @@ _ASK: Final = "import ensurepip, sys, venv; print(*sys.version_info[:2], sys.pre
 
 
 def find_pythons(folders: Iterable[Path] | None = None) -> dict[Version, Path]:
-    """Return a working interpreter of each version from 3.10 on, oldest first: those on PATH, then those of pyenv."""
+    """Return a working interpreter of each version from 3.11 on, oldest first: those on PATH, then those of pyenv."""
     found: dict[Version, Path] = {}
     for folder in _folders() if folders is None else folders:
         for path in sorted(folder.glob("python3.*")):

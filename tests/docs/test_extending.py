@@ -17,11 +17,6 @@ from patience import PATIENCE
 
 from tpucache.plugins import GROUPS
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10; import-linter brings it
-    import tomli as tomllib
-
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = re.findall(r"^```\n(?:python -m )?tpucache (.*?)\n```$", PAGE, re.MULTILINE)

@@ -38,17 +38,17 @@ def interpreter(path: Path, answer: str) -> Path:
 def test_the_first_working_interpreter_of_each_supported_version_is_found(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     expected = {
-        (3, 10): interpreter(second / "python3.10", "echo 3 10 True"),
+        (3, 11): interpreter(second / "python3.11", "echo 3 11 True"),
         (3, 12): interpreter(first / "python3.12", "echo 3 12 True"),
     }
     interpreter(second / "python3.12", "echo 3 12 True")
-    interpreter(first / "python3.9", "echo 3 9 True")
+    interpreter(first / "python3.10", "echo 3 10 True")
     interpreter(first / "python3.13", "echo 3 13 False")  # of an environment
     interpreter(first / "python3.14", "exit 1")  # a shim, or without venv
     interpreter(first / "python3.11-config", "echo 3 11 True")
     (first / "python3.15").write_text("")  # not executable
     assert find_pythons([first, second, tmp_path / "missing"]) == expected
-    assert list(find_pythons([first, second])) == [(3, 10), (3, 12)]
+    assert list(find_pythons([first, second])) == [(3, 11), (3, 12)]
 
 
 @pytest.mark.slow

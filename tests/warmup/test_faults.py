@@ -6,10 +6,8 @@ import contextlib
 import errno
 import io
 import os
-import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,10 +169,6 @@ def watching(faults: Faults) -> Iterator[None]:
         for name in ("fsync", "link", "replace", "rename", "mkdir", "unlink", "rmdir"):
             patch.setattr(os, name, faults.call(name, getattr(os, name)))
         patch.setattr(io, "open", faults.open)
-        if sys.version_info < (3, 11):  # pathlib has taken them when it was imported
-            for name in ("replace", "rename", "mkdir", "unlink", "rmdir"):
-                patch.setattr(pathlib._normal_accessor, name, getattr(os, name))
-            patch.setattr(pathlib._normal_accessor, "open", faults.open)
         patch.setattr(lmdb, "open", faults.open_lmdb)
         yield
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,7 +310,6 @@ def trained_weights(loader: CachedLoader) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore needs Python 3.11")
 def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
     disk: SmallDisk,
     tmp_path: Path,

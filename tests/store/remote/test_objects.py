@@ -22,8 +22,6 @@ from tpucache.store.remote import fetching, folder, objects
 from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import verify_cache
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="obstore needs Python 3.11")
-
 
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

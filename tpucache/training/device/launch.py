@@ -48,7 +48,7 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        safe_path = ["-P"] if getattr(sys.flags, "safe_path", False) else []  # new in Python 3.11
+        safe_path = ["-P"] if sys.flags.safe_path else []
         try:
             elastic_launch(config, sys.executable)(*safe_path, "-m", "tpucache", *arguments)
         except ChildFailedError as error:
