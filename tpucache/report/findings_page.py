@@ -98,7 +98,7 @@ def report_findings(
     shown = _Shown(sets)
     kept = shown.choose(kinds, on_progress)
     values = {
-        "figures": [("samples", f"{len(own):,}"), *((kind.title, f"{kind.count:,}") for kind in kinds)],
+        "figures": [("samples", f"{len(own):,}"), *((kind.title, f"{kind.count:,}") for kind in kinds if kind.is_finding)],
         "state": _state(sets, alike),
         "data": json.dumps(shown.to_json(kinds, kept), separators=(",", ":")),
         "sprites": shown.sources(),
@@ -184,13 +184,17 @@ class _Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Findings of one kind, the most worth a look first: `count` of them, made when they are shown."""
+    """Findings of one kind, the most worth a look first: `count` of them, made when they are shown.
+
+    What every cache has, such as its darkest images, is nothing that was found, and is not counted.
+    """
 
     title: str
     note: str
     count: int
     make: Callable[[int], _Finding]
     is_pair: bool = True
+    is_finding: bool = True
 
 
 def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
@@ -282,7 +286,7 @@ def _extremes(own: _Set) -> _Kind:
         return _Finding([(0, at)], [own.label(at)], text)
 
     note = f"The {_EXTREMES} samples at each end of what is known of the images. Most of them will be fine."
-    return _Kind("extremes", note, len(found), make, is_pair=False)
+    return _Kind("extremes", note, len(found), make, is_pair=False, is_finding=False)
 
 
 def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
@@ -438,7 +442,7 @@ class _Shown:
                 {
                     "title": kind.title,
                     "note": _note(kind, len(findings)),
-                    "count": f"{kind.count:,}",
+                    "count": f"{kind.count:,}" if kind.is_finding else "",
                     "isPair": kind.is_pair,
                     "cards": [
                         [[self._numbers[each] for each in finding.samples], list(finding.labels), finding.text]

@@ -92,6 +92,9 @@ function card(finding) {
   const sides = element("div", "sides");
   const isMixed = new Set(finding.samples.map((number) => data.samples[number].set)).size > 1;
   finding.samples.forEach((number, at) => sides.append(side(number, finding.labels[at], isMixed)));
+  sides.addEventListener("click", (event) => {
+    if (event.target.closest(".tile")) made.classList.toggle("large");
+  });
   made.append(element("div", "fact", finding.text), sides);
   return made;
 }
@@ -266,7 +269,7 @@ function keyed(event) {
 data.samples = data.samples.map(([set, tile, path, label]) => ({set, tile, path, label}));
 for (const each of data.sections) each.cards = each.cards.map(([samples, labels, text]) => ({samples, labels, text}));
 data.sections.forEach((each, at) => {
-  const tab = element("button", "", `${each.title} ${each.count}`);
+  const tab = element("button", "", `${each.title} ${each.count}`.trim());
   tab.type = "button";
   tab.setAttribute("role", "tab");
   tab.addEventListener("click", () => show(at));
