@@ -51,7 +51,7 @@ def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> 
         return
     if runs_ci:
         run(root, ".ci/run")
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    today = datetime.datetime.now(tz=datetime.UTC).date()
     (root / "CHANGELOG.md").write_text(text.replace(_UNRELEASED, f"{_UNRELEASED}\n\n## [{version}] - {today}", 1))
     version_file = root / "tpucache" / "version.py"
     version_file.write_text(re.sub(r'"\d[^"]*"', f'"{version}"', version_file.read_text()))

@@ -1,4 +1,4 @@
-"""What a cache saves: its source files read by a DataLoader here, and after how many epochs building has paid for itself."""
+"""What a cache saves: how fast a DataLoader reads its source here, and when building has paid for itself."""
 
 from __future__ import annotations
 

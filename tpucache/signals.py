@@ -29,9 +29,7 @@ Request = Callable[[bool, bool], "BaseException | None"]
 
 #: What the program is called in its messages: as it was started.
 PROG: Final = (
-    "python -m tpucache"
-    if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py"))
-    else "tpucache"
+    "python -m tpucache" if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py")) else "tpucache"
 )
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.

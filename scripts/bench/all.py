@@ -174,7 +174,7 @@ def stamp() -> str:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    day = datetime.datetime.now(tz=datetime.timezone.utc).date()
+    day = datetime.datetime.now(tz=datetime.UTC).date()
     return f"Commit {commit.stdout.strip() or 'unknown'}, {day}; {machine_line(machine())}."
 
 

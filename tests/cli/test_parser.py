@@ -16,7 +16,8 @@ from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.sources import TableOptions
 
-(SUBPARSERS,) = (each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction))
+PARSER = make_parser()
+(SUBPARSERS,) = (each for each in PARSER._actions if isinstance(each, argparse._SubParsersAction))
 COMMANDS = sorted(SUBPARSERS.choices)
 each_command = pytest.mark.parametrize("command", COMMANDS)
 WARMUP, TRAIN = ["warmup", "photos", "cache"], ["train", "cache", "--run", "run"]
@@ -50,7 +51,7 @@ def test_help_all_has_every_option_and_help_says_so(command, monkeypatch, capsys
     words = text.replace(",", " ").split()
     parser = SUBPARSERS.choices[command]
     for action in parser._actions:
-        assert action.help and action.help != argparse.SUPPRESS, action.option_strings
+        assert action.help not in (None, "", argparse.SUPPRESS), action.option_strings
         assert {*action.option_strings} <= {*words}
     assert {*(parser._basic or ())} <= {*parser._option_string_actions}
 
@@ -111,7 +112,7 @@ def test_a_pattern_that_the_shell_has_expanded_is_seen(files, capsys):
 
 
 def test_a_value_that_looks_like_an_option_is_a_value():
-    given = make_parser().parse_args([*WARMUP, "--missing-label", "-1", "--label-sep=--size"])
+    given = PARSER.parse_args([*WARMUP, "--missing-label", "-1", "--label-sep=--size"])
     assert (given.missing_label, given.label_sep) == (["-1"], "--size")
 
 
@@ -128,7 +129,7 @@ exact = true
 def test_a_settings_file_has_the_options_of_the_command_line(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(SETTINGS)
-    found = make_parser().parse_args([*WARMUP, "--config", str(path)])
+    found = PARSER.parse_args([*WARMUP, "--config", str(path)])
     assert from_options(Recipe, found) == Recipe(size=64, variants=2, fit="pad", exact=True)
     assert from_options(TableOptions, found) == TableOptions(label_cols=("x", "y"))
     assert from_options(BuildOptions, found) == BuildOptions(missing_label=("-1",))
@@ -138,14 +139,14 @@ def test_a_settings_file_has_the_options_of_the_command_line(tmp_path):
 def test_options_of_the_command_line_win_over_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(SETTINGS)
-    found = make_parser().parse_args([*WARMUP, "--size", "8", "--label-col=z", f"--conf={path}"])
+    found = PARSER.parse_args([*WARMUP, "--size", "8", "--label-col=z", f"--conf={path}"])
     assert from_options(Recipe, found) == Recipe(size=8, variants=2, fit="pad", exact=True)
     assert from_options(TableOptions, found) == TableOptions(label_cols=("z",))
     path.write_text("flip = true\nlr = 0.5\nrun = 'there'")
-    found = make_parser().parse_args(["train", "cache", "--config", str(path), "--no-flip"])
+    found = PARSER.parse_args(["train", "cache", "--config", str(path), "--no-flip"])
     assert (found.flip, found.lr, str(found.run)) == (False, 0.5, "there")
     path.write_text("flip = false")
-    assert make_parser().parse_args([*TRAIN, "--config", str(path)]).explicit == {"flip"}
+    assert PARSER.parse_args([*TRAIN, "--config", str(path)]).explicit == {"flip"}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_what_is_wrong_in_a_settings_file_is_said_with_its_name(text, said, tmp_
     assert str(path) in line
     assert said in line
     if text is not None and "names code" in said:  # what the user names, too, is the user's
-        found = make_parser().parse_args([*WARMUP, "--config", str(path), "--augment", "os:system"])
+        found = PARSER.parse_args([*WARMUP, "--config", str(path), "--augment", "os:system"])
         assert found.augment == "os:system"
 
 
@@ -185,10 +186,10 @@ plain = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 @given(suffix=plain, columns=st.lists(plain, max_size=3), seed=st.integers(0, 2**40), exact=st.booleans())
 def test_options_that_were_given_can_be_given_again_as_a_file(suffix, columns, seed, exact, tmp_path_factory):
     words = [*WARMUP, f"--suffix={suffix}", f"--seed={seed}", *(f"--keep={name}" for name in columns)]
-    first = make_parser().parse_args([*words, *["--exact"] * exact, "--jobs=3", "--json"])
+    first = PARSER.parse_args([*words, *["--exact"] * exact, "--jobs=3", "--json"])
     path = tmp_path_factory.mktemp("settings") / "settings.toml"
     path.write_text(first.kept, "utf-8")
-    again = make_parser().parse_args([*WARMUP, "--config", str(path)])
+    again = PARSER.parse_args([*WARMUP, "--config", str(path)])
     assert (again.jobs, again.json) == (None, False)  # of that call alone
     for name in ("suffix", "keep", "seed", "exact", "kept", "size"):
         assert getattr(again, name) == getattr(first, name)
@@ -198,9 +199,9 @@ def test_a_run_keeps_what_it_was_given_whether_in_a_file_or_not(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("flip = true\nlr = 0.10\nbatch-size = 8\nmodel = 'timm:vit?x=1'\nmetric = ['mcc', 'top5']")
     words = [*TRAIN, "--config", str(path), "--no-flip", "--lr", "0.25", "--resume", "--crop", "--mean=1,2,3"]
-    first = make_parser().parse_args(words)
+    first = PARSER.parse_args(words)
     path.write_text(first.kept)
-    again = make_parser().parse_args([*TRAIN, "--config", str(path)])
+    again = PARSER.parse_args([*TRAIN, "--config", str(path)])
     for kind in (TrainSettings, AugmentSettings):
         assert from_options(kind, again) == from_options(kind, first)
     assert (again.lr, again.flip, again.crop, again.resume) == (0.25, False, True, False)

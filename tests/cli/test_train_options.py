@@ -190,7 +190,7 @@ REFUSED: Final = (
     (("--inputs", "extra", "--mixup", "1"), "--inputs"),
     (("--weights", "pretrained"), "--weights"),
 )
-_PLAIN: Final = {"--help", "--help-all", "--traceback", "--json", "--run", "--run-dir"}
+_PLAIN: Final = {"--config", "--help", "--help-all", "--traceback", "--json", "--run", "--run-dir"}
 
 
 class Given(NamedTuple):

@@ -21,9 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
 PAGES = [ROOT / "README.md", *DOCS]
 PROG = re.compile("(?:python -m )?tpucache ")
-COMMANDS = {
-    name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices
-}
+COMMANDS = {name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -9,6 +9,7 @@ import shlex
 import struct
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np

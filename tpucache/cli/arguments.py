@@ -224,8 +224,8 @@ def add_config(command: argparse.ArgumentParser) -> None:
         "--config",
         type=local_path,
         metavar="FILE.toml",
-        help=f"take options from this file, in lines such as `seed = 1`, or from the {KEPT_NAME} of what this command "
-        "has written; those given here win",
+        help=f"take options from a file, in lines such as `seed = 1`; a cache and a run keep theirs in {KEPT_NAME}; "
+        "those on the command line win",
     )
 
 

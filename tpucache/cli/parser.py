@@ -28,11 +28,17 @@ _OF_NO_CODE: Final = ("--watch",)  # accuracy:max
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of each option that has one."""
+    """Shows the default of each option that has one. A short help has the first part of a text, up to a semicolon."""
+
+    is_short = False
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_left_out = action.default is False or action.default in (None, "", [])
-        return action.help if is_left_out else super()._get_help_string(action)
+        text = action.help if is_left_out else super()._get_help_string(action)
+        if not self.is_short or not action.option_strings or text is None or action.help is None:
+            return text
+        first, rest = action.help.partition(";")[0], text.removeprefix(action.help)
+        return f"{first}{rest}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,20 +57,21 @@ class Parser(argparse.ArgumentParser):
         return self._to_help()
 
     def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
-        """Return a help text that lists these actions, or all, with these paragraphs at its end."""
-        formatter = self._get_formatter()
+        """Return a help text of all actions, or a short one of these, with these paragraphs at its end."""
+        formatter: Any = self._get_formatter()
+        formatter.is_short = actions is not None
         formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
         formatter.add_text(self.description)
         for group in self._action_groups:
             listed = [each for each in group._group_actions if each.help and (actions is None or each in actions)]
             if listed:
                 formatter.start_section(group.title)
-                formatter.add_text(group.description)
+                formatter.add_text(None if formatter.is_short else group.description)
                 formatter.add_arguments(listed)
                 formatter.end_section()
         for end in filter(None, (self.epilog, *ends)):
             formatter.add_text(end)
-        return formatter.format_help()
+        return str(formatter.format_help())
 
     def _usage_words(self) -> Iterator[str]:
         """Yield what has to be given, as help shows it."""
@@ -120,6 +127,7 @@ class CommandParser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse the words of this command, and of the settings file that they name: nothing in them may be unknown."""
         words = sys.argv[1:] if args is None else [*args]
+        self._file = "", ()
         given = self._given(words)
         if "--config" in given:
             words = [*self._read_settings(given["--config"][-1], given), *words]

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 #: The options of train that --help lists.
 _BASIC: Final = (
-    *("--json", "--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
-    *("--epochs", "--batch-size", "--lr", "--size", "--metric", "--seed", "--flip", "--crop", "--mixup"),
+    *("--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
+    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
 )
 FIND: Final = "find"
 _EXPORTED: Final = "export"  # the folder in a run

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 #: The options of warmup that --help lists.
 _BASIC: Final = (
     *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
-    *("--json", "--jobs", "--labels", "--time-limit", "--on-error", "--classes", "--label-col"),
+    *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
 )
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}

@@ -97,8 +97,9 @@ def report_findings(
     kinds += [*doubtful, _extremes(own)]
     shown = _Shown(sets)
     kept = shown.choose(kinds, on_progress)
+    counts = [(kind.title, f"{kind.count:,}") for kind in kinds if kind.is_finding]
     values = {
-        "figures": [("samples", f"{len(own):,}"), *((kind.title, f"{kind.count:,}") for kind in kinds if kind.is_finding)],
+        "figures": [("samples", f"{len(own):,}"), *counts],
         "state": _state(sets, alike),
         "data": json.dumps(shown.to_json(kinds, kept), separators=(",", ":")),
         "sprites": shown.sources(),

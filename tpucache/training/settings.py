@@ -84,15 +84,16 @@ class TrainSettings:
 
     model: str = option(
         "resnet18",
-        "cnn, resnet9, resnet18, unet, timm:NAME, which may have keywords, as in 'timm:NAME?drop_path_rate=0.1', or a "
-        "module:callable that returns a model with N outputs",
+        "cnn, resnet9, resnet18, unet, timm:NAME, or your own, a module:callable that returns a model with N outputs; "
+        "timm:NAME may have keywords, as in 'timm:NAME?drop_path_rate=0.1'",
         metavar="NAME",
     )
     weights: str | None = option(
         None,
-        "begin with these weights: a file that torch or safetensors wrote, a folder with one, the best ones of another "
-        "run, hub:OWNER/NAME out of the hub's local cache, or pretrained, those that timm has for the model; they are "
-        "adapted as timm does, and a layer of another size, such as the last one, is created anew",
+        "begin with the weights of a file, another run, a hub, or pretrained, those that timm has for the model; a "
+        "file is what torch or safetensors wrote, or a folder with one; of a run, the best ones; hub:OWNER/NAME out of "
+        "the hub's local cache; they are adapted as timm does, and a layer of another size, such as the last one, is "
+        "created anew",
         metavar="FILE|RUN|hub:NAME|pretrained",
     )
     freeze: tuple[str, ...] = option(

@@ -225,7 +225,7 @@ def label_column(
         raise SourceError(f"samples have labels of several kinds, or none: {paths[0]!r} and {other!r} differ")
     if not isinstance(labels[0], int):
         marked = bool(classes) and len(classes) == len(labels[0])
-        column = np.array(labels, np.float32 if marked else np.float64)
+        column: Array = np.array(labels, np.float32 if marked else np.float64)
         counts = tuple((column > 0).sum(axis=0).tolist()) if marked else ()
         return column, classes if marked else (), counts
     if min(labels) < 0 or max(labels) >= (len(classes) or MOST_CLASSES):

@@ -101,7 +101,7 @@ def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return a plane with twice the rows, interpolated linearly between the centres of the old ones."""
     above, below = np.concatenate([plane[:1], plane[:-1]]), np.concatenate([plane[1:], plane[-1:]])
     near = np.float32(0.75) * plane
-    both = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)
+    both: npt.NDArray[np.float32] = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)
     return both.reshape(-1, plane.shape[1])
 
 

@@ -69,6 +69,7 @@ _KINDS: Final = Table[SourceKind](
     {
         "saved": datasets.SAVED,
         "folder": folder.KIND,
+        "images": folder.PATTERN,
         "table": table.KIND,
         "archive": archives.KIND,
         "parquet": parquet.KIND,

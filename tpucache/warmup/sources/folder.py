@@ -91,7 +91,8 @@ class FolderSource:
         Raises SourceError when there are no images, or some beside the class folders as well as in them.
         """
         if self._pattern:
-            chosen = find_files(self._root, self._pattern)
+            paths = find_files(self._root, self._pattern)
+            chosen = [path for path in paths if not any(map(is_ignored, path.parts))]
             return list_images(self, [FoundFile(path, path, (self._root / path).stat().st_size) for path in chosen])
         found = []
         walked = _Walk()
@@ -367,21 +368,18 @@ def _is_pattern(source: str | Path) -> bool:
 
 
 def _open(source: str | Path, _: object) -> FolderSource:
-    """Return the source of a folder or of a pattern. Raises SourceError for the folder of a cache."""
-    if _is_pattern(source):
-        return FolderSource(*split_pattern(source))
+    """Return the source of a folder. Raises SourceError for that of a cache."""
     folder = Path(source)
     if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
         raise SourceError(
             f"{source} is a cache, which is made already: train, bench and CachedDataset read it as it is, and "
-            f"`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
+            "`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
             "another folder for the new cache"
         )
     return FolderSource(folder)
 
 
-KIND: Final = SourceKind(
-    "a folder of images or a pattern such as 'photos/*.jpg'",
-    lambda source: _is_folder(source) or _is_pattern(source),
-    _open,
+KIND: Final = SourceKind("a folder of images", _is_folder, _open)
+PATTERN: Final = SourceKind(
+    "a pattern of images such as 'photos/*.jpg'", _is_pattern, lambda source, _: FolderSource(*split_pattern(source))
 )
