@@ -23,7 +23,7 @@ from tpucache.errors import UnfinishedError
 from tpucache.training.interrupt import Stopped, StopRequest
 
 BOUND = 60.0  # what only bounds a hang
-LINE = f"{signals.PROG}: {signals.INTERRUPTED}"
+LINE = f"tpucache: {signals.INTERRUPTED}"
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 PROGRAM = Path(__file__).parent / "interrupting.py"
 
@@ -255,7 +255,7 @@ def test_a_signal_at_any_of_the_first_lines_is_one_line_and_status_three(cache: 
         return done.returncode, errors_of(done), done.stdout.startswith("sent")
 
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(stop, FIRST_LINES)) == [(3, [LINE], True)] * len(FIRST_LINES)
+        assert list(threads.map(stop, FIRST_LINES)) == [(3, [f"python -m {LINE}"], True)] * len(FIRST_LINES)
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_signal_in_a_commands_finalizers_and_callbacks_ends_it(cache: Path, tm
 
     places = ("plain:__del__", "finalizer:bench")
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(stop, places)) == [(3, [LINE], True)] * len(places)
+        assert list(threads.map(stop, places)) == [(3, [f"python -m {LINE}"], True)] * len(places)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from PIL import Image
 
 from tpucache import Recipe, build_cache, signals
 
-LINE = f"{signals.PROG}: {signals.INTERRUPTED}"
+LINE = f"python -m tpucache: {signals.INTERRUPTED}"
 #: What commands say of their work on standard error.
 WORKING = ("bench: ", "verify: ", "warmup: ", "push: ", "to do: ")
 PHOTOGRAPHS, SIDE = 300, 96

@@ -49,10 +49,14 @@ def has_arguments(span: str) -> bool:
 
 
 @each_page
-def test_every_command_parses(page, capsys):
+def test_every_command_parses(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     shown = [text for language, text in blocks(page) if language == "sh"]
     shown += [span for span in spans(page) if span.startswith("python") or has_arguments(span)]
     for words in (words for text in shown for words in commands(text)):
+        for path in (Path(words[at + 1]) for at, word in enumerate(words) if word == "--config"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         try:
             make_parser().parse_args(words)
         except SystemExit:
