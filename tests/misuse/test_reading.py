@@ -67,7 +67,8 @@ def test_floats_texts_and_bools_as_an_index(lab):
 
 def test_positions_beyond_both_ends(lab):
     dataset = CachedDataset(lab.shared.cache)
-    for value in (COUNT, -COUNT - 1, 2**62, np.uint64(2**64 - 1)):
+    beyond: list[Any] = [COUNT, -COUNT - 1, 2**62, np.uint64(2**64 - 1)]
+    for value in beyond:
         with pytest.raises(IndexError):
             dataset[value]
         with refuses(UsageError):
