@@ -99,15 +99,17 @@ class Soak:
                 shutil.rmtree(self.work / "kept", ignore_errors=True)
         use = self.chance.choice(USES)
         self.uses[f"{use.__name__}, {'folder' if is_local else 'URL'}"] += 1
-        change = self.changed() if is_local and self.chance.random() < _SHARE_OF_CHANGES else contextlib.nullcontext()
-        with change:
-            try:
-                dataset = CachedDataset(self.folder if is_local else self.url, **options)
+        is_changed = is_local and use is not fork and self.chance.random() < _SHARE_OF_CHANGES
+        try:
+            dataset = CachedDataset(self.folder if is_local else self.url, **options)
+            if is_changed:  # what is changed before it is read is damage that verify finds
+                _read(self, CachedLoader(dataset, _SAMPLES, threads=1), 1)
+            with self.changed() if is_changed else contextlib.nullcontext():
                 use(self, dataset)
                 if self.chance.random() < 0.5:
                     dataset.close()
-            except StoreError:
-                self.refused += 1
+        except StoreError:
+            self.refused += 1
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
