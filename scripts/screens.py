@@ -61,7 +61,7 @@ def make_pages(place: Path) -> None:
         "report runs/digits -o run.html",
         "report cache/digits --findings -o findings.html",
     ):
-        say(f"python -m tpucache {words}")
+        say(f"tpucache {words}")
         subprocess.run([sys.executable, "-m", "tpucache", *words.split()], cwd=place, check=True, timeout=1800)
 
 

@@ -83,7 +83,7 @@ def test_bench_says_what_it_is_against(photos, dataset, monkeypatch, capsys):
     assert main(words) == 0
     text = capsys.readouterr().out
     assert f"by a DataLoader with 0 workers: 150 images of {photos}" in text
-    assert "idle that accelerator would be with the DataLoader" in text
+    assert "of that accelerator with the DataLoader" in text
     assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     against = report["against"]

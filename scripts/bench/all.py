@@ -30,7 +30,10 @@ Sentence = Callable[..., str]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the page: the words after `python -m`, in which names in braces are the folders that it measures."""
+    """A part of the page: the words after `python -m`, in which names in braces are the folders that it measures.
+
+    The page shows tpucache as the command that it is, too.
+    """
 
     name: str
     command: str
@@ -43,9 +46,8 @@ class Part:
     @property
     def shown(self) -> str:
         """The command as the page shows it."""
-        return "python -m " + self.command.format(
-            photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE", small="SMALL_CACHE"
-        )
+        words = self.command.format(photographs="PHOTOGRAPHS", large="LARGE", cache="CACHE", small="SMALL_CACHE")
+        return words if words.startswith("tpucache ") else f"python -m {words}"
 
 
 PARTS: Final = (

@@ -59,7 +59,7 @@ class Tool:
 _VISION: Final = "torchvision==0.24.0"  # of the torch that is there
 
 TOOLS: Final = (
-    Tool("tpucache", "with_tpucache", ".[fast]", ("python -m tpucache warmup photos cache",)),
+    Tool("tpucache", "with_tpucache", ".[fast]", ("tpucache warmup photos cache",)),
     Tool("torchvision", "with_torchvision", _VISION),
     Tool("HF datasets", "with_datasets", f"datasets {_VISION}"),
     Tool("WebDataset", "with_webdataset", f"webdataset {_VISION}"),

@@ -104,7 +104,7 @@ def test_a_competition_works_word_by_word_and_survives_two_kills(competition, mo
             exec(compile(text, PAGE.name, "exec"), {})
             continue
         for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line)[3:]
+            words = shlex.split(line)[1:]
             for batches in (17, 23) if words[0] == "train" else ():
                 with monkeypatch.context() as patch:
                     kill_after(batches, patch)

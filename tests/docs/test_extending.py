@@ -20,7 +20,7 @@ from tpucache.plugins import GROUPS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
-COMMANDS = re.findall(r"^```\n(?:python -m )?tpucache (.*?)\n```$", PAGE, re.MULTILINE)
+COMMANDS = re.findall(r"^```\ntpucache (.*?)\n```$", PAGE, re.MULTILINE)
 
 # Each line of the standard input is a command; what they have in common is imported once.
 RUN = """

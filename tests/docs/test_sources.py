@@ -15,10 +15,10 @@ layouts = pytest.importorskip("layouts", exc_type=ImportError)  # it writes with
 
 PAGE = Path(__file__).parents[2] / "docs" / "sources.md"
 COMMANDS = [
-    shlex.split(line.removeprefix("python -m "))[1:]
+    shlex.split(line)[1:]
     for block in re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for line in block.replace("\\\n", " ").splitlines()
-    if line.removeprefix("python -m ").startswith("tpucache warmup")
+    if line.startswith("tpucache warmup")
 ]
 
 

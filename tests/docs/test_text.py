@@ -24,7 +24,7 @@ def test_the_page_about_text_works_word_by_word(tmp_path, monkeypatch, capsys):
         elif language == "python":
             exec(compile(text, "text.md", "exec"), {"__name__": "__main__"})
         else:
-            assert main([*shlex.split(text)[3:], "--jobs", "1"]) == 0
+            assert main([*shlex.split(text)[1:], "--jobs", "1"]) == 0
     out = capsys.readouterr().out
     assert float(re.search(r"LSTM: ([\d.]+) right", out)[1]) > 0.9
     before, after = map(float, re.search(r"BERT: loss ([\d.]+) before, ([\d.]+) after", out).groups())

@@ -40,13 +40,13 @@ def test_the_table_has_a_row_for_what_was_measured_alone():
     assert "| 70 images/s, 7.5 times one process that decodes them whole |" in lines[10]
     readme = glance({"bench": BENCH}, is_readme=True)
     assert len(readme.splitlines()) == 4
-    assert "`python -m tpucache bench CACHE --in-memory yes --device-rate 7500`" in readme
+    assert "`tpucache bench CACHE --in-memory yes --device-rate 7500`" in readme
 
 
 def test_every_row_is_of_parts_that_are_measured_by_commands_that_parse():
     parts = {part.name: part for part in PARTS}
     assert {name for row in ROWS for name in row.parts} <= parts.keys()
     for part in PARTS:
-        words = part.shown.removeprefix("python -m ").split()
+        words = part.shown.split()
         if words[0] == "tpucache":
             make_parser().parse_args(words[1:])

@@ -115,7 +115,7 @@ def _against_lines(found: Payback, result: BenchResult) -> list[str]:
         "uint8, to be normalised on the device",
     ]
     if found.idle is not None:
-        lines.append(f"        {found.idle:>10.1%} idle that accelerator would be with the DataLoader")
+        lines.append(f"idle    {found.idle:>10.1%} of that accelerator with the DataLoader")
     epochs = f"an epoch {found.epoch_seconds:,.1f} s by the DataLoader, {found.cache_epoch_seconds:,.1f} s by the cache"
     if found.build_seconds is None:
         return [*lines, f"paid     not known, as building was not estimated: {found.unknown}; {epochs}"]

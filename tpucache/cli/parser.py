@@ -199,8 +199,10 @@ class CommandParser(Parser):
         """Return the options of a settings file that are not given, as words."""
         import tomllib
 
+        from tpucache.store.files import read_file
+
         try:
-            settings = tomllib.loads(Path(path).read_text("utf-8"))
+            settings = tomllib.loads(read_file(Path(path)).decode())
         except (OSError, ValueError) as error:
             self.error(f"--config {path} cannot be read: {error}")
         words: dict[str, list[str]] = {}

@@ -91,7 +91,7 @@ def _folds(table: SampleTable) -> npt.NDArray[Any]:
     """Return each sample's fold as a whole number or as text. Raises UsageError where one has none."""
     if "fold" not in table:
         raise UsageError(
-            "the cache has no folds: `python -m tpucache relabel CACHE --make-folds 5` makes some; or warm it up from "
+            "the cache has no folds: `tpucache relabel CACHE --make-folds 5` makes some; or warm it up from "
             "a .csv with --fold-col"
         )
     column: Column = table["fold"]

@@ -80,7 +80,7 @@ def prepare(
     damages = verify_cache(cache, on_progress)
     if damages:
         names = ", ".join(sorted({damage.name for damage in damages})[:_NAMED])
-        raise DamageError(f"{cache} is damaged: {names}. Run `python -m tpucache verify {cache}` and warm it up again")
+        raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}` and warm it up again")
     return make_bundle(cache, metadata, out, wheels, hashes=hashes)
 
 

@@ -285,7 +285,7 @@ def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callabl
 def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
     path = source / entry.name
     if not is_whole(source, entry):
-        raise DamageError(f"{path} is not what the manifest says: run `python -m tpucache verify {source}`")
+        raise DamageError(f"{path} is not what the manifest says: run `tpucache verify {source}`")
     remote.write(entry.name, path, advance)
     size = remote.size(entry.name)
     if size != entry.bytes:

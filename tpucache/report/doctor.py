@@ -373,8 +373,7 @@ def _check_environment(facts: Facts) -> Iterator[Advice]:
     if facts.environment.get(name) == value:
         yield Advice(
             f"{name}={value} is set, and libtpu would wait for peers that are not there",
-            f'`python -m tpucache train` removes it; in your own code os.environ.pop("{name}") before '
-            "torch_xla is imported",
+            f'`tpucache train` removes it; in your own code os.environ.pop("{name}") before torch_xla is imported',
         )
     device = facts.environment.get("PJRT_DEVICE")
     if facts.tpu is not None and device is not None and device != "TPU":

@@ -490,7 +490,7 @@ def _table_name(own: _Set) -> str:
 
 
 def _command(own: _Set) -> str:
-    words = ["python", "-m", "tpucache", "relabel", own.place, _table_name(own)]
+    words = ["tpucache", "relabel", own.place, _table_name(own)]
     words += ["--corrections", "--path-col", "path", "--label-col", "label"]
     if own.separator():
         words += ["--label-sep", SEPARATOR]

@@ -408,9 +408,7 @@ def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
     try:
         append_chunks(aside, read_chunks(source / entry.name), digest)
         if digest.hexdigest() != entry.sha256:
-            raise DamageError(
-                f"{source / entry.name} is not what the manifest says: run `python -m tpucache verify {source}`"
-            )
+            raise DamageError(f"{source / entry.name} is not what the manifest says: run `tpucache verify {source}`")
         rename_durably(aside, target / entry.name)
     finally:
         aside.unlink(missing_ok=True)

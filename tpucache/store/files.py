@@ -187,8 +187,7 @@ def refuse_url(folder: str | Path) -> None:
     """Raise NotACacheError for a URL where a cache's folder belongs, before a system error shows its password."""
     if url := _find_url(folder):
         raise NotACacheError(
-            f"{url} is a URL, and a cache is read from a folder: copy it to one first, by "
-            "`python -m tpucache fetch URL DIR`"
+            f"{url} is a URL, and a cache is read from a folder: copy it to one first, by `tpucache fetch URL DIR`"
         )
 
 
@@ -198,7 +197,7 @@ def check_is_local(path: str | Path) -> None:
         copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
         raise UsageError(
             f"{url} is a URL, and files are read and written by their paths on this machine: copy what is there to a "
-            f"folder first ({copy}) or mount it, and give its path; `python -m tpucache push` brings a finished cache "
+            f"folder first ({copy}) or mount it, and give its path; `tpucache push` brings a finished cache "
             "to a URL"
         )
 

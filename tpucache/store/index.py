@@ -115,7 +115,7 @@ class RecordIndex:
             if longest > self._longest:
                 raise DamageError(
                     f"{self._path} has a record of {longest:,} bytes by the index, more than there is in any of these "
-                    f"fields, {self._longest:,}: run `python -m tpucache verify`, or copy the cache again"
+                    f"fields, {self._longest:,}: run `tpucache verify`, or copy the cache again"
                 )
             table.loaded[block] = True
 

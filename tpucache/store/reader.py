@@ -27,7 +27,7 @@ MAX_OPEN: Final = 256
 _HINT_BYTES: Final = 128 << 10
 _PROBES: Final = 16
 _NEAR_BYTES: Final = np.uint64(64 << 10)
-_REMEDY: Final = "Run `python -m tpucache verify {directory}`, or copy it again."
+_REMEDY: Final = "Run `tpucache verify {directory}`, or copy it again."
 
 Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]

@@ -132,7 +132,7 @@ def build_cache(
                 if plan.is_retry and plan.blocks and existing.directory != cache:
                     raise BuildError(
                         f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
-                        f"`python -m tpucache fetch` it into {cache}, then run this again"
+                        f"`tpucache fetch` it into {cache}, then run this again"
                     )
         work = cache / WORK_NAME
         is_growing = bool(plan.blocks) and not plan.is_retry

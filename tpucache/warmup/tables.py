@@ -354,7 +354,7 @@ def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str
         record, crc = reader.read(row), int(row["crc32"])
         if zlib.crc32(record) != crc:
             raise DamageError(
-                f"{name}: the record of sample {number} is not what the index says. Run `python -m tpucache verify` "
+                f"{name}: the record of sample {number} is not what the index says. Run `tpucache verify` "
                 "with --repair SOURCE, then the same command again"
             )
         yield number, record, crc

@@ -1,4 +1,4 @@
-"""tpucache: after `python -m tpucache warmup photos cache`."""
+"""tpucache: after `tpucache warmup photos cache`."""
 
 from tpucache import CachedDataset, CachedLoader
 

@@ -69,6 +69,7 @@ def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
     built = tmp_path / "built"
     commands = [
         ["warmup", photos, built, "--classes", pipe],
+        ["warmup", photos, built, "--config", pipe],
         ["warmup", photos, built, "--boxes", pipe],
         ["warmup", photos, built, "--like", broken["manifest.json"]],
         ["warmup", photos, built, "--variants", "1", "--augment", tmp_path / "pipe.json"],
@@ -93,4 +94,4 @@ def test_no_command_waits_for_a_pipe(photos, cache, tmp_path):
     for words, (status, said) in zip(commands, found, strict=True):
         assert status in (1, 2), words
         assert said, words
-        assert "python -m tpucache" in said[0], words
+        assert "tpucache" in said[0], words

@@ -326,7 +326,7 @@ class RecordReader:
         path, variant = cache.samples.paths[position], cache.manifest.variants[place]
         return DamageError(
             f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {reason}. "
-            f"Run `python -m tpucache verify {cache.directory}`, or copy it again."
+            f"Run `tpucache verify {cache.directory}`, or copy it again."
         )
 
     def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
@@ -501,6 +501,6 @@ class Scratch(threading.local):
             except MemoryError as error:
                 raise DamageError(
                     f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more than there is: "
-                    "it is damaged (`python -m tpucache verify`), or a batch is too large"
+                    "it is damaged (`tpucache verify`), or a batch is too large"
                 ) from error
         return self._block, ends - lengths

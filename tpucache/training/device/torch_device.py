@@ -433,6 +433,6 @@ def choose_device(name: str) -> str:
     if name not in found:
         raise UsageError(
             f"there is no device {name!r} here: torch {torch.__version__} finds {' and '.join(found)}. Use one of "
-            "these, or auto; `python -m tpucache doctor` says what this machine has"
+            "these, or auto; `tpucache doctor` says what this machine has"
         )
     return name

@@ -97,7 +97,7 @@ class XlaDevice:
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
-                    "torch, which is faster there; `python -m tpucache doctor` says what this machine has"
+                    "torch, which is faster there; `tpucache doctor` says what this machine has"
                 )
             hosts = xr.process_count()
             if not cores and xr.device_type() == "CPU":  # one device alone needs no mesh
@@ -296,7 +296,7 @@ def _explained_errors() -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         raise UsageError(
             f"PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} has no device here: {error}. See what this machine has with "
-            "`python -m tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend torch"
+            "`tpucache doctor`, set PJRT_DEVICE=CPU, or use --backend torch"
         ) from error
 
 
