@@ -356,6 +356,14 @@ def test_arguments_that_mean_nothing_are_refused(root: Path, options: dict[str, 
         ImageFolder(root, **options)
 
 
+@pytest.mark.slow
+def test_nothing_is_said_at_the_end_of_a_program(root: Path, run_with_torch: Any) -> None:
+    opened(root)
+    program = "import sys, tpucache; dataset = tpucache.ImageFolder(sys.argv[1], size=8); print(len(dataset))"
+    done = run_with_torch(program, root, finalise=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("6\n", "", 0)
+
+
 WORKERS = """
 import sys
 from torch.utils.data import DataLoader

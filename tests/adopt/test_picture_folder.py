@@ -11,11 +11,18 @@ from pathlib import Path
 import pytest
 from writing import write_picture
 
-from tpucache.adopt.picture_folder import EXTENSIONS, PictureFolderSource, list_at_rest, list_pictures, wait_a_tick
+from tpucache.adopt.picture_folder import (
+    EXTENSIONS,
+    PictureFolder,
+    PictureFolderSource,
+    list_at_rest,
+    list_pictures,
+    wait_a_tick,
+)
 from tpucache.errors import SourceError
 
 ODD = (
-    "10/1.png", "9/1.png", "9/10.png", "9/2.PNG", "a/x.jpg", "a-b/x.jpg", "a/z/x.jpg", "a/z-y/x.jpg", "a/z.y/x.jpg",
+    "10/1.png", "9/1.png", "9/10.png", "9/2.PNG", "a/x.jpg", "a-b/x.jpg", "a/z/x.jpg", "a/z-y/x.jpg", "a/z/q/x.jpg", "a/z.y/x.jpg",
     ".hidden/1.png", "B/é.webp", "b/note.txt", "b/1.gif", "b/2.tiff", "b/.png", "b/c/d/e.ppm", "loose.png",
 )  # fmt: skip
 
@@ -112,6 +119,16 @@ def test_a_state_stays_while_nothing_changes(root: Path, knows_inodes: bool, mon
     write_picture(root / "loose.png")
     (root / "9" / "notes.txt").write_text("no picture")
     assert list_pictures(str(root)).state == before.state
+
+
+def test_files_of_equal_times_and_sizes_are_told_apart_where_they_keep_their_inodes(root: Path) -> None:
+    def timeless() -> str:
+        folder = list_pictures(str(root))
+        return PictureFolder(folder.classes, tuple(file._replace(written=0, changed=0) for file in folder.files)).state
+
+    before = timeless()
+    exchanged(root / "9", root / "10")
+    assert timeless() != before
 
 
 def test_changes_are_told(root: Path) -> None:

@@ -105,8 +105,9 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
     statistics = dataset.manifest.statistics
     augment = Augment(settings, statistics.mean, statistics.std, 20, 28, torch.device("cpu"))
     batches, host = feed(CachedLoader(dataset, 16), augment=settings, seed=5), CachedLoader(dataset, 16)
+    loader = CachedLoader(dataset, 16, seed=5, augment=settings)
     for epoch in range(2):
-        for number, ((images, labels), (expected, classes)) in enumerate(zip(batches, host, strict=True)):
+        for number, ((images, labels), (expected, classes), own) in enumerate(zip(batches, host, loader, strict=True)):
             draws = torch.from_numpy(draw(settings, 5, 3 * epoch + number, 16, (20, 28)))
             targets = augment.views(torch.nn.functional.one_hot(classes, 3).float() if mixes else classes)
             pixels = augment.fields({"image": expected.permute(0, 2, 3, 1)}, draws)["image"]
@@ -114,6 +115,8 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
             found = torch.from_numpy(np.array(images)).permute(0, 3, 1, 2)
             torch.testing.assert_close(found, pixels, atol=2e-4, rtol=1e-4)
             assert np.allclose(labels, targets, atol=1e-6)
+            assert torch.equal(own[0], pixels)
+            assert torch.equal(own[1], targets)
 
 
 @pytest.mark.parametrize("chosen", [{"rand_augment": 2, "views": 2}, {"trivial_augment": True}])

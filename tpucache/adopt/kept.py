@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, TpucacheError
 from tpucache.progress import note
 from tpucache.store.cache import Cache
-from tpucache.store.files import open_regular
+from tpucache.store.files import OpenFile
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.holding import hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
@@ -221,42 +221,45 @@ class Use:
 
     def __init__(self, directory: Path) -> None:
         """Take a cache's folder. Raises FileNotFoundError where it is being removed."""
-        self._directory, self._number = directory, -1
-        if fcntl is None:
-            return
-        path = _use_path(directory)
-        while self._number < 0:
-            try:
-                number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            except OSError:
-                try:
-                    number = open_regular(path)
-                except OSError:  # a folder that this process cannot write
-                    return
-            try:
-                fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(number), path.stat()):
-                    self._number = number
-            except BlockingIOError:
-                raise FileNotFoundError(f"{directory} is being removed") from None
-            except FileNotFoundError:  # whoever has removed the cache has removed this file, too
-                pass
-            except OSError:
-                return
-            finally:
-                if self._number != number:
-                    os.close(number)
+        self._directory = directory
+        self._lock = _read_lock(_use_path(directory))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Use, (self._directory,)
 
-    def __del__(self) -> None:
-        if self._number >= 0:
-            os.close(self._number)
-
 
 def _use_path(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.use")
+
+
+def _read_lock(path: Path) -> OpenFile | None:
+    """Lock a file together with all others who read, and make it where there is none; None where that cannot be.
+
+    Raises FileNotFoundError while somebody has locked it alone, to remove what it stands for.
+    """
+    while fcntl is not None:
+        try:
+            file = _open_lock(path)
+        except OSError:
+            try:
+                file = OpenFile(path)
+            except OSError:  # in a folder that this process cannot write
+                return None
+        try:
+            fcntl.flock(file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file.number), path.stat()):
+                return file
+        except BlockingIOError:
+            raise FileNotFoundError(f"{path.with_suffix('')} is being removed") from None
+        except FileNotFoundError:  # whoever has removed the cache has removed this file, too
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def _open_lock(path: Path) -> OpenFile:
+    return OpenFile.of(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
 
 
 def _remove(directory: Path) -> None:
@@ -264,16 +267,13 @@ def _remove(directory: Path) -> None:
     if fcntl is None:
         return
     path = _use_path(directory)
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    file = _open_lock(path)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        aside = directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}")
-        directory.rename(aside)  # all of it goes at once
+        fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # all of it goes at once
         path.unlink()
     except OSError:  # it is in use, or nobody can say whether it is
         return
-    finally:
-        os.close(number)
     for each in directory.parent.glob(f"{_REMOVED}*"):
         shutil.rmtree(each, ignore_errors=True)
 
