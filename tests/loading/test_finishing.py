@@ -143,7 +143,7 @@ def test_a_mixture_is_finished_as_its_loaders_are(own_cache: Path) -> None:
     (plain, _), *_ = epochs(mixture())
     statistics = dataset.manifest.statistics
     assert torch.equal(images, Normalise(statistics.mean, statistics.std, CPU)(plain.permute(0, 2, 3, 1)))
-    with pytest.raises(UsageError, match="loader 1 has finishing None"):
+    with pytest.raises(UsageError, match="loader 1 has another augment, normalise or device than loader 0"):
         MixedLoader([CachedLoader(dataset, 4, normalise=True), CachedLoader(dataset, 4)], [1, 1])
 
 

@@ -238,10 +238,12 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     """Raise UsageError unless a loader's batches can be mixed with those of the first one."""
     if not isinstance(loader, CachedLoader) or isinstance(loader, MixedLoader):
         raise UsageError(f"a mixture is made of CachedLoaders, not of {type(loader).__name__}")
-    for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate", "finishing"):
+    for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate"):
         own, expected = getattr(loader.options, name), getattr(first.options, name)
         if own != expected:
             raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}")
+    if loader.options.finishing != first.options.finishing:
+        raise UsageError(f"loader {at} has another augment, normalise or device than loader 0: give all the same")
     one, other = first.dataset, loader.dataset
     if not len(other) or not loader.samples:
         raise UsageError(f"loader {at} has no samples to mix")

@@ -242,7 +242,7 @@ def check_own(directory: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), below.st_uid):
         raise StoreError(
             f"{directory} is a link, or belongs to another user, who may change what is read: give a folder of your "
-            "own as cache_dir"
+            "own in its place"
         )
 
 
