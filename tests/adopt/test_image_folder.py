@@ -320,6 +320,16 @@ def test_a_finished_cache_is_read_where_nothing_can_be_written(root: Path, monke
     assert pixels(opened(root)) == before
 
 
+def test_a_place_that_this_user_may_not_read_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(BuildError, match=r"the cache of photos cannot be kept in .*Permission denied.*TPUCACHE_DIR"):
+        opened(root)
+
+
 def test_a_cache_that_lost_a_part_is_told_with_what_to_do(root: Path) -> None:
     shard = next(opened(root).directory.glob("*.lmdb"))
     os.truncate(shard, 4096)

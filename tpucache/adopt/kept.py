@@ -102,7 +102,7 @@ class Kept:
             use = Use(directory)  # before it is opened: so it stays
             cache = Cache.open(directory)
             _check_sizes(cache)
-        except (NotACacheError, FileNotFoundError):
+        except (NotACacheError, FileNotFoundError, PermissionError):  # of the last, `build` tells
             return None
         except (DamageError, FormatError) as error:
             raise type(error)(
