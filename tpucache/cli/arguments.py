@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import shlex
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
-from tpucache.redact import printable, redact
 from tpucache.signals import PROG
 from tpucache.store import earlier
 
@@ -229,17 +227,18 @@ def add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
-def keep_settings(options: argparse.Namespace, folder: Path, *places: str | Path) -> None:
+def keep_settings(options: argparse.Namespace, folder: Path) -> None:
     """Write the options that a command was given into the folder that it has written, so that they can be given again.
 
-    `places` are the words that it was given besides. Where the folder cannot be written, standard error says so.
+    Where the folder cannot be written, standard error says so.
     """
     from tpucache.cli.terminal import note
     from tpucache.store.files import write_atomically
 
     path = folder / KEPT_NAME
-    again = shlex.join([options.command.__name__, *map(str, places), "--config", str(path)])
-    text = f"# tpucache {printable(redact(again))}\n{options.kept}".encode(errors="backslashreplace")
+    text = f"# Options of `tpucache {options.command.__name__}`, for its --config.\n{options.kept}".encode(
+        errors="backslashreplace"
+    )
     try:
         if not path.is_file() or path.read_bytes() != text:
             write_atomically(path, text)

@@ -103,7 +103,7 @@ def train(options: argparse.Namespace) -> int:
 def _keep_settings(options: argparse.Namespace) -> None:
     """Write the options of a run into its folder. Those of a run that is continued are those that it was begun with."""
     if not options.resume or not (options.run / KEPT_NAME).exists():
-        keep_settings(options, options.run, options.cache, "--run", options.run)
+        keep_settings(options, options.run)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
