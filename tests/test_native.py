@@ -119,7 +119,7 @@ def test_a_record_of_more_bytes_than_an_int_counts_is_damage(codec: str, way: st
     field = field_of(codec)
     (record,) = records_of(field, 1)
     length = (1 << 32) + len(record)  # as an int, this is the record's own
-    only_touched = mmap.MAP_NORESERVE  # only pages that are touched take memory
+    only_touched = 0x4000  # MAP_NORESERVE, which Python 3.13 names: only pages that are touched take memory
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | only_touched) as memory:
         memory[: len(record)] = record
         block = np.frombuffer(memory, np.uint8)

@@ -170,8 +170,8 @@ def test_the_printed_command_builds_the_recommended_cache(
     assert found["recommended"]
     monkeypatch.chdir(tmp_path)
     words = shlex.split(report["command"])
-    assert words[:4] == ["python", "-m", "tpucache", "warmup"]
-    assert main(words[3:]) == 0
+    assert words[:2] == ["tpucache", "warmup"]
+    assert main(words[1:]) == 0
     manifest = Manifest.load(tmp_path / "cache")
     assert (manifest.fields[0].codec, manifest.fields[0].quality, manifest.recipe["fit"]) == ("dct-lz4", 70, "pad")
     assert manifest.samples == report["samples"] - 1

@@ -39,10 +39,10 @@ def test_the_commands_of_the_page_work_one_after_another(page, tmp_path):
     try:
         for text in (text for language, text in page if language == "sh"):
             for line in text.replace("\\\n", " ").splitlines():
-                python, *words = shlex.split(line)
-                if python == "python" and "timm:" not in line:  # which may not be installed
-                    small = {"train": SMALL, "predict": ["--backend", "torch"]}.get(words[2], [])
-                    assert main([*words[2:], *small]) == 0, line
+                program, *words = shlex.split(line)
+                if program == "tpucache" and "timm:" not in line:  # which may not be installed
+                    small = {"train": SMALL, "predict": ["--backend", "torch"]}.get(words[0], [])
+                    assert main([*words, *small]) == 0, line
     finally:
         sys.modules.pop("simclr", None)
     with Path("predictions.csv").open(newline="") as file:

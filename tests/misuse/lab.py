@@ -21,7 +21,6 @@ from refusals import Done, succeeded
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.cli import main
-from tpucache.cli.arguments import KEPT_NAME
 
 SIDE: Final = 16
 COUNT: Final = 24
@@ -102,8 +101,8 @@ def table_rows(count: int = COUNT) -> list[dict[str, Any]]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file at or below a folder, but for the options that it was made with."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != KEPT_NAME)
+    """Return the SHA-256 of each file at or below a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

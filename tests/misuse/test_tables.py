@@ -24,7 +24,6 @@ from lab import (
 from refusals import Done, assert_refused, succeeded
 
 from tpucache import CachedDataset
-from tpucache.cli.arguments import KEPT_NAME
 
 
 def warmup(lab: Lab, content: list[dict[str, Any]] | str | bytes, *words: object, cache: str = "cache") -> Done:
@@ -175,6 +174,6 @@ def test_what_inspect_says_of_a_cache(lab):
     names = [*report["classes"]]
     assert (found[0], found[1], found[3]) == (COUNT, COUNT, [])
     assert report["bytes"] == sum(
-        os.stat(path).st_size for path in lab.shared.folds.iterdir() if path.name not in ("manifest.json", KEPT_NAME)
+        os.stat(path).st_size for path in lab.shared.folds.iterdir() if path.name != "manifest.json"
     )
     assert sorted(names) == sorted(CLASSES)

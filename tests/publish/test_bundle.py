@@ -217,5 +217,5 @@ def test_the_documented_limit_is_the_one_that_is_kept(capsys):
     for name in ("README.md", "docs/kaggle.md", "docs/warmup.md"):
         assert f"{TARGET_SHARDS} shards" in (ROOT / name).read_text().replace("\n", " ")
     with pytest.raises(SystemExit):
-        main(["warmup", "--help"])
+        main(["warmup", "--help-all"])
     assert f"{TARGET_SHARDS} shards" in " ".join(capsys.readouterr().out.split())

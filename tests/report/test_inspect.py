@@ -71,7 +71,7 @@ def test_libraries_that_were_not_installed_are_left_out(cache):
 
 @pytest.mark.slow
 def test_bench_takes_a_cache_that_is_smaller_than_its_batches(cache, capsys, monkeypatch):
-    monkeypatch.setattr("tpucache.report.bench._rate", lambda *_: 1000.0)
+    monkeypatch.setattr("tpucache.report.bench.count_rate", lambda *_: 1000.0)
     assert main(["bench", str(cache)]) == 0
     said = capsys.readouterr()
     assert "batches of 150" in said.out

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 
-#: The options of the command that has written a folder, as --config reads them.
-KEPT_NAME: Final = "settings.toml"
 #: What may be answered to --in-memory, as CachedDataset takes it.
 _IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
@@ -222,28 +220,8 @@ def add_config(command: argparse.ArgumentParser) -> None:
         "--config",
         type=local_path,
         metavar="FILE.toml",
-        help=f"take options from a file, in lines such as `seed = 1`; a cache and a run keep theirs in {KEPT_NAME}; "
-        "those on the command line win",
+        help="take options from a file, in lines such as `seed = 1`; those on the command line win",
     )
-
-
-def keep_settings(options: argparse.Namespace, folder: Path) -> None:
-    """Write the options that a command was given into the folder that it has written, so that they can be given again.
-
-    Where the folder cannot be written, standard error says so.
-    """
-    from tpucache.cli.terminal import note
-    from tpucache.store.files import write_atomically
-
-    path = folder / KEPT_NAME
-    text = f"# Options of `tpucache {options.command.__name__}`, for its --config.\n{options.kept}".encode(
-        errors="backslashreplace"
-    )
-    try:
-        if not path.is_file() or path.read_bytes() != text:
-            write_atomically(path, text)
-    except OSError as error:
-        note(f"{path}, the options of this command, cannot be written: {error}")
 
 
 def add_device(command: argparse.ArgumentParser) -> None:

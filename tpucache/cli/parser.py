@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +15,6 @@ from tpucache.redact import printable, redact
 
 #: Options that every command has. They are listed by --help-all alone.
 _OF_EACH: Final = ("--help", "--help-all", "--traceback")
-#: What belongs to one call of a command, and is not kept with what the command wrote.
-_OF_ONE_CALL: Final = (
-    *(*_OF_EACH, "--config", "--json", "--dry-run", "--sheet", "--resume", "--retry", "--retry-all"),
-    *("--run", "--local", "--jobs", "--processes", "--stage", "--cache-dir", "--cache-gb"),
-)
 _OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
 #: A value that names code of the user's, module:name, after its option; not a name that tpucache looks up in a table.
 _CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
@@ -105,7 +99,6 @@ class CommandParser(Parser):
     """The parser of one command.
 
     `basic` are the flags of the options that --help lists, None for all of them; --help-all lists all in any case.
-    What is parsed has `kept`, the options that were given, as the text of a settings file.
     """
 
     def __init__(self, *, basic: Collection[str] | None = None, **keywords: Any) -> None:
@@ -134,7 +127,6 @@ class CommandParser(Parser):
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._too_many(found, unknown))
-        found.kept = self._to_settings(self._given(words)) if "--config" in self._option_string_actions else ""
         return found, []
 
     def error(self, message: str) -> NoReturn:
@@ -222,25 +214,6 @@ class CommandParser(Parser):
         self._file = path, [*words]
         return [word for texts in words.values() for word in texts]
 
-    def _to_settings(self, given: Mapping[str, Sequence[str]]) -> str:
-        """Return the text of a settings file with these options, without those of one call."""
-        lines = {}
-        for flag, texts in given.items():
-            action = self._option_string_actions[flag]
-            name = flag[len("--no-" if action.nargs == 0 and flag != action.option_strings[0] else "--") :]
-            values = [_to_toml(redact(text)) for text in texts]
-            if flag in _OF_ONE_CALL:
-                continue
-            if action.nargs == 0:
-                value = "true" if flag == action.option_strings[0] else "false"
-            elif isinstance(action, argparse._AppendAction):
-                value = f"[{', '.join(values)}]"
-            else:
-                value = values[-1]
-            line = f"{name} = {value}\n"
-            lines[name] = line if _is_utf8(line) else f"# {line}"
-        return "".join(lines.values())
-
 
 class _HelpAll(argparse.Action):
     """Prints the help of all options."""
@@ -281,23 +254,3 @@ def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | 
         return None
     texts = [str(each) for each in values]
     return [f"{flag}={text}" for text in (texts if isinstance(action, argparse._AppendAction) else [",".join(texts)])]
-
-
-def _to_toml(text: str) -> str:
-    """Return a text as TOML: a number where that is written as the text is, and a string otherwise."""
-    for kind in (int, float):
-        try:
-            if repr(kind(text)) == text:
-                return text
-        except ValueError:
-            pass
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _is_utf8(text: str) -> bool:
-    """Return whether a text is one in UTF-8, which a path need not be."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

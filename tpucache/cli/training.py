@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from tpucache import signals
 from tpucache.cli.arguments import (
-    KEPT_NAME,
     add_cache_or_url,
     add_command,
     add_config,
@@ -23,7 +22,6 @@ from tpucache.cli.arguments import (
     from_options,
     given_options,
     in_memory,
-    keep_settings,
     keeping,
     launched,
     local_path,
@@ -85,25 +83,16 @@ def train(options: argparse.Namespace) -> int:
         if current().world_size > 1:
             signals.ignore()  # torchrun sends SIGTERM when the first process has ended
         report = _stopped_report(options, account) if current().is_main else None
-        if report is not None and not (options.run / KEPT_NAME).exists():  # what is there may be another run's
-            _keep_settings(options)
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
-        _keep_settings(options)
         # Each epoch was a line when it ended.
         lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
         show(options, report.to_dict(), lines)
         if options.export is not None:
             _export(options, manifest)
     return 0
-
-
-def _keep_settings(options: argparse.Namespace) -> None:
-    """Write the options of a run into its folder. Those of a run that is continued are those that it was begun with."""
-    if not options.resume or not (options.run / KEPT_NAME).exists():
-        keep_settings(options, options.run)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:

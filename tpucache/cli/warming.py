@@ -20,7 +20,6 @@ from tpucache.cli.arguments import (
     colours,
     explicit,
     from_options,
-    keep_settings,
     local_path,
     names,
     seconds,
@@ -132,7 +131,6 @@ def warmup(options: argparse.Namespace) -> int:
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # what is at a URL would have to be read again
-        keep_settings(options, options.cache)
         found = findings(options.cache)
         lines += [f"  look at: {line}" for line in found.lines()]
         report["findings"] = found.to_dict()

@@ -165,7 +165,7 @@ def _take_lock(path: Path, content: bytes) -> int | None:
         return None
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        number = os.open(path, _CREATE, 0o666)
+        number, is_new = _open_lock(path)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_named(number, path):  # whoever held it may have removed it meanwhile
@@ -179,13 +179,23 @@ def _take_lock(path: Path, content: bytes) -> int | None:
                 raise
             time.sleep(0.05)
         except OSError as error:
+            if is_new and error.errno in _NO_LOCKS:  # the empty file is nobody's lease
+                with contextlib.suppress(OSError):
+                    if _is_named(number, path):
+                        path.unlink()
             os.close(number)
             if error.errno in _NO_LOCKS:
-                with contextlib.suppress(OSError):  # the empty file that was just made is nobody's lease
-                    if not path.stat().st_size:
-                        path.unlink()
                 return None
             raise
+
+
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Open a lock's file, and return whether this has made it: another one may be a lease that is being written."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, _CREATE | os.O_EXCL, 0o666), True
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            return os.open(path, _CREATE & ~os.O_CREAT, 0o666), False
 
 
 def _is_named(number: int, path: Path) -> bool:
