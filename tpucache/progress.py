@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from tpucache.redact import printable
-from tpucache.units import SCALES, duration_text, rate_text
+from tpucache.units import SCALES, duration_text, rate_text, size_text
+
+if TYPE_CHECKING:
+    from tpucache.warmup.run.scheduler import BuildProgress
 
 _LINE_SECONDS: Final = 10.0
 _COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that it has none
@@ -185,3 +188,24 @@ class Progress:
         if self._stream is not None:
             with contextlib.suppress(OSError):
                 print(f"{self._label}: {', '.join(filter(None, self._parts()))}", file=self._stream, flush=True)
+
+
+class BuildBar:
+    """Shows the progress of a build or repair, from its first report."""
+
+    def __init__(self, label: str) -> None:
+        """Show nothing yet."""
+        self._label = label
+        self._shown: Progress | None = None
+
+    def show(self, progress: BuildProgress) -> None:
+        """Show what is done."""
+        if self._shown is None:
+            self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
+        skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""
+        self._shown.advance_to(progress.samples, f"{size_text(progress.bytes)}{skipped}")
+
+    def close(self) -> None:
+        """Show the last state and end the bar."""
+        if self._shown is not None:
+            self._shown.close()

@@ -20,7 +20,7 @@ import numpy as np
 from scripts.commands import say
 from tpucache import Recipe, StoreError, build_cache, verify_cache
 
-#: All bits are flipped of files of at most so many bytes.
+#: Files of up to this many bytes have every bit flipped.
 _SMALL: Final = 8 << 10
 KINDS: Final = {
     "raw": Recipe(size=8),
@@ -53,7 +53,7 @@ def main() -> int:
     """Flip bits of each file of each kind of cache."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, default=10_000, help="bits of each large file (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of which bits (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="chooses the bits of large files (%(default)s)")
     options = parser.parse_args()
     chance, missed = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory() as work:

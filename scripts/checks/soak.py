@@ -1,6 +1,6 @@
 """Caches that are opened, read, left, resumed, forked and damaged for half an hour, in a folder and at a URL.
 
-One process does one of these at a time, chosen at random, and compares every sample with what it should be: it may be
+One process chooses one of these at random, again and again, and compares every sample with what it should be: it may be
 right, or one StoreError where something was damaged. The server now and then cuts, delays, refuses or spoils its
 answers, what was kept of the cache is cleared, and another program cuts, replaces and restores shards of the folder.
 Once a minute it prints how many samples were compared, and the least private memory, threads and open files of that
@@ -43,7 +43,7 @@ _BATCH: Final = 16
 #: What may be more at the end than after the first minute: what other parts of Python keep varies by as much.
 _MEGABYTES, _THREADS, _FILES = 20.0, 0, 0
 SHUFFLES: Final[tuple[Shuffle, ...]] = (True, "block", False)
-#: Of a hundred requests, so many are answered wrongly, late or not at all.
+#: How many of a hundred requests the server answers wrongly, late or not at all.
 _FAULTS: Final = 3
 _SHARE_OF_CHANGES: Final = 0.1
 
@@ -143,7 +143,7 @@ def read_samples(soak: Soak, dataset: CachedDataset) -> None:
 
 
 def read_epochs(soak: Soak, dataset: CachedDataset) -> None:
-    """Read two epochs, the first of which may be left early."""
+    """Read two epochs; the first may be left early."""
     loader = _loader(soak, dataset)
     _read(soak, loader, soak.chance.choice([1, 3, 100]))
     _read(soak, loader, 100)

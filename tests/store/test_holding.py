@@ -115,7 +115,7 @@ def test_a_lease_is_touched_while_it_is_held(tmp_path, kind, monkeypatch):
 def test_an_unreadable_lease_counts_until_it_is_old(tmp_path, kind, content):
     path = tmp_path / "lock"
     path.write_bytes(content)
-    if kind == "lease" and content:
+    if kind == "lease":  # an empty one is being written
         assert "just begun or ended" in refused(path)
     os.utime(path, (0, 0))
     with holding.hold(path, BuildError):

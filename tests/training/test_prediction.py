@@ -19,7 +19,7 @@ from tpucache.training.loop import train
 from tpucache.training.lr_finder import find_lr
 from tpucache.training.predict_options import PredictOptions
 from tpucache.training.prediction import PredictReport, predict
-from tpucache.training.predictor import Predictor
+from tpucache.training.predictor import Predictor, _keep_features
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.report import read_report, write_report
 from tpucache.training.run_options import RunOptions
@@ -198,6 +198,22 @@ def test_logits_and_features_are_those_of_each_run(cache, folds, tmp_path, flip)
         np.testing.assert_allclose(
             torch.from_numpy(logits).softmax(2).mean(1), found.probabilities, rtol=1e-4, atol=1e-6
         )
+
+
+def test_features_are_those_of_the_layer_that_is_called_last():
+    class HeadFirst(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.gate = torch.nn.Linear(2, 2), torch.nn.Linear(3, 2)
+
+        def forward(self, images):
+            return self.head(self.gate(images))
+
+    model, taken = HeadFirst(), {}
+    _keep_features(model, 2, "head first", taken)
+    images = torch.ones(1, 3)
+    outputs = model(images)
+    assert torch.equal(model.head(taken["features"]), outputs)
 
 
 @pytest.mark.slow

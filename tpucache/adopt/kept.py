@@ -80,11 +80,11 @@ class Kept:
         self.folder = base.expanduser().absolute() / FOLDER / f"{plain}-{digest}"
 
     def states(self) -> list[str]:
-        """Return the states of which there is a cache, finished or not."""
+        """Return the states that have a cache, finished or not."""
         try:
             with os.scandir(self.folder) as entries:
                 return sorted(entry.name for entry in entries if _STATE.fullmatch(entry.name) and entry.is_dir())
-        except OSError:  # there is none; what cannot be read or made is told by whoever builds there
+        except OSError:  # there is none; where it cannot be read or made, building raises an error
             return []
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
@@ -170,8 +170,8 @@ class Kept:
                 return
 
     def _make(self, directory: Path, source: Source, choices: BuildChoices, check: Callable[[], None]) -> None:
+        from tpucache.progress import BuildBar
         from tpucache.warmup.build import build_cache
-        from tpucache.warmup.run.bar import BuildBar
 
         def announce(expected: Estimate) -> None:
             note(

@@ -181,7 +181,7 @@ def _keeps_inodes(root: str) -> bool:
     """Return whether files of a folder keep their inodes as long as they exist, as those of this machine's disks do."""
     try:
         number = os.open(root, READ if FOLDER is None else FOLDER)
-    except OSError:  # it is told when the folder is listed
+    except OSError:  # listing the folder raises an error that says so
         return False
     try:
         return file_system(number) in LOCAL_FILE_SYSTEMS

@@ -19,7 +19,7 @@ from tpucache.machine import process_began
 from tpucache.signals import PROG
 from tpucache.version import __version__
 
-#: The commands of which modules help lists together, in this order.
+#: The groups of `--help`, in their order, and the modules whose commands each lists.
 _GROUPS: Final = {
     "build": (warming, planning),
     "look": (inspecting, insight),

@@ -29,6 +29,7 @@ from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
+from tpucache.progress import BuildBar
 from tpucache.recipe import SHARED, Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.units import duration_text, size_text
@@ -40,7 +41,6 @@ from tpucache.warmup.build_options import (
     SoftOptions,
     WorkerOptions,
 )
-from tpucache.warmup.run.bar import BuildBar
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ class BatchFinish:
     def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
         """Return a batch, (images, labels) or a dict, finished: images are float32 where they are normalised.
 
-        Random numbers are those of (seed, step), and of the `own` rows of the global batch of so many `rows`.
+        Random numbers are those of (seed, step). The global batch has `rows` rows, and this batch is its slice `own`.
         """
         import torch
 

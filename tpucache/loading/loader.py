@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections import deque
@@ -15,7 +16,6 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
 from tpucache.loading.indices import integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
@@ -26,11 +26,13 @@ from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
-from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
+
+    from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
+    from tpucache.ondevice.settings import AugmentSettings
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
@@ -129,7 +131,7 @@ class BatchLoader(Generic[AnySamples]):
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._metrics = LoaderMetrics()
         self._is_closed = False
-        self._finish = None if options.finishing is None else BatchFinish(options.finishing, samples)
+        self._finish = None if options.finishing is None else _make_finish(options.finishing, samples)
         self._pool: Buffers | None = None  # made when it is first asked for, in each process
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
@@ -296,7 +298,7 @@ class BatchLoader(Generic[AnySamples]):
         self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
     ) -> Generator[Any, None, None]:
         pending: deque[tuple[_Place, Future[_Read]]] = deque()
-        seed, step = self.seed, epoch * len(self) + start // self._global_batch
+        seed, steps = self.seed, itertools.count(epoch * len(self) + start // self._global_batch)
         hinted, shared = start, self.order.shared
         window = self.order.window or _SPAN
         windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
@@ -312,8 +314,7 @@ class BatchLoader(Generic[AnySamples]):
                     hinted = parts[-1].stop
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 work = functools.partial(self._read, own, epoch, shared, threads.divide)
-                pending.append((_Place(seed, epoch, step, first, stop), threads.submit(work)))
-                step += 1
+                pending.append((_Place(seed, epoch, next(steps), first, stop), threads.submit(work)))
                 if len(pending) > self.options.prefetch:
                     yield self._next(pending, iteration, is_counted)
                     threads.check()
@@ -350,16 +351,19 @@ class BatchLoader(Generic[AnySamples]):
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in pending)
         batch, samples, ways = future.result()
         self._metrics.note(asked, ready, samples, ways)
-        if not is_counted:
-            return Uncounted(batch, functools.partial(self._count, iteration, place.epoch, place.stop))
-        if self.options.finishing is not None:
+        if not is_counted or self.options.finishing is not None:
+            count = functools.partial(self._count, iteration, place.epoch, place.stop)
+            if self.options.finishing is None:
+                return Uncounted(batch, count)
             batch = self._finished(self.options.finishing, batch, place)
+            count()
+            return batch
         self._count(iteration, place.epoch, place.stop)
         return batch
 
     def _finished(self, settings: FinishSettings, batch: Any, place: _Place) -> Any:
         if self._finish is None:  # in a copy of the loader
-            self._finish = BatchFinish(settings, self.dataset)
+            self._finish = _make_finish(settings, self.dataset)
         rows = place.stop - place.first
         own = rank_slice(0, rows, self.rank, self.world_size)
         return self._finish(batch, place.seed, place.step, rows, own)
@@ -461,7 +465,11 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chosen = _cached_dataset(dataset)
         if finish == "device":
             chosen = chosen.packed()
-        finishing = FinishSettings.of(augment, normalise, device)
+        finishing = None
+        if augment is not None or normalise or device is not None:
+            from tpucache.loading.finishing import FinishSettings
+
+            finishing = FinishSettings.of(augment, normalise, device)
         pin_memory = pin_memory or (finishing is not None and finishing.device.startswith("cuda"))
         options = LoaderOptions(
             batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate, finishing
@@ -471,6 +479,12 @@ class CachedLoader(BatchLoader[CachedDataset]):
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
         order = drawn or make_order(shuffle, window, chunk, changes_variants=chosen.variant == "epoch")
         super().__init__(chosen, order, options)
+
+
+def _make_finish(settings: FinishSettings, samples: Any) -> BatchFinish:
+    from tpucache.loading.finishing import BatchFinish  # ten modules that most loaders do not need
+
+    return BatchFinish(settings, samples)
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:

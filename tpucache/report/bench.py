@@ -288,7 +288,7 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return images a second over so many seconds, from the first batch on, so that starting up does not count."""
+    """Return images a second from the first batch on, measured for `seconds`: starting up does not count."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

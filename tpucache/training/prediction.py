@@ -31,7 +31,7 @@ from tpucache.training.predictor import Predictor, describe_difference
 
 #: The tasks whose predictions have an order that means something without their size.
 _RANKED: Final = ("classes", "multilabel")
-#: What is written as arrays beside the CSV, in the order in which a row of predictions has it.
+#: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")
 
 Array = npt.NDArray[Any]
@@ -347,7 +347,7 @@ _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_v
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics, or nothing where the labels do not fit the task, of which a warning tells."""
+    """Return the task's metrics. Where the labels do not fit the task, log a warning and return nothing."""
     if not len(dataset) or LABEL not in dataset.table:
         return {}
     if dataset.classes != predictor.classes:

@@ -356,7 +356,8 @@ def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, t
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         taken[_FEATURES] = inputs[0].flatten(1)
 
-    layers[-1].register_forward_pre_hook(keep)
+    for layer in layers:  # the one that is called last stays, whatever order the model defines its layers in
+        layer.register_forward_pre_hook(keep)
 
 
 def task_of(run: Path, content: Mapping[str, Any]) -> Task:
