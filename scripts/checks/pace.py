@@ -108,6 +108,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="where clones and logs are made (a temporary folder)")
     parser.add_argument("--keep", action="store_true", help="keep the clones with their environments")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     rows = options.rows or [Row.parse(text) for text in ROWS]
     pythons = {".".join(map(str, version)): path for version, path in find_pythons().items()}
     if absent := {row.python for row in rows} - set(pythons):
@@ -174,7 +175,10 @@ def run(row: Row, python: Path, work: Path, tests: list[str], seed: int) -> Resu
         try:
             process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            say(f"pace: ended after {LIMIT} s")
+        finally:  # also where this program is interrupted: its tests may run as another user, unseen
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     seconds = time.monotonic() - began
     try:
         return read(found, seconds)
