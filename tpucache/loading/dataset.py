@@ -386,6 +386,30 @@ class CachedDataset(Dataset[Item]):
         """
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
+    @property
+    def records(self) -> int:
+        """How many different records may be shown, in all epochs: they are numbered from 0."""
+        return self._selection.records
+
+    def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
+        """Return the numbers of the records that an epoch shows of samples; nothing is read. `chunk` as in `read_into`.
+
+        A record is one variant of one sample, which may have several indices.
+        """
+        return self._selection.record_numbers(indices, epoch, chunk)
+
+    def record_indices(self, numbers: Array) -> npt.NDArray[np.int64]:
+        """Return for each record the index of a sample that it is of."""
+        return self._selection.record_indices(numbers)
+
+    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
+        """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples.
+
+        They are not kept in the host's memory: who asks for records by number keeps them elsewhere.
+        """
+        rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
+        return self._open_reader.read_into(buffer, rows, divide=divide)
+
     def field_batches(self, name: str) -> Iterator[Array]:
         """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
 

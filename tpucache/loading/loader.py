@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
     from tpucache.ondevice.settings import AugmentSettings
+    from tpucache.ondevice.slots import Placed, RecordSlots
 
 Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
 
@@ -169,14 +170,26 @@ class BatchLoader(Generic[AnySamples]):
         whatever is read ahead. Call each `confirm` once, in the order of the batches. Raises UsageError for a loader
         that finishes its batches itself.
         """
+        self._refuse_finishing()
+        return self._iterate(is_counted=False)
+
+    def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
+        """Begin an iteration like `iterate_ahead`, whose batches are `RecordBatch`: the places of records in `slots`.
+
+        Only records that have no place yet are read. Where all have one, nothing is read and no thread is started.
+        Raises UsageError for a loader that finishes its batches itself.
+        """
+        self._refuse_finishing()
+        return self._iterate(is_counted=False, slots=slots)
+
+    def _refuse_finishing(self) -> None:
         if self.options.finishing is not None:
             raise UsageError(
                 "this loader brings its batches to a device and finishes them there: where something else does that, "
                 "make a CachedLoader without augment, normalise and device"
             )
-        return self._iterate(is_counted=False)
 
-    def _iterate(self, *, is_counted: bool) -> Generator[Any, None, None]:
+    def _iterate(self, *, is_counted: bool, slots: RecordSlots | None = None) -> Generator[Any, None, None]:
         self._refuse_closed()
         epoch, start = self._following
         self._iterations += 1
@@ -185,7 +198,7 @@ class BatchLoader(Generic[AnySamples]):
         if self._place[0] > epoch:  # there is no batch to give
             self._following = self._place
         order = self.order.positions(len(self.dataset), self.seed, epoch)
-        return self._run(self._iterations, epoch, start, order, is_counted)
+        return self._run(self._iterations, epoch, start, order, is_counted, slots)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
@@ -295,7 +308,13 @@ class BatchLoader(Generic[AnySamples]):
         return self.batch_size * self.world_size
 
     def _run(
-        self, iteration: int, epoch: int, start: int, order: Positions, is_counted: bool
+        self,
+        iteration: int,
+        epoch: int,
+        start: int,
+        order: Positions,
+        is_counted: bool,
+        slots: RecordSlots | None,
     ) -> Generator[Any, None, None]:
         pending: deque[tuple[_Place, Future[_Read]]] = deque()
         seed, steps = self.seed, itertools.count(epoch * len(self) + start // self._global_batch)
@@ -305,16 +324,24 @@ class BatchLoader(Generic[AnySamples]):
         expected = functools.partial(self._expected, epoch, start, order)
         # One host that reads all in each epoch needs every sample equally soon: there is nothing to look ahead for.
         further = functools.partial(expected, epochs=_FORESEEN_EPOCHS) if self.world_size > 1 else None
-        self.dataset.expect(self, expected, further)
+        if slots is None or not slots.is_full:
+            self.dataset.expect(self, expected, further)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
-                while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
+                while (
+                    hinted < stop + max(window, stop - first)
+                    and (slots is None or not slots.is_full)
+                    and (parts := next(windows, None))
+                ):
                     ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
                     hinted = parts[-1].stop
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
-                work = functools.partial(self._read, own, epoch, shared, threads.divide)
-                pending.append((_Place(seed, epoch, next(steps), first, stop), threads.submit(work)))
+                if slots is None:
+                    read = threads.submit(functools.partial(self._read, own, epoch, shared, threads.divide))
+                else:
+                    read = self._read_missing(slots, self.dataset.record_numbers(own, epoch, shared), threads)
+                pending.append((_Place(seed, epoch, next(steps), first, stop), read))
                 if len(pending) > self.options.prefetch:
                     yield self._next(pending, iteration, is_counted)
                     threads.check()
@@ -378,6 +405,30 @@ class BatchLoader(Generic[AnySamples]):
             # Of iterations side by side, an older one takes nothing back.
             self._following = following if self._following[0] == epoch else max(self._following, following)
         self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
+
+    def _read_missing(self, slots: RecordSlots, numbers: Positions, threads: ReadingThreads) -> Future[_Read]:
+        """Give records their places, in the order of the batches, and have those read that had none."""
+        placed = slots.place(numbers)
+        if placed.missing:
+            return threads.submit(functools.partial(self._read_records, placed, slots.chunk, threads.divide))
+        read: Future[_Read] = Future()
+        read.set_result(_Read(placed.with_arrays([]), len(numbers), None))
+        return read
+
+    def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _Read:
+        """Read chunks of `rows` rows; where one has fewer records, its other rows are whatever was in memory."""
+        pool = self.dataset.buffer_pools.pool(rows, pinned_empty if self.options.pin_memory else None)
+        batches = []
+        for _, numbers in placed.missing:
+            buffer = pool.take()
+            try:
+                self.dataset.read_records(buffer, numbers, divide)
+            except BaseException:
+                pool.give_back(buffer)
+                raise
+            indices = np.resize(self.dataset.record_indices(numbers), rows)
+            batches.append(self.dataset.to_batch(pool.lend(buffer, rows), indices))
+        return _Read(placed.with_arrays(batches), len(placed.slots), None)
 
     def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> _Read:
         pool = self._buffers

@@ -152,6 +152,49 @@ class MixedSamples:
                 joined[name][rows] = np.asarray(value)
         return first.join(arrays, {name: to_tensor(value) for name, value in joined.items()})
 
+    @property
+    def records(self) -> int:
+        """How many different records may be shown: those of the first dataset come first."""
+        return sum(dataset.records for dataset in self._datasets)
+
+    def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
+        """Return the numbers of the records of samples; epochs and chunks are those of each dataset."""
+        numbers = np.empty(len(indices), np.int64)
+        for at, rows, own, turn in self._parts(indices):
+            numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
+        return numbers
+
+    def record_indices(self, numbers: Array) -> Positions:
+        """Return for each record the index of a sample that it is of, in the first epoch."""
+        indices = np.empty(len(numbers), np.int64)
+        for at, rows, own in self._record_parts(numbers):
+            first = self._ends[at] - len(self._datasets[at])
+            indices[rows] = first + self._datasets[at].record_indices(own)
+        return indices
+
+    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide) -> WaysRead:
+        """Read records, given by their numbers, into the first rows of a buffer."""
+        ways = [
+            self._datasets[at].read_records(BufferRows(buffer, rows), own, divide)
+            for at, rows, own in self._record_parts(numbers)
+        ]
+        return WaysRead(*map(sum, zip(*ways, strict=True)))
+
+    @functools.cached_property
+    def _first_records(self) -> Positions:
+        """The number of the first record of each dataset."""
+        counts = np.array([dataset.records for dataset in self._datasets])
+        firsts: Positions = np.cumsum(counts) - counts
+        return firsts
+
+    def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
+        """Yield each dataset that has some of the records, their rows, and the dataset's own numbers of them."""
+        firsts = self._first_records
+        sources = np.searchsorted(firsts, numbers, "right") - 1
+        for at in np.unique(sources).tolist():
+            rows = np.flatnonzero(sources == at)
+            yield at, rows, numbers[rows] - firsts[at]
+
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
         """Yield the dataset, the rows, the dataset's own indices and its epoch, for each part that shares them."""
         turns, places = np.divmod(indices, len(self))

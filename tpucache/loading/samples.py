@@ -100,6 +100,23 @@ class Samples(Protocol):
         """Return the batch that users see, of the samples whose fields were read into `arrays`."""
         ...
 
+    @property
+    def records(self) -> int:
+        """How many different records may be shown, in all epochs: they are numbered from 0."""
+        ...
+
+    def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
+        """Return the numbers of the records that an epoch shows of samples, with a `chunk` as in `read_into`."""
+        ...
+
+    def record_indices(self, numbers: Array) -> Positions:
+        """Return for each record the index of a sample that it is of."""
+        ...
+
+    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide) -> WaysRead:
+        """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples."""
+        ...
+
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -167,9 +184,44 @@ class Selection:
         positions = self.positions_of(indices)
         if self.variant != "epoch":
             return cache.rows(self.variant, positions)
-        variants = np.array(self.variants)
-        turns = positions if chunk == 1 else indices // chunk
-        return cache.rows(variants[epoch_variants(turns, epoch, len(variants)) - 1], positions)
+        return cache.rows(np.array(self.variants)[self._turns(indices, epoch, chunk)], positions)
+
+    def _turns(self, indices: Positions, epoch: int, chunk: int) -> Positions:
+        """Return which of the variants in use each sample shows in an epoch."""
+        if self.variant != "epoch":
+            return np.zeros(len(indices), np.int64)
+        turns = self.positions_of(indices) if chunk == 1 else indices // chunk
+        return epoch_variants(turns, epoch, len(self.variants)) - 1
+
+    @functools.cached_property
+    def _distinct(self) -> tuple[Positions, Positions] | None:
+        """The different positions of chosen samples, ascending, and the first index that has each; None for all."""
+        return None if self.chosen is None else np.unique(self.chosen, return_index=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_distinct"}  # it is large
+
+    @property
+    def _different(self) -> int:
+        return self.manifest.samples if self._distinct is None else len(self._distinct[0])
+
+    def record_numbers(self, indices: Positions, epoch: int, chunk: int = 1) -> Positions:
+        """Return the numbers, from 0 to below `records`, of the records that an epoch shows of some of the samples."""
+        places = self.positions_of(indices)
+        if self._distinct is not None:
+            places = np.searchsorted(self._distinct[0], places)
+        return self._turns(indices, epoch, chunk) * self._different + places
+
+    def record_indices(self, numbers: Positions) -> Positions:
+        """Return for each record, given by its number, the index of a sample that it is of."""
+        places = numbers % max(1, self._different)
+        return places if self._distinct is None else self._distinct[1][places]
+
+    def rows_of_records(self, cache: Cache, numbers: Positions) -> Numbers:
+        """Return the index's rows of records, given by their numbers."""
+        turns, places = np.divmod(numbers, max(1, self._different))
+        positions = places if self._distinct is None else self._distinct[0][places]
+        return cache.rows(np.array(self.variants)[turns], positions)
 
     def digest(self, labels: npt.NDArray[Any] | None) -> str:
         """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""

@@ -2,4 +2,5 @@
 
 from tpucache.ondevice.draws import draw as draw
 from tpucache.ondevice.modules import Augment as Augment, Normalise as Normalise, decoder as decoder
+from tpucache.ondevice.resident import Resident as Resident
 from tpucache.ondevice.settings import AugmentSettings as AugmentSettings
