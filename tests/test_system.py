@@ -137,3 +137,29 @@ def test_what_needs_locks_says_so(monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     with pytest.raises(DependencyError, match="staging needs locks of files"):
         check_locks("staging")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted there")
+def test_freed_blocks_are_used_again_without_new_pages():
+    code = """
+import ctypes, resource
+from tpucache.system import keep_freed_blocks
+
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "gnu_get_libc_version"):
+    raise SystemExit(0)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(20 << 20) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, 20 << 20)
+        libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_blocks()
+faults()
+assert faults() < 100
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

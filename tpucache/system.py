@@ -6,6 +6,7 @@ neither these nor `fcntl`, `resource`, `preadv` and `statvfs`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -97,3 +98,25 @@ def peak_bytes() -> int:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+#: The settings of glibc's `mallopt` (malloc.h): how much free memory stays with the process, and from which size on a
+#: block is mapped anew each time. The second one can be at most 32 MB.
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 1 << 28
+_LARGEST_KEPT: Final = 1 << 25
+
+
+def keep_freed_blocks() -> None:
+    """Have C's allocator use freed blocks of up to 32 MB again, where it is glibc's; else do nothing.
+
+    By default it maps a large block anew each time, and the kernel fills each page with zeros: that takes as long as
+    copying into it.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # no such function, or no library of that kind
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)

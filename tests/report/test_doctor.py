@@ -167,7 +167,14 @@ def test_decoders_are_reported_also_without_pillow(monkeypatch):
 def test_xla_is_asked_in_a_process_without_what_breaks_it():
     code = "import os; print('noise'); print('found', '[\"%s\", 8]' % os.environ.get('TPU_PROCESS_ADDRESSES'))"
     found = ask_xla({**os.environ, "TPU_PROCESS_ADDRESSES": "local"}, command=(sys.executable, "-c", code))
-    assert (found.device, found.cores, found.error) == ("None", 8, "")
+    assert (found.device, found.cores, found.error, found.upload) == ("None", 8, "", None)
+
+
+def test_how_fast_batches_are_sent_is_a_figure():
+    code = "print('found [\"TPU\", 8, 4.25e9]')"
+    found = ask_xla(os.environ, command=(sys.executable, "-c", code))
+    assert found.upload == 4.25e9
+    assert any("batches are sent to it at 4.25 GB/s" in line for line in Diagnosis(facts(xla=found), ()).lines())
 
 
 def test_a_tpu_may_be_that_of_torch_tpu():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.payback import Payback
     from tpucache.progress import Progress
-    from tpucache.report.bench import BenchResult
+    from tpucache.report.bench import BenchResult, Upload
     from tpucache.report.page import Page
 
 
@@ -66,14 +66,20 @@ def bench(options: argparse.Namespace) -> int:
     if dataset.network is not None:
         if options.against is not None:
             raise UsageError(f"--against is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
+        if options.upload:
+            raise UsageError(f"--upload is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
         return _bench_network(options, dataset)
+    upload, where = _upload(options) if options.upload else (None, "")
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
+    if upload is not None and options.batch_size is None:
+        batch_size = max(batch_size - batch_size % upload.cores, 1)
     result = run_bench(
         dataset,
         batch_size=batch_size,
         threads=options.threads,
         device_rate=options.device_rate,
         finish=options.finish,
+        upload=upload,
         on_progress=lambda text: note(f"bench: {text}"),
     )
     one, what = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
@@ -84,9 +90,14 @@ def bench(options: argparse.Namespace) -> int:
         f"ratio   {result.ratio:>10.2f}",
         f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
+    if result.upload_images_per_second is not None:
+        sent = result.upload_images_per_second
+        rate = f"{sent * result.batch_bytes_per_image / 1e9:,.2f} GB/s"
+        lines.append(f"upload  {sent:>10,.0f} {what}/s sent to {where} by one thread, {rate}")
     if result.idle is not None:
         device = f"an accelerator that takes {options.device_rate:,.0f} {what}/s"
-        lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload to it not included")
+        counted = "not included: give --upload" if upload is None else f"to {where} included"
+        lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
     if (kind := network_file_system(dataset.directory)) is not None:
         lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
     report = result.to_dict()
@@ -104,6 +115,33 @@ def bench(options: argparse.Namespace) -> int:
         report["against"] = found.to_dict()
     show(options, report, lines)
     return 0
+
+
+def _upload(options: argparse.Namespace) -> tuple[Upload, str]:
+    """Return how batches are sent to this machine's device, or to XLA's CPU client where it has none; and to what."""
+    from tpucache.errors import DependencyError
+    from tpucache.report.bench import Upload
+    from tpucache.training.device import open_device
+    from tpucache.training.feed.upload import send
+
+    device = open_device()
+    place = device.name if device.name == "xla" else device.torch_device.type
+    if place == "cpu":  # nothing is sent to that
+        try:
+            device, place = open_device("xla"), "XLA's CPU client"
+        except DependencyError as error:
+            raise UsageError(
+                "--upload needs an accelerator, and this machine has none, nor torch_xla, whose CPU client stands in "
+                "for one: leave it out"
+            ) from error
+
+    def sent(batch: Any) -> object:
+        found = send(batch, device)
+        device.wait()
+        return found
+
+    where = f"{place}, {device.cores} cores" if device.cores > 1 else place
+    return Upload(sent, device.cores, device.pin_memory), where
 
 
 def _against_lines(found: Payback, result: BenchResult) -> list[str]:
@@ -321,6 +359,12 @@ def add(commands: Any) -> None:
         "epochs the cache has paid for itself; in all about a minute",
     )
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
+    command.add_argument(
+        "--upload",
+        action="store_true",
+        help="also measure how fast batches are sent to this machine's accelerator, and count that in its idle time; "
+        "XLA's CPU client stands in for one that is not there",
+    )
     command.add_argument(
         "--finish",
         choices=["host", "device"],

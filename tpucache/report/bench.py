@@ -24,14 +24,17 @@ from tpucache.store.reader import NetworkUse
 
 _GATHER_BYTES: Final = 512 << 20
 _QUEUE_BATCHES: Final = 2
+_SENT_BATCHES: Final = 3
 
 
 @dataclass(frozen=True)
 class BenchResult:
     """Rates in images a second, each the median of several rounds; `idle` is a fraction, None without a device's rate.
 
-    `bytes_per_image` is what a record takes on disk, `batch_bytes_per_image` what the device is given of it.
-    `reading` is how records were read, "keep", "map" or "stream", with `planned_bytes` of memory (see `ReadingPlan`).
+    `upload_images_per_second` is how fast batches are sent to a device, None where that was not measured; `idle` counts
+    it where it was. `bytes_per_image` is what a record takes on disk, `batch_bytes_per_image` what the device is given
+    of it. `reading` is how records were read, "keep", "map" or "stream", with `planned_bytes` of memory (see
+    `ReadingPlan`).
     """
 
     images_per_second: float
@@ -46,10 +49,23 @@ class BenchResult:
     batch_bytes_per_image: int
     reading: Literal["keep", "map", "stream"]
     planned_bytes: int
+    upload_images_per_second: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """How batches are sent to a device: a function that returns when a batch is there, and the memory it sends from.
+
+    `cores` are those that each get an equal part of a batch.
+    """
+
+    send: Callable[[Any], object]
+    cores: int = 1
+    pin_memory: bool = False
 
 
 def run_bench(
@@ -61,31 +77,40 @@ def run_bench(
     seconds: float = 1.0,
     device_rate: float | None = None,
     finish: Finish = "host",
+    upload: Upload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """Measure reading in rounds of `seconds`: shuffled batches, in turn with copying as many bytes within memory.
 
     Both use as many threads. `finish` "device" leaves packed images as they are. With `device_rate` a simulated
     accelerator takes that many images a second from a queue of two batches; the share of time that it finds the queue
-    empty is its idleness. `on_progress` is given a line of text at the start. Raises UsageError when the cache is
-    smaller than a batch, or the rate is not above 0.
+    empty is its idleness. With `upload` that is measured, too, and each batch is sent before it comes into the queue.
+    `on_progress` is given a line of text at the start. Raises UsageError when the cache is smaller than a batch, a
+    batch does not divide over the cores, or the rate is not above 0.
     """
     check_device_rate(device_rate)
+    if upload is not None and batch_size % upload.cores:
+        raise UsageError(f"a batch of {batch_size} does not divide over {upload.cores} cores: give --batch-size")
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
-    turns = rounds * (2 if device_rate is None else 3) + 1  # reading, copying, the device; and one to warm up
+    # Reading, copying, sending, the device; and one to warm up.
+    turns = rounds * (2 + (upload is not None) + (device_rate is not None)) + 1
     on_progress(f"measuring for about {turns * seconds:.0f} s")
-    loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
+    pin_memory = upload is not None and upload.pin_memory
+    loader = _warm_loader(dataset, batch_size, threads, seconds, finish, pin_memory)
     dataset = loader.dataset
     batch_bytes = sum(field.nbytes for field in dataset.record_fields)
     reference = _Gather(batch_bytes, batch_size, threads)
     plan = dataset.reading
-    read, limit, idle = [], [], []
+    read, limit, sent, idle = [], [], [], []
     for _ in range(rounds):
         read.append(count_rate(_batches(loader), batch_size, seconds))
         limit.append(count_rate(reference.batches(), batch_size, seconds))
+        if upload is not None:
+            sent.append(count_rate(_sent_again(loader, upload), batch_size, seconds))
         if device_rate is not None:
-            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
+            batches = _batches(loader) if upload is None else map(upload.send, _batches(loader))
+            idle.append(simulate_device(batches, batch_size / device_rate, seconds))
     return BenchResult(
         images_per_second=statistics.median(read),
         limit_images_per_second=statistics.median(limit),
@@ -99,6 +124,7 @@ def run_bench(
         in_memory=plan.way == "keep",
         reading=plan.way,
         planned_bytes=plan.planned_bytes,
+        upload_images_per_second=statistics.median(sent) if sent else None,
     )
 
 
@@ -135,9 +161,13 @@ def measure_reading(
     return ReadingRate(statistics.median(read), statistics.median(idle) if idle else None)
 
 
-def _warm_loader(dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish) -> CachedLoader:
+def _warm_loader(
+    dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
+) -> CachedLoader:
     """Return a loader of shuffled batches, after the page cache, the records kept and the buffers are filled."""
-    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish)
+    loader = CachedLoader(
+        dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
+    )
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
             pass  # every record is there then
@@ -285,6 +315,13 @@ class _Gather:
 def _batches(loader: CachedLoader) -> Iterator[Any]:
     while True:
         yield from loader
+
+
+def _sent_again(loader: CachedLoader, upload: Upload) -> Iterator[object]:
+    """Send a few batches over and over: nothing is read meanwhile, and no core's cache holds them all."""
+    batches = list(itertools.islice(_batches(loader), _SENT_BATCHES))
+    for batch in itertools.cycle(batches):
+        yield upload.send(batch)
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:

@@ -253,10 +253,13 @@ def _reading(path: str) -> str:
 #: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
 LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
 _ASK_SECONDS: Final = 90.0
-_ASK_XLA: Final = (
-    "import json, torch_xla.runtime as runtime\n"
-    "print('found', json.dumps([runtime.device_type(), runtime.global_runtime_device_count()]))"
-)
+_ASK_XLA: Final = """
+import json, torch_xla.runtime as runtime
+from tpucache.training.device import open_device
+from tpucache.training.feed.upload import measure_upload
+device = open_device("xla")
+print("found", json.dumps([runtime.device_type(), runtime.global_runtime_device_count(), measure_upload(device)]))
+"""
 _ASK_TORCH: Final = """
 import json, torch
 found = []
@@ -279,12 +282,16 @@ print("found", json.dumps([*found, "cpu"]))
 
 @dataclass(frozen=True)
 class Xla:
-    """XLA's device and its number of cores, or the error why there is none; and the seconds that starting it took."""
+    """XLA's device and its number of cores, or the error why there is none; and the seconds that starting it took.
+
+    `upload` is how many bytes a second were sent to it, None where that was not measured.
+    """
 
     device: str
     cores: int
     seconds: float
     error: str = ""
+    upload: float | None = None
 
 
 @dataclass(frozen=True)
@@ -308,7 +315,9 @@ def ask_xla(
     began = time.monotonic()
     found, error = _ask(environment, seconds, command)
     took = time.monotonic() - began
-    return Xla("", 0, took, error) if found is None else Xla(str(found[0]), int(found[1]), took)
+    if found is None:
+        return Xla("", 0, took, error)
+    return Xla(str(found[0]), int(found[1]), took, upload=float(found[2]) if len(found) > 2 else None)
 
 
 def ask_torch(
@@ -639,4 +648,5 @@ def _xla_text(facts: Facts) -> str:
         return "not asked"
     if facts.xla.error:
         return f"does not start: {printable(facts.xla.error)}"
-    return f"{facts.xla.device}, cores: {facts.xla.cores}, started in {facts.xla.seconds:.1f} s"
+    upload = "" if facts.xla.upload is None else f", batches are sent to it at {facts.xla.upload / 1e9:,.2f} GB/s"
+    return f"{facts.xla.device}, cores: {facts.xla.cores}, started in {facts.xla.seconds:.1f} s{upload}"

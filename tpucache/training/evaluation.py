@@ -25,7 +25,8 @@ from tpucache.training.device import Device
 from tpucache.training.device.base import MOST_AHEAD
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
-from tpucache.training.feed.feeder import Feeder, as_named
+from tpucache.training.feed.feeder import Feeder
+from tpucache.training.feed.upload import as_named
 from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.user_code import compute_metrics

@@ -136,6 +136,33 @@ def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
+UPLOAD = """
+import json, sys
+from tpucache.cli import main
+from tpucache.report.bench import run_bench
+from tpucache.training.device import open_device
+from tpucache.training.feed.upload import measure_upload
+
+run_bench.__kwdefaults__.update(rounds=1, seconds=0.02)
+status = main(["bench", sys.argv[1], "--upload", "--device-rate", "1e6", "--json"])
+assert measure_upload(open_device("xla"), 0.01) > 1e6
+sys.exit(status)
+"""
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("devices", [1, 8])
+def test_bench_sends_batches_to_all_cores_of_what_stands_in_for_an_accelerator(cache, python, tmp_path, devices):
+    script = tmp_path / "upload.py"
+    script.write_text(UPLOAD)
+    done = python(script, cache, devices=devices)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["upload_images_per_second"] > 0
+    assert found["batch_size"] % devices == 0
+    assert 0 <= found["idle"] <= 1
+
+
 @pytest.mark.xla
 def test_a_missing_tpu_is_reported_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
     done = python(

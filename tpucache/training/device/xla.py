@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
+from tpucache.system import keep_freed_blocks
 from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
 from tpucache.training.device.processes import ALONE, is_launched, join_hosts
 from tpucache.training.settings import Precision
@@ -86,6 +87,7 @@ class XlaDevice:
             # Kaggle's image sets it although there are no peers.
             del os.environ["TPU_PROCESS_ADDRESSES"]
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
+        keep_freed_blocks()  # torch_xla copies each batch into a new block, and the CPU client once more
         self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
         self._own_shards: torch.Tensor | None = None  # of a batch that is gathered from several hosts

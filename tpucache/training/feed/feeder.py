@@ -15,10 +15,11 @@ from tpucache.loading.ahead import Ahead
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.draws import draw
-from tpucache.store.fields import IMAGE, LABEL
+from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.processes import ALONE, Processes
 from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.feed.upload import send
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
@@ -40,20 +41,10 @@ class Feeder(Ahead[DeviceBatch]):
         `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`.
         """
 
-        def send(batch: Any, number: int) -> DeviceBatch:
-            named = as_named(batch)
-            return DeviceBatch(
-                # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
-                {
-                    name: device.put(array.permute(0, 2, 3, 1) if name == IMAGE and array.ndim == 4 else array)
-                    for name, array in named.items()
-                    if name != LABEL
-                },
-                device.put(named[LABEL]),
-                None if draw is None else device.put(torch.from_numpy(draw(number))),
-            )
+        def prepare(batch: Any, number: int) -> DeviceBatch:
+            return send(batch, device, None if draw is None else torch.from_numpy(draw(number)))
 
-        super().__init__(batches, send, depth, first)
+        super().__init__(batches, prepare, depth, first)
         self._device = device
 
     def state_dict(self) -> dict[str, int | str]:
@@ -87,14 +78,6 @@ class Feeder(Ahead[DeviceBatch]):
         for batch in super().__iter__():
             self._device.receive(batch.tensors)
             yield batch
-
-
-def as_named(batch: Any) -> Mapping[str, torch.Tensor]:
-    """Return a loader's batch, (images, labels) or a dict, as a dict of tensors with the labels under "label"."""
-    if isinstance(batch, Mapping):
-        return batch
-    images, labels = batch
-    return {IMAGE: images, LABEL: labels}
 
 
 #: Of each step in one graph, the parts of its batch.

@@ -1,0 +1,55 @@
+"""A host batch on its way to the device, and how fast the machine sends it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from tpucache.store.fields import IMAGE, LABEL
+from tpucache.training.device import Device
+from tpucache.training.device.tensors import DeviceBatch
+
+_MEASURED_BYTES: Final = 4 << 20  # a core: 28 images of 224 pixels
+_MEASURED_SECONDS: Final = 0.5
+
+
+def as_named(batch: Any) -> Mapping[str, torch.Tensor]:
+    """Return a loader's batch, (images, labels) or a dict, as a dict of tensors with the labels under "label"."""
+    if isinstance(batch, Mapping):
+        return batch
+    images, labels = batch
+    return {IMAGE: images, LABEL: labels}
+
+
+def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
+    """Send a loader's batch, and random numbers that go with it. See `Device.put` for when it is there."""
+    named = as_named(batch)
+    return DeviceBatch(
+        # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
+        {
+            name: device.put(array.permute(0, 2, 3, 1) if name == IMAGE and array.ndim == 4 else array)
+            for name, array in named.items()
+            if name != LABEL
+        },
+        device.put(named[LABEL]),
+        None if draws is None else device.put(draws),
+    )
+
+
+def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
+    """Return how many bytes a second one thread sends to a device, in batches of 4 MB for each of its cores."""
+    batch = torch.zeros(device.cores, _MEASURED_BYTES, dtype=torch.uint8)
+    if device.pin_memory:
+        batch = batch.pin_memory()
+    for _ in range(2):  # memory is taken and code is loaded
+        device.put(batch)
+    device.wait()
+    began, sent = time.perf_counter(), 0
+    while (passed := time.perf_counter() - began) < seconds or not sent:
+        device.put(batch)
+        device.wait()
+        sent += batch.nbytes
+    return sent / passed
