@@ -22,6 +22,9 @@ Every message says what happened, where, and what to do about it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class TpucacheError(Exception):
     """The root: catch it to catch everything tpucache raises on purpose."""
@@ -98,3 +101,18 @@ class PublishError(TpucacheError):
 
 class UnfinishedError(TpucacheError):
     """Warmup or training stopped at its time limit, with all it did kept; the next run continues."""
+
+
+@contextlib.contextmanager
+def calling(library: str, kind: type[TpucacheError], advice: str) -> Iterator[None]:
+    """Raise an error of `kind`, in one line, for whatever a library raises within: each has ways of its own to fail.
+
+    Errors of tpucache's own and a lack of memory pass.
+    """
+    try:
+        yield
+    except (TpucacheError, MemoryError):
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise kind(f"{library} raised {type(error).__name__}{': ' if text else ''}{text}. {advice}") from error

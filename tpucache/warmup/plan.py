@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, RecipeError, SampleError, SourceError
+from tpucache.errors import DamageError, RecipeError, SampleError, SourceError, calling
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.codecs import CODECS, Codec
@@ -336,7 +336,8 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
     (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
     """
     if name in PRESETS:
-        definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
+        with calling("albumentations", RecipeError, f"Install a version that has what the preset {name} is made of"):
+            definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
     elif ":" in name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import sys
 import types
 
@@ -42,8 +43,9 @@ def notebook(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook):
+def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook, monkeypatch):
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr("tpucache.training.watch.notebook._EVERY", math.inf)  # a slow machine draws within an epoch
     train(tiny_models.tiny, cache, 0.2, TrainSettings(epochs=2, batch_size=50), options=RunOptions(replay=False))
     (place,) = notebook.places
     assert len(place) == 2

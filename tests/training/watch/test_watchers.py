@@ -16,7 +16,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves
+from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves, save_figure
 from tpucache.training.watch.tensorboard import TensorBoard
 
 pytestmark = pytest.mark.slow
@@ -136,6 +136,29 @@ def test_tensorboard_that_is_missing_is_an_error_in_words(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(DependencyError, match=r"pip install tensorboard"):
         TensorBoard(tmp_path)
+
+
+def test_a_run_goes_on_where_tensorboard_fails(tmp_path, monkeypatch):
+    board = TensorBoard(tmp_path)
+
+    class FailingWriter:
+        def __init__(self, *_, **__):
+            raise RuntimeError("no room")
+
+    monkeypatch.setattr(board, "_make", FailingWriter)
+    with board:
+        with pytest.warns(UserWarning, match=r"TensorBoard failed.*no room"):
+            board.losses(0, [1.0])
+        board.epoch({"epoch": 1, "step": 1, "valid_loss": 0.5})
+
+
+def test_a_run_goes_on_where_matplotlib_fails(tmp_path, caplog):
+    def paint(_):
+        raise RuntimeError("no font")
+
+    save_figure(tmp_path / "curves.png", (2, 2), paint)
+    assert "curves.png is left out: matplotlib raised RuntimeError: no font" in caplog.text
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("steps", "window"), [(0, 1), (20, 1), (40, 2), (100, 5), (1000, 50), (100_000, 50)])

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tpucache.errors import DependencyError, TpucacheError, UsageError
+from tpucache.errors import DependencyError, TpucacheError, TrainingError, UsageError, calling
 from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, Field
@@ -217,20 +217,16 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
     except ImportError as error:
         raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
     name, _, query = text.partition("?")
-    if not timm.is_model(name):
-        close = ", ".join(timm.list_models(f"*{name}*")[:5])
-        raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
+    with calling("timm", TrainingError, "Install another version of it, or choose another model"):
+        if not timm.is_model(name):
+            close = ", ".join(timm.list_models(f"*{name}*")[:5])
+            raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
     keywords = _keywords(text, query) if "?" in text else {}
     options = keywords if channels == 3 else {**keywords, "in_chans": channels}
-    try:
+    given = f" with {', '.join(f'{key}={value!r}' for key, value in options.items())}" if options else ""
+    advice = f"{name} cannot be made{given}: use {'keywords that this model has' if given else 'another model'}"
+    with calling("timm", UsageError, advice):
         model: nn.Module = timm.create_model(name, pretrained=False, num_classes=outputs, **options)
-    except Exception as error:  # timm raises whatever it raises for values that do not fit
-        if not options:
-            raise
-        raise UsageError(
-            f"timm's {name} cannot be made with {', '.join(f'{key}={value!r}' for key, value in options.items())}: "
-            f"{type(error).__name__}: {error}. Use keywords that this model has"
-        ) from error
     return model
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from tpucache.errors import DependencyError, UsageError
+from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OPTIMIZERS
 
@@ -273,12 +273,13 @@ def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
         if not is_asked:
             return None
         raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
-    if key not in optim.list_optimizers():
-        return None
-    about = optim.get_optimizer_info(key)
-    if about.second_order:
-        raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another one")
-    maker: OptimizerMaker = optim.get_optimizer_class(key, bind_defaults=True)
+    with calling("timm", TrainingError, "Install another version of it, or choose an optimizer of torch"):
+        if key not in optim.list_optimizers():
+            return None
+        about = optim.get_optimizer_info(key)
+        if about.second_order:
+            raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another one")
+        maker: OptimizerMaker = optim.get_optimizer_class(key, bind_defaults=True)
     return functools.partial(maker, momentum=0.9) if about.has_momentum else maker
 
 

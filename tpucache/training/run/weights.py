@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from tpucache.errors import DependencyError, UsageError
+from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.runs import BEST_NAME
 from tpucache.store.files import check_is_local
 from tpucache.training.learn.model import timm_name
@@ -31,6 +31,7 @@ _HUB_NAMES: Final = (
 )
 _SUFFIXES: Final = (_SAFETENSORS, ".bin", ".pth", ".pt")
 _HUB: Final = "hub:"
+_OTHER_WEIGHTS: Final = "Give a file or a folder to --weights"
 #: Stands for the weights that timm has for a model.
 PRETRAINED: Final = "pretrained"
 
@@ -76,7 +77,8 @@ def find_weights(text: str, model: str) -> Path:
         raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
     import timm
 
-    about = timm.get_pretrained_cfg(timms)
+    with calling("timm", TrainingError, _OTHER_WEIGHTS):
+        about = timm.get_pretrained_cfg(timms)
     if about is None or not (about.hf_hub_id or about.url):
         raise UsageError(f"timm has no weights for {timms}: give a file or a folder")
     downloaded = Path(torch.hub.get_dir(), "checkpoints", Path(about.url or "").name)
@@ -96,10 +98,11 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
         raise DependencyError(
             f"the hub's cache cannot be read: {error}. `pip install huggingface_hub`, or give the file of the weights"
         ) from error
-    try:
-        found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
-    except HFValidationError as error:
-        raise UsageError(f"--weights hub:{name} is no name of a repository, OWNER/NAME: {error}") from error
+    with calling("huggingface_hub", TrainingError, _OTHER_WEIGHTS):
+        try:
+            found = [try_to_load_from_cache(name, file, revision=revision) for file in files]
+        except HFValidationError as error:
+            raise UsageError(f"--weights hub:{name} is no name of a repository, OWNER/NAME: {error}") from error
     paths = [Path(path) for path in found if isinstance(path, str)]
     if not paths:
         raise UsageError(
@@ -160,7 +163,6 @@ def _tensors(path: Path, content: Any) -> Weights:
 
 def _read_safetensors(path: Path) -> Any:
     try:
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise DependencyError(
@@ -169,7 +171,9 @@ def _read_safetensors(path: Path) -> Any:
         ) from error
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of a library that reads a file of anybody's
         raise UsageError(f"{path} is no safetensors file that can be read: {error}. Copy it again") from error
 
 

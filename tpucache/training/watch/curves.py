@@ -27,17 +27,29 @@ _log = logging.getLogger("tpucache")
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
     """Write a PNG, atomically, of what `paint` draws on a figure of this size in inches.
 
-    Without matplotlib nothing is written, and that is logged once. Raises TrainingError when it cannot be written.
+    Where matplotlib is missing or fails nothing is written, and that is logged once. Raises TrainingError when it
+    cannot be written.
     """
-    try:
-        picture = to_png(size, paint)
-    except ImportError:
-        _say_once(f"{path.name} is left out without matplotlib: `pip install matplotlib`")
+    picture = try_png(path.name, size, paint)
+    if picture is None:
         return
     try:
         write_atomically(path, picture)
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes | None:
+    """Return what `to_png` returns; None, and log once why, where matplotlib is missing or fails."""
+    try:
+        return to_png(size, paint)
+    except ImportError:
+        _say_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever matplotlib raises, the run continues
+        _say_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
+    return None
 
 
 def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:

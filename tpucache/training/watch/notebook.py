@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.curves import curves_size, paint_curves, to_png
+from tpucache.training.watch.curves import curves_size, paint_curves, try_png
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
@@ -45,7 +45,9 @@ class NotebookCurves:
 
     def _draw(self) -> None:
         paint = functools.partial(paint_curves, losses=self._losses, rows=self._rows, first=self._first or 0)
-        self._show(to_png(curves_size(self._rows), paint))
+        picture = try_png("the picture of the curves", curves_size(self._rows), paint)
+        if picture is not None:
+            self._show(picture)
         self._drawn = self._clock()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -36,6 +38,7 @@ class TensorBoard:
         self._make: Any = SummaryWriter
         self._folder = folder
         self._writer: Any = None
+        self._has_failed = False
 
     def __enter__(self) -> TensorBoard:
         return self
@@ -46,23 +49,34 @@ class TensorBoard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        with self._forgiving():
+            if self._writer is not None:
+                self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
         """Write the losses of the steps from number `first` on, counted from 1 as in all output for people."""
-        self._open(first)
-        for step, value in enumerate(values, first + 1):
-            self._writer.add_scalar("train/loss", value, step)
+        self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
         """Write an epoch's numbers."""
-        self._open(row["step"])
-        for tag, value in tagged(row).items():
-            self._writer.add_scalar(tag, value, row["step"])
-        self._writer.flush()
+        self._write(row["step"], [(row["step"], tagged(row))])
+        with self._forgiving():
+            self._writer.flush()
 
-    def _open(self, steps: int) -> None:
-        """Start writing after this number of steps; what a killed run wrote about later ones is discarded."""
-        if self._writer is None:
-            self._writer = self._make(str(self._folder), purge_step=steps + 1)
+    def _write(self, steps: int, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Write scalars. The first call discards what a killed run wrote about later steps than this number of them."""
+        with self._forgiving():
+            self._writer = self._writer or self._make(str(self._folder), purge_step=steps + 1)
+            for step, scalars in rows:
+                for tag, value in scalars.items():
+                    self._writer.add_scalar(tag, value, step)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Warn once of whatever TensorBoard raises: the run continues."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # a full disk among others
+            if not self._has_failed:
+                self._has_failed = True
+                warnings.warn(f"TensorBoard failed, and may not show all of this run: {error}", stacklevel=3)
