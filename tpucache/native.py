@@ -33,12 +33,11 @@ _FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 _log: Final = logging.getLogger("tpucache")
 
 
-_compiling: Final = threading.Lock()
+#: Held while loops are compiled: llvmlite is not for several threads at once.
+compiling: Final = threading.Lock()
 if hasattr(os, "register_at_fork"):
     # A process that is forked meanwhile would wait for a thread that it has not.
-    os.register_at_fork(
-        before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
-    )
+    os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
 
 def _find_libc() -> Any:
@@ -113,7 +112,7 @@ def native() -> Native | None:
 
     Threads that ask at the same time wait for one that compiles them.
     """
-    with _compiling:
+    with compiling:
         return _compiled()
 
 
@@ -229,16 +228,36 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
     Raises ImportError without llvmlite, OSError and RuntimeError where it cannot compile.
     """
+    if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
+        raise OSError("the system's C library has no preadv")
+
+    def write(ir: Any, module: Any, processor: str, here: Mapping[str, bool]) -> None:
+        write_copy(ir, module)
+        write_read(ir, module)
+        UnpackWriter(ir, module, processor, here if features is None else features).write()
+
+    function = compile_functions(write)
+    read = function("read", 7, ctypes.c_int64)
+    preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
+    unpack = function("unpack", len(LoopWork._fields) + 1, ctypes.c_int64)
+    pread = ctypes.cast(libc.pread, ctypes.c_void_p).value
+    copy = function("copy", 4)
+    return Native(copy, lambda *arguments: read(*arguments, preadv), lambda work: unpack(*work, pread))
+
+
+def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
+    """Compile what `write` writes, and return the function that gives each of it: (name, arguments, result=None).
+
+    `write` is given llvmlite's module `ir`, the module to write into, and LLVM's names of this processor and of what it
+    can do. All arguments are 64-bit numbers. Raises ImportError without llvmlite, RuntimeError where it cannot compile.
+    """
     from llvmlite import binding, ir
 
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     here = binding.get_host_cpu_features()
-    processor = binding.get_process_triple().partition("-")[0]
     written = ir.Module()
-    write_copy(ir, written)
-    write_read(ir, written)
-    UnpackWriter(ir, written, processor, here if features is None else features).write()
+    write(ir, written, binding.get_process_triple().partition("-")[0], here)
     module = binding.parse_assembly(str(written))
     module.verify()
     machine = binding.Target.from_default_triple().create_target_machine(
@@ -247,20 +266,13 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
 
-    def function(name: str, result: Any, arguments: int) -> Any:
+    def function(name: str, arguments: int, result: Any = None) -> Any:
         prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)  # releases the lock
         found = prototype(engine.get_function_address(name))
         found.engine = engine  # type: ignore[attr-defined]  # it owns the memory of the compiled code
         return found
 
-    if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
-        raise OSError("the system's C library has no preadv")
-    read = function("read", ctypes.c_int64, 7)
-    preadv = ctypes.cast(libc.preadv, ctypes.c_void_p).value
-    unpack = function("unpack", ctypes.c_int64, len(LoopWork._fields) + 1)
-    pread = ctypes.cast(libc.pread, ctypes.c_void_p).value
-    copy = function("copy", None, 4)
-    return Native(copy, lambda *arguments: read(*arguments, preadv), lambda work: unpack(*work, pread))
+    return function
 
 
 _LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line

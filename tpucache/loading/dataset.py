@@ -19,7 +19,15 @@ from tpucache.loading.filter import matching
 from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide, InMemory, ReadingPlan, RecordReader, WaysRead, undivided
+from tpucache.loading.reading.reader import (
+    Divide,
+    InMemory,
+    ReadingPlan,
+    RecordReader,
+    UseRecords,
+    WaysRead,
+    undivided,
+)
 from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
@@ -409,6 +417,20 @@ class CachedDataset(Dataset[Item]):
         """
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
+
+    @property
+    def can_visit(self) -> bool:
+        """Whether records are the bytes of their fields, so that `visit` may use them where they are."""
+        return self._open_reader.can_visit
+
+    def visit(
+        self, indices: Array, epoch: int, chunk: int, use: UseRecords, parts: Numbers, divide: Divide = undivided
+    ) -> WaysRead:
+        """Call `use` with the records of samples where they are; only `parts` of them are needed: see RecordReader.
+
+        The other arguments, and what is returned and raised, are those of `read_into`.
+        """
+        return self._open_reader.visit(self._rows(indices, epoch, chunk), use, parts, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
         """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DependencyError, UsageError
+from tpucache.loading.indices import to_integer
 from tpucache.loading.tensors import HAS_TORCH
 from tpucache.ondevice.augment import check_fields, check_labels
 from tpucache.ondevice.draws import draw
@@ -19,6 +20,7 @@ from tpucache.store.fields import IMAGE, LABEL, Field
 if TYPE_CHECKING:
     import torch
 
+    from tpucache.loading.augment import HostCrop
     from tpucache.ondevice.modules import Augment
 
 #: As torch takes it: "cuda", "cpu", "xla" or a torch.device.
@@ -43,28 +45,40 @@ class Fields(Protocol):
 class FinishSettings:
     """The device, as text, and the augmentation, None where images are not even normalised. Raises UsageError.
 
-    Raises DependencyError without torch.
+    `size` is the height and width of random crops, where it is not that of the images. Raises DependencyError without
+    torch.
     """
 
     device: str
     augment: AugmentSettings | None
+    size: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, augment: AugmentSettings | None, normalise: bool, device: Device) -> FinishSettings | None:
+    def of(
+        cls, augment: AugmentSettings | None, normalise: bool, device: Device, size: Any = None
+    ) -> FinishSettings | None:
         """Return what the arguments of a CachedLoader ask for; None where they ask for nothing."""
         if augment is not None and not isinstance(augment, AugmentSettings):
             raise UsageError(f"augment is an AugmentSettings, such as AugmentSettings(flip=True), not {augment!r:.60}")
-        if augment is None and not normalise and device is None:
+        if augment is None and not normalise and device is None and size is None:
             return None
         settings = AugmentSettings() if augment is None and normalise else augment
-        return cls(_usable("cpu" if device is None else device), settings)
+        return cls(_usable("cpu" if device is None else device), settings, None if size is None else _to_size(size))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether batches come out in the host's memory."""
+        return self.device.startswith("cpu")
 
 
 class BatchFinish:
     """Makes of the batches of a loader what a model is given, on the device."""
 
-    def __init__(self, settings: FinishSettings, dataset: Fields) -> None:
-        """Bring the constants to the device. Raises UsageError for what the records do not have."""
+    def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
+        """Bring the constants to the device. Raises UsageError for what the records do not have.
+
+        Images that `crop` has read are decoded, and cropped, already.
+        """
         import torch
 
         from tpucache.ondevice.modules import Augment, decoder
@@ -74,15 +88,17 @@ class BatchFinish:
         fields: dict[str, Field] = {field.name: field for field in manifest.fields}
         shapes = {field.name: field.shape for field in dataset.record_fields}
         check_fields(augment, fields)
+        if crop is not None:
+            augment = crop.left
         self._draws = None if augment == AugmentSettings() else augment
         self._classes = len(manifest.classes)
         self._decode = None
-        if len(shapes.get(IMAGE, ())) == 1:
+        if len(shapes.get(IMAGE, ())) == 1 and crop is None:
             self._decode = decoder(dataset).to(self._device)
         self._augment: Augment | None = None
         if augment is not None:
             image, statistics = fields[IMAGE], manifest.statistics
-            self._size = height, width = image.shape[0], image.shape[1]
+            self._size = height, width = (image.shape[0], image.shape[1]) if crop is None else crop.size
             self._augment = Augment(augment, statistics.mean, statistics.std, height, width, self._device, image.dtype)
 
     def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
@@ -122,6 +138,15 @@ class BatchFinish:
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
         # Out of page-locked memory; CUDA takes a copy of any other before it returns.
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
+
+
+def _to_size(size: Any) -> tuple[int, int]:
+    """Return a height and a width. Raises UsageError."""
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, (tuple, list)) or len(sides) != 2:
+        raise UsageError(f"size is that of the crops in pixels, such as 224 or (160, 224), not {size!r:.60}")
+    height, width = (to_integer("size", side, 1) for side in sides)
+    return height, width
 
 
 def _usable(device: Device) -> str:

@@ -19,7 +19,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.indices import integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
-from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool
+from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
 from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
 from tpucache.loading.samples import Samples
@@ -31,6 +31,7 @@ from tpucache.store import earlier
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
+    from tpucache.loading.augment import HostCrop
     from tpucache.loading.finishing import BatchFinish, Device, FinishSettings
     from tpucache.ondevice.settings import AugmentSettings
     from tpucache.ondevice.slots import Placed, RecordSlots
@@ -119,9 +120,15 @@ class BatchLoader(Generic[AnySamples]):
     another process, is at the same place; buffers and metrics are each process's own.
     """
 
-    def __init__(self, samples: AnySamples, order: EpochOrder, options: LoaderOptions) -> None:
-        """Begin at the first epoch, with memory for the first batches. Raises UsageError for too small a last batch."""
+    def __init__(
+        self, samples: AnySamples, order: EpochOrder, options: LoaderOptions, crop: HostCrop | None = None
+    ) -> None:
+        """Begin at the first epoch, with memory for the first batches; `crop` reads crops of images instead of images.
+
+        Raises UsageError for too small a last batch.
+        """
         self.dataset, self.order, self.options = samples, order, options
+        self._crop = crop
         self.batch_size, self.drop_last = options.batch_size, options.drop_last
         self.rank, self.world_size = options.rank, options.world_size
         self.seed = options.seed
@@ -132,7 +139,7 @@ class BatchLoader(Generic[AnySamples]):
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._metrics = LoaderMetrics()
         self._is_closed = False
-        self._finish = None if options.finishing is None else _make_finish(options.finishing, samples)
+        self._finish = None if options.finishing is None else _make_finish(options.finishing, samples, crop)
         self._pool: Buffers | None = None  # made when it is first asked for, in each process
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
@@ -294,7 +301,7 @@ class BatchLoader(Generic[AnySamples]):
     def _buffers(self) -> Buffers:
         self._refuse_closed()
         if self._pool is None:
-            self._pools = self.dataset.buffer_pools
+            self._pools = self.dataset.buffer_pools if self._crop is None else BufferPools(self._crop.fields)
             self._pool = self._pools.pool(self.batch_size, pinned_empty if self.options.pin_memory else None)
         return self._pool
 
@@ -326,6 +333,8 @@ class BatchLoader(Generic[AnySamples]):
         further = functools.partial(expected, epochs=_FORESEEN_EPOCHS) if self.world_size > 1 else None
         if slots is None or not slots.is_full:
             self.dataset.expect(self, expected, further)
+        whole, crop = functools.partial(self._read, self.dataset.read_into), self._crop
+        read = whole if crop is None else functools.partial(self._read_crops, crop)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
                 while (
@@ -336,12 +345,13 @@ class BatchLoader(Generic[AnySamples]):
                     ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
                     hinted = parts[-1].stop
+                place = _Place(seed, epoch, next(steps), first, stop)
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 if slots is None:
-                    read = threads.submit(functools.partial(self._read, own, epoch, shared, threads.divide))
+                    future = threads.submit(functools.partial(read, own, place, shared, threads.divide))
                 else:
-                    read = self._read_missing(slots, self.dataset.record_numbers(own, epoch, shared), threads)
-                pending.append((_Place(seed, epoch, next(steps), first, stop), read))
+                    future = self._read_missing(slots, self.dataset.record_numbers(own, epoch, shared), threads)
+                pending.append((place, future))
                 if len(pending) > self.options.prefetch:
                     yield self._next(pending, iteration, is_counted)
                     threads.check()
@@ -390,10 +400,8 @@ class BatchLoader(Generic[AnySamples]):
 
     def _finished(self, settings: FinishSettings, batch: Any, place: _Place) -> Any:
         if self._finish is None:  # in a copy of the loader
-            self._finish = _make_finish(settings, self.dataset)
-        rows = place.stop - place.first
-        own = rank_slice(0, rows, self.rank, self.world_size)
-        return self._finish(batch, place.seed, place.step, rows, own)
+            self._finish = _make_finish(settings, self.dataset, self._crop)
+        return self._finish(batch, *self._drawn(place))
 
     def _count(self, iteration: int, epoch: int, stop: int) -> None:
         """Note that the samples of an epoch before `stop` are handed out, unless the loader went elsewhere since."""
@@ -430,15 +438,25 @@ class BatchLoader(Generic[AnySamples]):
             batches.append(self.dataset.to_batch(pool.lend(buffer, rows), indices))
         return _Read(placed.with_arrays(batches), len(placed.slots), None)
 
-    def _read(self, indices: Positions, epoch: int, shared: int, divide: Divide) -> _Read:
+    def _read_crops(self, crop: HostCrop, indices: Positions, place: _Place, shared: int, divide: Divide) -> _Read:
+        return self._read(crop.reading(*self._drawn(place)), indices, place, shared, divide)
+
+    def _read(
+        self, read_into: Callable[..., WaysRead], indices: Positions, place: _Place, shared: int, divide: Divide
+    ) -> _Read:
         pool = self._buffers
         buffer = pool.take()
         try:
-            ways = self.dataset.read_into(buffer, indices, epoch, shared, divide)
+            ways = read_into(buffer, indices, place.epoch, shared, divide)
         except BaseException:
             pool.give_back(buffer)
             raise
         return _Read(self.dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
+
+    def _drawn(self, place: _Place) -> tuple[int, int, int, slice]:
+        """Return what random numbers are drawn for: seed, step, the rows of the global batch, and this rank's."""
+        rows = place.stop - place.first
+        return place.seed, place.step, rows, rank_slice(0, rows, self.rank, self.world_size)
 
 
 class HasCached(Protocol):
@@ -480,6 +498,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         augment: AugmentSettings | None = None,
         normalise: bool = False,
         device: Device = None,
+        size: int | tuple[int, int] | None = None,
     ) -> None:
         """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
 
@@ -504,7 +523,8 @@ class CachedLoader(BatchLoader[CachedDataset]):
         `augment` normalises, too, and augments with random numbers of (seed, step) alone, those of `tpucache.jax.feed`:
         they are the same on every device, on any number of ranks, and in a loop that is resumed. Mixed labels are
         float32 (batch, classes). With `views`, all of them have as many rows for each sample, side by side. Without a
-        device, both are done on the CPU.
+        device, both are done on the CPU: there, random crops and flips are made while records are read, by `threads`,
+        and `size` is the height and width of the crops where it is not that of the images.
 
         One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
         len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
@@ -516,11 +536,13 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chosen = _cached_dataset(dataset)
         if finish == "device":
             chosen = chosen.packed()
-        finishing = None
-        if augment is not None or normalise or device is not None:
+        finishing = crop = None
+        if augment is not None or normalise or device is not None or size is not None:
             from tpucache.loading.finishing import FinishSettings
 
-            finishing = FinishSettings.of(augment, normalise, device)
+            finishing = FinishSettings.of(augment, normalise, device, size)
+            crop = _make_crop(chosen, finishing)
+            chosen = chosen if crop is None else crop.dataset
         pin_memory = pin_memory or (finishing is not None and finishing.device.startswith("cuda"))
         options = LoaderOptions(
             batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate, finishing
@@ -529,13 +551,31 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chunk = max(1, _CHUNK_BYTES // chosen.mean_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
         order = drawn or make_order(shuffle, window, chunk, changes_variants=chosen.variant == "epoch")
-        super().__init__(chosen, order, options)
+        super().__init__(chosen, order, options, crop)
 
 
-def _make_finish(settings: FinishSettings, samples: Any) -> BatchFinish:
+def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) -> BatchFinish:
     from tpucache.loading.finishing import BatchFinish  # ten modules that most loaders do not need
 
-    return BatchFinish(settings, samples)
+    return BatchFinish(settings, samples, crop)
+
+
+def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> HostCrop | None:
+    """Return what crops the images of a dataset on the host, None where a device does. Raises UsageError."""
+    from tpucache.loading.augment import HostCrop, why_not
+
+    settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)
+    reason = why_not(settings, dataset)
+    if finishing is not None and not finishing.is_on_cpu:
+        reason = f"{finishing.device} is another device"
+    if reason is None and settings is not None:
+        return HostCrop(settings, dataset, size)
+    if size is not None:
+        raise UsageError(
+            f"size is that of random crops on the CPU, and {reason}. On a device, "
+            "tpucache.ondevice.decoder(dataset, size, crop=True) makes crops of any size"
+        )
+    return None
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:

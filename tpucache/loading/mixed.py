@@ -287,6 +287,8 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}")
     if loader.options.finishing != first.options.finishing:
         raise UsageError(f"loader {at} has another augment, normalise or device than loader 0: give all the same")
+    if loader.options.finishing is not None and loader.options.finishing.size is not None:
+        raise UsageError(f"loader {at} has a size, and a mixture makes crops of the images' size: leave size out")
     one, other = first.dataset, loader.dataset
     if not len(other) or not loader.samples:
         raise UsageError(f"loader {at} has no samples to mix")

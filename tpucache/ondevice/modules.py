@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from tpucache.ondevice.crop import CropDecoder
 from tpucache.ondevice.decode import PackedDecoder, Resize, Size, field_decoder, packed_or_pixels, to_resize
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class HasFields(Protocol):
@@ -54,6 +58,8 @@ class Augment(BatchAugment):
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
         self._device = device
+        if settings.crop and device.type == "cpu":
+            _say_slow()
 
     def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """See BatchAugment; autocast is off, and so changes no pixel."""
@@ -66,6 +72,14 @@ class Augment(BatchAugment):
         with torch.autocast(self._device.type, enabled=False):
             moved: torch.Tensor = super().masks(masks, draws)
         return moved
+
+
+@functools.cache
+def _say_slow() -> None:
+    _log.warning(
+        "Augment makes random crops on a CPU as on a device, some ten times more slowly than "
+        "CachedLoader(dataset, …, augment=AugmentSettings(crop=True)) while it reads"
+    )
 
 
 class Decoder(nn.Module):

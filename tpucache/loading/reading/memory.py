@@ -137,6 +137,11 @@ class RecordMemory:
         """Bytes that the budget has given so far."""
         return self._granted * self._size
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there was no room for a record lately."""
+        return self._is_full
+
     def promise(self) -> bool:
         """Have the budget promise memory for all records; return whether as much is free."""
         self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)

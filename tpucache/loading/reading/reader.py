@@ -63,6 +63,9 @@ Block = npt.NDArray[np.uint8]
 #: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
 Divide = Callable[[Callable[[int, int], None], int], None]
 
+#: (numbers, addresses): use the records of these rows of a batch, both int64 (n,), as long as the call lasts.
+UseRecords = Callable[[Numbers, Addresses], None]
+
 
 def undivided(work: Callable[[int, int], None], rows: int) -> None:
     """Do the work for all rows at once."""
@@ -222,16 +225,87 @@ class RecordReader:
 
         `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
         """
-        reader, keep = self.cache.reader, keep or self.in_memory is True
-        if not reader.is_whole:
-            if reader.is_at_start:
-                reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
-            # While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
-            keep = keep and (self.in_memory is True or not reader.is_busy)
+        if not self.cache.reader.is_whole:
+            keep = self._fetch(rows, keep)
         with Use(self._maps.uses):
             places = self._find(rows)
-            divide(functools.partial(self._read_part, buffer, rows, places, keep), len(rows))
+            divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
         return self._ways(places)
+
+    def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
+        """Call `use` with plain records where they are, in memory or in maps; others are read into memory before.
+
+        `parts`, int64 (n, any, 2), says what of each record is used: first bytes and lengths. Of records in files that
+        are not kept in memory, only these are read. Returns where they were. Raises DamageError naming the shard.
+        """
+        keep = self.cache.reader.is_whole or self._fetch(rows, keep=True)
+        with Use(self._maps.uses):
+            places = self._find(rows)
+            divide(functools.partial(self._visit_part, rows, places, use, parts, keep), len(rows))
+        return self._ways(places)
+
+    @property
+    def can_visit(self) -> bool:
+        """Whether records are the bytes of their fields, so that they can be used where they are."""
+        return self._is_plain
+
+    def _fetch(self, rows: Numbers, keep: bool) -> bool:
+        """Fetch records if they are the first of all; return whether they are to be kept in memory once they are read.
+
+        While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
+        """
+        reader = self.cache.reader
+        if reader.is_at_start:
+            reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
+        return keep and (self.in_memory is True or not reader.is_busy)
+
+    def _visit_part(
+        self, rows: Numbers, places: _Places, use: UseRecords, parts: Numbers, keep: bool, start: int, stop: int
+    ) -> None:
+        """Call `use` with the records of some rows of a batch."""
+        decoded = places.decoded[start:stop]
+        present = np.flatnonzero(decoded)
+        if len(present):
+            use(start + present, decoded[present])
+        if places.found is None:
+            return
+        missing = start + np.flatnonzero(decoded == 0)
+        count = max(1, _BATCH_BYTES // max(1, self._record_bytes))
+        for first in range(0, len(missing), count):
+            some = missing[first : first + count]
+            block, starts = self._scratch.block(np.full(len(some), self._record_bytes))
+            keep = keep and bool(self.in_memory) and not self._memory.is_full
+            self._read_to(block, starts, places.found[some], None if keep else parts[some])
+            addresses = address(block) + starts
+            use(some, addresses)
+            if keep:
+                self._memory.keep(rows[some], functools.partial(_copy_some, addresses, self._record_bytes))
+
+    def _read_to(self, block: Array, starts: Numbers, found: Rows, parts: Numbers | None) -> None:
+        """Read plain records, or only these parts of them, into a block where they begin at `starts`."""
+        done = 0 if parts is None else self._read_parts(address(block) + starts, found, parts)
+        starts = starts[done:]
+        views = [[block.data[at : at + self._record_bytes]] for at in starts.tolist()]
+        whole = np.stack([address(block) + starts, np.full(len(starts), self._record_bytes)], -1)[:, None]
+        if len(starts):
+            self._scatter(found[done:], views, whole, is_large=True)
+
+    def _read_parts(self, targets: Addresses, found: Rows, parts: Numbers) -> int:
+        """Read parts of plain records, each to its place in the record at a target; return how many records were."""
+        loops = native()
+        if loops is None or (found["length"] != self._record_bytes).any():
+            return 0
+        each = int(parts.shape[1])
+        lengths = np.ascontiguousarray(parts[:, :, 1]).reshape(-1)
+        to = np.stack([(targets[:, None] + parts[:, :, 0]).reshape(-1), lengths], -1)
+
+        def read(descriptors: Numbers, rows: Rows) -> int:
+            files = np.repeat(descriptors, each)
+            offsets = (rows["offset"].astype(np.int64)[:, None] + parts[:, :, 0]).reshape(-1)
+            numbers = address(files), address(offsets), address(to), 1, address(lengths)
+            return loops.read(*numbers, len(files)) // each
+
+        return self.cache.reader.read_by(found, read)
 
     def _ways(self, places: _Places) -> WaysRead:
         """Return how many records were where."""
@@ -468,6 +542,11 @@ def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: 
             decode_rows(target.field, *to)
         else:
             decode_view(target.field, stored, *to)
+
+
+def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addresses) -> None:
+    """Copy some records to where they are kept."""
+    copy_rows(targets, sources[chosen], length, past_caches=True)
 
 
 class _Places(NamedTuple):

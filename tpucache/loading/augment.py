@@ -1,0 +1,123 @@
+"""Random crops and flips on the host: while records are read, by the threads of a loader."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.reading.buffers import Buffer
+from tpucache.loading.reading.crops import Boxes, Form, crop, needed_bytes
+from tpucache.loading.reading.reader import Divide, WaysRead
+from tpucache.native import Addresses
+from tpucache.ondevice import draws as drawn
+from tpucache.ondevice.decode import Yuv420Decoder, packed_or_pixels
+from tpucache.ondevice.settings import AugmentSettings
+from tpucache.store.fields import IMAGE, Field
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+
+_BYTES: Final = "|u1"
+
+
+class HostCrop:
+    """Reads the crops of a batch's images, with the random numbers that `tpucache.ondevice.draw` has for the device.
+
+    Crops of the images' own size are the same bytes as the device makes of the same pixels.
+    """
+
+    def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
+        """Take the samples and the height and width of the crops, by default those of the images.
+
+        Raises UsageError where `why_not` gives a reason.
+        """
+        reason = why_not(settings, dataset)
+        if reason is not None:
+            raise UsageError(f"crops are not made on the host: {reason}")
+        image = _image(dataset)
+        height, width, channels = image.shape
+        has_planes = _has_planes(dataset)
+        self._form = Form(height, width, channels, has_planes)
+        #: The dataset that is read: its records hold planes as they are stored.
+        self.dataset = dataset.packed() if has_planes else dataset
+        self._settings, self.size = settings, size or (height, width)
+        #: The datasets' images as they are read: uint8 (height, width, channels).
+        self.fields = (Field(IMAGE, "raw", _BYTES, (*self.size, channels)),)
+        #: What is left to be done to a batch afterwards.
+        self.left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
+
+    def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
+        """Return what reads crops as `CachedDataset.read_into` reads images, into buffers of `fields`.
+
+        Random numbers are those of (seed, step) for the rows `own` of a global batch of `rows`.
+        """
+        draws = drawn.draw(self._settings, seed, step, rows, (self._form.height, self._form.width))[own]
+        first = drawn.CROPPED.start
+        columns = (*range(first, drawn.CROPPED.stop), drawn.ROWS_REVERSED, drawn.COLUMNS_REVERSED)
+        return functools.partial(self._read_into, Boxes(*(draws[:, column] for column in columns)))
+
+    def _read_into(
+        self, boxes: Boxes, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide
+    ) -> WaysRead:
+        (targets,), dataset = buffer.starts, self.dataset
+        if dataset.can_visit:
+
+            def use(numbers: Numbers, sources: Addresses) -> None:
+                self._crop(boxes.at(numbers), np.ascontiguousarray(sources), targets[numbers])
+
+            return dataset.visit(indices, epoch, chunk, use, needed_bytes(self._form, boxes), divide)
+        pool = dataset.buffer_pools.pool(len(targets))
+        whole = pool.take()  # what has to be decoded is cropped once the whole batch is
+        try:
+            ways = dataset.read_into(whole, indices, epoch, chunk, divide)
+            (sources,) = whole.starts
+
+            def crop_part(start: int, stop: int) -> None:
+                self._crop(boxes.at(slice(start, stop)), sources[start:stop], targets[start:stop])
+
+            divide(crop_part, len(indices))
+        finally:
+            pool.give_back(whole)
+        return ways
+
+    def _crop(self, boxes: Boxes, sources: Addresses, targets: Addresses) -> None:
+        crop(self._form, boxes, sources, targets, *self.size)
+
+
+def why_not(settings: AugmentSettings | None, dataset: CachedDataset) -> str | None:
+    """Return why the images of a dataset are not cropped on the host, None where they are."""
+    if settings is None or not settings.crop:
+        return "there is no random crop: give augment=AugmentSettings(crop=True)"
+    before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
+    if before:
+        return f"{' and '.join(before)} come before it: leave that out"
+    if settings.views > 1:
+        return "each sample has several views"
+    return _why_not_images(dataset)
+
+
+def _why_not_images(dataset: CachedDataset) -> str | None:
+    if dataset.names != [IMAGE]:
+        return "records have more fields than an image"
+    image = _image(dataset)
+    if image.dtype != _BYTES:
+        return f"the numbers of images are {np.dtype(image.dtype)}, not bytes"
+    if len(dataset.record_fields[0].shape) == 1 and not _has_planes(dataset):
+        return 'images are left packed for a device: leave finish="device" out'
+    return None
+
+
+def _has_planes(dataset: CachedDataset) -> bool:
+    """Return whether records hold the planes of yuv420, which are cropped where they are."""
+    return isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
+
+
+def _image(dataset: CachedDataset) -> Field:
+    return next(field for field in dataset.manifest.fields if field.name == IMAGE)

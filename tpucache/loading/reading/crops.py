@@ -1,0 +1,500 @@
+"""Random resized crops and flips of 8-bit images, out of their records: raw pixels, or the planes of yuv420.
+
+Only the rows and columns of a crop are read. An enlarged side is interpolated linearly, as `tpucache.ondevice` does it,
+to the same bytes; a reduced one is filtered with a triangle that is wider by as much, as Pillow and torchvision do it,
+so that nothing aliases. llvmlite compiles the loop where it is installed; numpy does the same without it, slower, and
+both work in whole numbers, so that every processor makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.native import Addresses, FunctionWriter, address, compile_functions, compiling
+
+Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
+
+_PLACE_STEPS: Final = 256  # of a pixel, as places are rounded by `tpucache.ondevice.resample`
+_UNIT_BITS: Final = 11  # the weights of a pixel add up to 1 << 11: with 8 bits of colour, two sides fit into 32 bits
+_UNIT: Final = 1 << _UNIT_BITS
+_NEAR, _FAR = 3, 1  # the weights of the nearest and the next sample of chroma at a pixel, as yuv420 is decoded
+_COLOUR_BITS: Final = 16
+_SIDE_BITS: Final = 2  # what _NEAR and _FAR add up to, on each side
+# JFIF's matrix: what Cb, then Cr, add to red, green and blue.
+_COLOURS: Final = tuple(
+    tuple(round(share * (1 << _COLOUR_BITS)) for share in row) for row in ((0, -0.344136, 1.772), (1.402, -0.714136, 0))
+)
+_MOST_CHANNELS: Final = 4
+_LANES: Final = 16  # bytes that are blended at once
+
+_log: Final = logging.getLogger("tpucache")
+
+
+class Boxes(NamedTuple):
+    """Which part of each image becomes the result, and how it is turned.
+
+    All are float32 (n,): the first row and column, the rows and columns, in whole pixels of the turned image, and 1
+    where rows or columns are reversed.
+    """
+
+    top: Array
+    height: Array
+    left: Array
+    width: Array
+    rows_reversed: Array
+    columns_reversed: Array
+
+    def at(self, images: Numbers | slice) -> Boxes:
+        """Return those of some of the images."""
+        return Boxes(*(each[images] for each in self))
+
+
+class Taps(NamedTuple):
+    """Which pixels along a side make each pixel of the result: the first, how many, and the weight of each.
+
+    `firsts` is int64 (n, size), `counts` int64 (n,), `weights` int32 (n, size, most), 0 beyond an image's count.
+    """
+
+    firsts: Numbers
+    counts: Numbers
+    weights: npt.NDArray[np.int32]
+
+
+class Form(NamedTuple):
+    """How an image lies in its record: height, width and channels; three planes of yuv420, or pixel after pixel."""
+
+    height: int
+    width: int
+    channels: int
+    is_planar: bool
+
+    @property
+    def half(self) -> tuple[int, int]:
+        """Height and width of the planes of chroma."""
+        return -(-self.height // 2), -(-self.width // 2)
+
+
+class CropWork(NamedTuple):
+    """What the compiled loop is given; arrays are given by their addresses."""
+
+    images: int
+    sources: int  # where records begin, int64 (images,)
+    targets: int  # where results begin, int64 (images,)
+    height: int  # of a result
+    width: int
+    channels: int
+    row_bytes: int  # of a row in the record, of luma in planes
+    starts: int  # bytes of a row before the crop, int64 (images,)
+    widths: int  # of crops, in pixels, int64 (images,)
+    row_firsts: int
+    row_counts: int
+    row_weights: int
+    row_most: int
+    column_firsts: int
+    column_counts: int
+    column_weights: int
+    column_most: int
+    row: int  # memory for a blended row of colours, int32
+    blue: int  # where Cb begins in a record, 0 where there are no planes; the others are unused then
+    red: int
+    half_bytes: int  # of a row of chroma
+    half_starts: int  # as starts and widths, of chroma
+    half_widths: int
+    half_firsts: int
+    half_counts: int
+    half_weights: int
+    half_most: int
+    luma_row: int  # memory for a blended row of each plane
+    blue_row: int
+    red_row: int
+
+
+def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, height: int, width: int) -> None:
+    """Write the crop of each image, uint8 (height, width, channels) pixel after pixel, to its target.
+
+    Records and results are given by their addresses, int64 (n,), contiguous. The caller keeps the memory alive and
+    checks that it is large enough. Threads may do so at once.
+    """
+    if not len(sources):
+        return
+    rows = side_taps(boxes.top, boxes.height, boxes.rows_reversed, form.height, height)
+    columns = side_taps(boxes.left, boxes.width, boxes.columns_reversed, form.width, width)
+    loop = crop_loop() if form.channels <= _MOST_CHANNELS else None
+    if loop is None:
+        _crop_by_numpy(form, rows, columns, sources, targets)
+    else:
+        _crop_by_loop(loop, form, boxes, rows, columns, sources, targets)
+
+
+def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
+    """Return the parts of a record that crops are made of: int64 (n, parts, 2), where each begins and its length."""
+    top, height = boxes.top.astype(np.int64), boxes.height.astype(np.int64)
+    top = np.where(boxes.rows_reversed > 0, form.height - top - height, top)
+    row_bytes = form.width * (1 if form.is_planar else form.channels)
+    parts = [np.stack([top * row_bytes, height * row_bytes], -1)]
+    if form.is_planar:
+        rows, columns = form.half
+        first = np.maximum(top // 2 - 1, 0)
+        length = np.minimum((top + height - 1) // 2 + 2, rows) - first
+        for plane in range(2):
+            begin = form.height * form.width + plane * rows * columns
+            parts.append(np.stack([begin + first * columns, length * columns], -1))
+    return np.stack(parts, 1)
+
+
+def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: int) -> Taps:
+    """Return how `size` pixels are made of parts of a side that begin at `starts` and have `sizes`, float32 (n,).
+
+    Parts are of the turned image; the taps are of the image as it is stored.
+    """
+    first, length = starts.astype(np.int64)[:, None], sizes.astype(np.int64)[:, None]
+    is_reversed = reversed_[:, None] > 0
+    # As `ondevice.resample.crop_weights`, in float32 as there; what is reduced is replaced below.
+    places = np.arange(size, dtype=np.float32)
+    starts, sizes = first.astype(np.float32), length.astype(np.float32)
+    within = (2 * places + 1) * sizes / np.float32(2 * size) - np.float32(0.5)
+    within = np.minimum(np.maximum(within, 0), sizes - 1)
+    at = np.floor((within + starts) * _PLACE_STEPS + np.float32(0.5)).astype(np.int32)
+    counts = np.minimum(length, 2)
+    firsts = np.minimum(at // _PLACE_STEPS, first + length - counts)  # the last pixel is the second of two
+    share = (at - _PLACE_STEPS * firsts).astype(np.int32) * (_UNIT // _PLACE_STEPS)
+    weights = np.stack([_UNIT - share, share], 2)
+    weights = np.where(is_reversed[:, :, None] & (counts == 2)[:, :, None], weights[:, :, ::-1], weights)
+    reduced = np.flatnonzero(length > size)
+    if len(reduced):
+        few = first[reduced], length[reduced], is_reversed[reduced]
+        counts[reduced], firsts[reduced], filtered = _reducing_taps(*few, size)
+        weights = np.pad(weights, ((0, 0), (0, 0), (0, max(0, filtered.shape[2] - 2))))
+        weights[reduced, :, : filtered.shape[2]] = filtered
+    stored = np.where(is_reversed, side - firsts - counts, firsts)
+    return Taps(np.ascontiguousarray(stored), np.ascontiguousarray(counts[:, 0]), np.ascontiguousarray(weights))
+
+
+def _reducing_taps(
+    first: Numbers, length: Numbers, is_reversed: Array, size: int
+) -> tuple[Numbers, Numbers, npt.NDArray[np.int32]]:
+    """Return counts (n, 1), firsts and weights of a triangle as wide as a pixel of the result, to either side."""
+    scale = length / size
+    centres = first + (np.arange(size) + 0.5) * scale - 0.5
+    counts = np.minimum(np.ceil(2 * scale).astype(np.int64), length)
+    firsts = np.clip(np.floor(centres - scale).astype(np.int64) + 1, first, first + length - counts)
+    turn = np.arange(counts.max())
+    offsets = np.where(is_reversed, counts - 1 - turn, turn)[:, None, :]
+    distances = np.abs(firsts[:, :, None] + offsets - centres[:, :, None]) / scale[:, :, None]
+    shares = np.where(turn < counts[:, :, None], np.maximum(1 - distances, 0), 0)
+    weights = np.rint(shares / shares.sum(2, keepdims=True) * _UNIT).astype(np.int32)
+    # What rounding has left over goes to the nearest pixel.
+    nearest = np.argmax(weights, 2)[:, :, None]
+    rest = _UNIT - weights.sum(2, keepdims=True, dtype=np.int32)
+    np.put_along_axis(weights, nearest, np.take_along_axis(weights, nearest, 2) + rest, 2)
+    return counts, firsts, weights
+
+
+def half_taps(taps: Taps, half: int) -> Taps:
+    """Return the taps of a side of chroma, of `half` samples, that make what taps make of the pixels between them.
+
+    Their weights add up to 4 times as much.
+    """
+    most = taps.weights.shape[2]
+    counts = np.minimum(taps.counts // 2 + 3, half)
+    firsts = np.clip(taps.firsts // 2 - 1, 0, (half - counts)[:, None])
+    weights = np.zeros((*taps.firsts.shape, int(counts.max())), np.int32)
+    for turn in range(most):
+        pixels = taps.firsts + turn
+        near = np.minimum(pixels // 2, half - 1)
+        far = np.clip(near + np.where(pixels % 2, 1, -1), 0, half - 1)
+        for sample, share in ((near, _NEAR), (far, _FAR)):
+            # Taps beyond an image's count have no weight, wherever they are.
+            at = np.clip(sample - firsts, 0, weights.shape[2] - 1)[:, :, None]
+            added = np.take_along_axis(weights, at, 2) + share * taps.weights[:, :, turn : turn + 1]
+            np.put_along_axis(weights, at, added, 2)
+    return Taps(firsts, counts, weights)
+
+
+def _crop_by_loop(
+    loop: Callable[..., None], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
+    targets: Addresses,
+) -> None:  # fmt: skip
+    """Crop by the compiled loop."""
+    left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
+    left = np.where(boxes.columns_reversed > 0, form.width - left - widths, left)
+    pixel = 1 if form.is_planar else form.channels
+    row = np.empty(form.width * _MOST_CHANNELS + _LANES, np.int32)
+    inside = np.ascontiguousarray(columns.firsts - left[:, None])
+    starts = left * pixel
+    kept: list[Array] = [row, inside, starts, widths]
+    work = CropWork(
+        len(sources), address(sources), address(targets), rows.firsts.shape[1], inside.shape[1], form.channels,
+        form.width * pixel, address(starts), address(widths),
+        *_addresses(rows), address(inside), *_addresses(columns)[1:], address(row),
+        *[0] * 12,
+    )  # fmt: skip
+    if form.is_planar:
+        halves = half_taps(rows, form.half[0])
+        first = np.maximum(left // 2 - 1, 0)
+        length = np.minimum((left + widths - 1) // 2 + 2, form.half[1]) - first
+        planes = np.empty((3, form.width * _MOST_CHANNELS + _LANES), np.int32)
+        blue = form.height * form.width
+        kept += [*halves, first, length, planes]
+        work = work._replace(
+            blue=blue, red=blue + form.half[0] * form.half[1], half_bytes=form.half[1], half_starts=address(first),
+            half_widths=address(length), luma_row=address(planes[0]), blue_row=address(planes[1]),
+            red_row=address(planes[2]),
+            **dict(zip(("half_firsts", "half_counts", "half_weights", "half_most"), _addresses(halves), strict=True)),
+        )  # fmt: skip
+    loop(*work)
+    del kept  # until here the loop has read it
+
+
+def _addresses(taps: Taps) -> tuple[int, int, int, int]:
+    return address(taps.firsts), address(taps.counts), address(taps.weights), taps.weights.shape[2]
+
+
+def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses) -> None:
+    """Crop with numpy alone, to the same bytes."""
+    size = rows.firsts.shape[1], columns.firsts.shape[1], form.channels
+    halves = half_taps(rows, form.half[0]) if form.is_planar else None
+    for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
+        down, across = (_matrix(taps, at, side) for taps, side in ((rows, form.height), (columns, form.width)))
+        pixels = form.height * form.width
+        if halves is None:
+            image = _memory(source, pixels * form.channels).reshape(form.height, -1)
+            colours = (down @ image).reshape(size[0], form.width, form.channels)
+        else:
+            luma = down @ _memory(source, pixels).reshape(form.height, -1)
+            count = form.half[0] * form.half[1]
+            tall = _matrix(halves, at, form.half[0])
+            blue, red = (
+                tall @ _memory(source + pixels + plane * count, count).reshape(form.half) for plane in range(2)
+            )
+            colours = _to_colours(luma, blue, red)
+        made = np.einsum("xw,ywc->yxc", across, colours)
+        bits = 2 * _UNIT_BITS
+        made = (made + (1 << (bits - 1)) - 1 + ((made >> bits) & 1)) >> bits  # halves to the even number
+        _memory(target, size[0] * size[1] * size[2])[:] = np.clip(made, 0, 255).astype(np.uint8).reshape(-1)
+
+
+def _matrix(taps: Taps, at: int, side: int) -> Numbers:
+    """Return the weights of all pixels of a side in each pixel that is made of them: int64 (size, side)."""
+    count = int(taps.counts[at])
+    matrix = np.zeros((taps.firsts.shape[1], side), np.int64)
+    np.put_along_axis(matrix, taps.firsts[at][:, None] + np.arange(count), taps.weights[at, :, :count], 1)
+    return matrix
+
+
+def _memory(start: int, length: int) -> npt.NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(start))
+
+
+def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
+    """Return red, green and blue (height, width, 3) in the units of luma; chroma has half the width, rounded up."""
+    grey = 128 << (_UNIT_BITS + _SIDE_BITS)
+    shift = _COLOUR_BITS + _SIDE_BITS
+    changes = np.stack([blue - grey, red - grey], -1) @ np.array(_COLOURS)
+    changes = (changes + (1 << (shift - 1))) >> shift
+    pixels = np.arange(luma.shape[1])
+    near = pixels // 2
+    far = np.clip(near + np.where(pixels % 2, 1, -1), 0, changes.shape[1] - 1)
+    wide = (_NEAR * changes[:, near] + _FAR * changes[:, far] + (1 << (_SIDE_BITS - 1))) >> _SIDE_BITS
+    colours: Numbers = luma[:, :, None] + wide
+    return colours
+
+
+def crop_loop() -> Callable[..., None] | None:
+    """Return the compiled loop, which takes CropWork; None where it cannot be compiled, which is logged once."""
+    with compiling:  # others wait for the thread that compiles it
+        return _compiled()
+
+
+@functools.cache
+def _compiled() -> Callable[..., None] | None:
+    try:
+        loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
+    except (ImportError, OSError, RuntimeError) as error:
+        _log.warning("images are cropped by numpy: with `pip install llvmlite` it is faster (%s)", error)
+        return None
+    return loop
+
+
+def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
+    """Write crop(...), whose arguments are CropWork."""
+    blend, colour, resize = _write_blend(ir, module), _write_colour(ir, module), _write_resize(ir, module)
+    code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
+    build, word = code.build, code.word
+    work = CropWork(*code.arguments)
+
+    def taps(name: str, image: Any, size: Any) -> tuple[Any, Any, Any, Any]:
+        """Write where an image's first taps and their weights are, how many each pixel has, and the next's offset."""
+        firsts, counts, weights, most = (
+            getattr(work, f"{name}_{field}") for field in ("firsts", "counts", "weights", "most")
+        )
+        before, step = build.mul(image, size), build.shl(most, word(2))
+        return (
+            build.add(firsts, build.shl(before, word(3))),
+            build.add(weights, build.mul(before, step)),
+            code.item(counts, image),
+            step,
+        )
+
+    with code.counting(word(0), work.images, 1) as image:
+        source, start, width = (code.item(array, image) for array in (work.sources, work.starts, work.widths))
+        row_firsts, row_weights, row_count, row_step = taps("row", image, work.height)
+        column_firsts, column_weights, column_count, column_step = taps("column", image, work.width)
+        target = code.item(work.targets, image)
+        target_bytes = build.mul(work.width, work.channels)
+        has_planes = build.icmp_unsigned("!=", work.blue, word(0))
+        with code.counting(word(0), work.height, 1) as y:
+            first = build.mul(code.item(row_firsts, y), work.row_bytes)
+            first = build.add(build.add(source, first), start)
+            weights = build.add(row_weights, build.mul(y, row_step))
+            with build.if_else(has_planes) as (planar, plain):
+                with planar:
+                    build.call(blend, [first, work.row_bytes, width, weights, row_count, work.luma_row])
+                    half_firsts, half_weights, half_count, half_step = taps("half", image, work.height)
+                    half_start, half_width = (code.item(each, image) for each in (work.half_starts, work.half_widths))
+                    half_first = build.add(build.mul(code.item(half_firsts, y), work.half_bytes), half_start)
+                    of_half = build.add(half_weights, build.mul(y, half_step))
+                    for plane, row in ((work.blue, work.blue_row), (work.red, work.red_row)):
+                        at = build.add(build.add(source, plane), half_first)
+                        build.call(blend, [at, work.half_bytes, half_width, of_half, half_count, row])
+                    last = build.sub(work.half_bytes, word(1))
+                    rows = [work.luma_row, work.blue_row, work.red_row]
+                    build.call(colour, [*rows, start, width, half_start, half_width, last, work.row])
+                with plain:
+                    values = build.mul(width, work.channels)
+                    build.call(blend, [first, work.row_bytes, values, weights, row_count, work.row])
+            to = build.add(target, build.mul(y, target_bytes))
+            columns = [column_firsts, column_weights, column_step, column_count]
+            build.call(resize, [work.row, *columns, work.width, work.channels, to])
+    build.ret_void()
+
+
+def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
+    """Write a vector of one number."""
+    kind = code.ir.VectorType(value.type, lanes)
+    single = code.build.insert_element(code.ir.Constant(kind, code.ir.Undefined), value, code.half(0))
+    return code.build.shuffle_vector(
+        single, single, code.ir.Constant(code.ir.VectorType(code.half, lanes), [0] * lanes)
+    )
+
+
+def _write_blend(ir: Any, module: Any) -> Any:
+    """Write blend(first, row_bytes, length, weights, count, target): weighted sums of `count` rows of bytes, int32."""
+    code = FunctionWriter(ir, module, "blend", 6, returns=False)
+    build, word = code.build, code.word
+    first, row_bytes, length, weights, count, target = code.arguments
+
+    def blend(start: Any, stop: Any, lanes: int) -> None:
+        of_bytes, numbers = (ir.VectorType(kind, lanes) for kind in (code.byte, code.half))
+        with code.counting(start, stop, lanes) as at:
+            source = build.add(first, at)
+
+            def weighted(turn: Any) -> Any:
+                pixels = build.zext(code.load(of_bytes, build.add(source, build.mul(turn, row_bytes))), numbers)
+                weight = code.load(code.half, build.add(weights, build.shl(turn, word(2))))
+                return build.mul(pixels, _splat(code, weight, lanes))
+
+            total = [weighted(word(0))]
+            with code.counting(word(1), count, 1, total) as turn:
+                total[0] = build.add(total[0], weighted(turn))
+            code.store(total[0], build.add(target, build.shl(at, word(2))))
+
+    whole = build.and_(length, word(-_LANES))  # beyond a row there may be no memory
+    blend(word(0), whole, _LANES)
+    blend(whole, length, 1)
+    build.ret_void()
+    return code.function
+
+
+def _write_colour(ir: Any, module: Any) -> Any:
+    """Write colour(luma, blue, red, left, width, half_left, half_width, last, target): three int32 of each pixel.
+
+    Rows begin at the pixel `left` and at the sample of chroma `half_left`, and the last sample of a whole row is
+    `last`. What chroma adds to a pixel is written over its rows: `blue` has memory for four numbers a sample.
+    """
+    code = FunctionWriter(ir, module, "colour", 9, returns=False)
+    build, word = code.build, code.word
+    luma, blue, red, left, width, half_left, half_width, last, target = code.arguments
+    numbers = ir.VectorType(code.half, _MOST_CHANNELS)
+    shift = _COLOUR_BITS + _SIDE_BITS
+
+    def number(row: Any, at: Any) -> Any:
+        value = build.sext(code.load(code.half, build.add(row, build.shl(at, word(2)))), word)
+        return build.sub(value, word(128 << (_UNIT_BITS + _SIDE_BITS)))
+
+    # From the last sample to the first, as four numbers are written over one.
+    with code.counting(word(0), half_width, 1) as turn:
+        sample = build.sub(build.sub(half_width, word(1)), turn)
+        found = number(blue, sample), number(red, sample)
+        change = ir.Constant(numbers, None)
+        for channel in range(3):
+            added = build.add(*(build.mul(each, word(row[channel])) for each, row in zip(found, _COLOURS, strict=True)))
+            added = build.ashr(build.add(added, word(1 << (shift - 1))), word(shift))
+            change = build.insert_element(change, build.trunc(added, code.half), code.half(channel))
+        code.store(change, build.add(blue, build.shl(sample, word(4))))
+
+    def within(sample: Any) -> Any:
+        sample = build.select(build.icmp_signed("<", sample, word(0)), word(0), sample)
+        sample = build.sub(build.select(build.icmp_signed(">", sample, last), last, sample), half_left)
+        return code.load(numbers, build.add(blue, build.shl(sample, word(4))))
+
+    def splat(value: int) -> Any:
+        return ir.Constant(numbers, [value] * _MOST_CHANNELS)
+
+    with code.counting(word(0), width, 1) as at:
+        pixel = build.add(left, at)
+        near = build.lshr(pixel, word(1))
+        far = build.add(near, build.sub(build.shl(build.and_(pixel, word(1)), word(1)), word(1)))
+        wide = build.add(build.mul(within(near), splat(_NEAR)), within(far))
+        wide = build.ashr(build.add(wide, splat(1 << (_SIDE_BITS - 1))), splat(_SIDE_BITS))
+        grey = code.load(code.half, build.add(luma, build.shl(at, word(2))))
+        # The fourth number is written over by the next pixel.
+        code.store(build.add(wide, _splat(code, grey, _MOST_CHANNELS)), build.add(target, build.mul(at, word(3 * 4))))
+    build.ret_void()
+    return code.function
+
+
+def _write_resize(ir: Any, module: Any) -> Any:
+    """Write resize(row, firsts, weights, step, count, width, channels, target): `width` pixels of bytes of a row."""
+    code = FunctionWriter(ir, module, "resize", 8, returns=False)
+    build, half, word = code.build, code.half, code.word
+    row, firsts, weights, step, count, width, channels, target = code.arguments
+    numbers = ir.VectorType(half, _MOST_CHANNELS)
+    bits = 2 * _UNIT_BITS
+
+    def splat(value: int) -> Any:
+        return ir.Constant(numbers, [value] * _MOST_CHANNELS)
+
+    pixel_bytes = build.shl(channels, word(2))
+    with code.counting(word(0), width, 1) as x:
+        first = build.add(row, build.mul(code.item(firsts, x), pixel_bytes))
+        own = build.add(weights, build.mul(x, step))
+
+        def weighted(turn: Any) -> Any:
+            colours = code.load(numbers, build.add(first, build.mul(turn, pixel_bytes)))
+            weight = code.load(half, build.add(own, build.shl(turn, word(2))))
+            return build.mul(colours, _splat(code, weight, _MOST_CHANNELS))
+
+        total = [weighted(word(0))]
+        with code.counting(word(1), count, 1, total) as turn:
+            total[0] = build.add(total[0], weighted(turn))
+        odd = build.and_(build.ashr(total[0], splat(bits)), splat(1))
+        made = build.ashr(build.add(build.add(total[0], splat((1 << (bits - 1)) - 1)), odd), splat(bits))
+        made = build.select(build.icmp_signed("<", made, splat(0)), splat(0), made)
+        made = build.select(build.icmp_signed(">", made, splat(255)), splat(255), made)
+        made = build.trunc(made, ir.VectorType(code.byte, _MOST_CHANNELS))
+        to = build.add(target, build.mul(x, channels))
+        code.store(build.extract_element(made, half(0)), to)
+        for channel in range(1, _MOST_CHANNELS):
+            with build.if_then(build.icmp_unsigned("<", word(channel), channels)):
+                code.store(build.extract_element(made, half(channel)), build.add(to, word(channel)))
+    build.ret_void()
+    return code.function
