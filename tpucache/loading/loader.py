@@ -333,25 +333,23 @@ class BatchLoader(Generic[AnySamples]):
         further = functools.partial(expected, epochs=_FORESEEN_EPOCHS) if self.world_size > 1 else None
         if slots is None or not slots.is_full:
             self.dataset.expect(self, expected, further)
+        if slots is not None:
+            windows = itertools.takewhile(lambda _: not slots.is_full, windows)
         whole, crop = functools.partial(self._read, self.dataset.read_into), self._crop
         read = whole if crop is None else functools.partial(self._read_crops, crop)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
-                while (
-                    hinted < stop + max(window, stop - first)
-                    and (slots is None or not slots.is_full)
-                    and (parts := next(windows, None))
-                ):
+                while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
                     ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
                     hinted = parts[-1].stop
                 place = _Place(seed, epoch, next(steps), first, stop)
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 if slots is None:
-                    future = threads.submit(functools.partial(read, own, place, shared, threads.divide))
+                    pending.append((place, threads.submit(functools.partial(read, own, place, shared, threads.divide))))
                 else:
-                    future = self._read_missing(slots, self.dataset.record_numbers(own, epoch, shared), threads)
-                pending.append((place, future))
+                    numbers = self.dataset.record_numbers(own, epoch, shared)
+                    pending.append((place, self._read_missing(slots, numbers, threads)))
                 if len(pending) > self.options.prefetch:
                     yield self._next(pending, iteration, is_counted)
                     threads.check()
