@@ -136,6 +136,41 @@ def test_data_that_fails_in_mid_epoch_ends_training_with_its_error(cache, python
     assert not (tmp_path / "run" / "last.pt").exists()
 
 
+KEEPING = """
+import os, stat, sys
+from pathlib import Path
+from tpucache.training.device.xla import keep_compiled
+
+os.environ["XDG_CACHE_HOME"], kind, expected = sys.argv[1:]
+folder = Path(sys.argv[1], "tpucache-xla")
+if expected == "shared":
+    folder.mkdir()
+    folder.chmod(0o777)
+for _ in range(2):
+    keep_compiled(kind)
+kept = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
+assert kept == (str(folder) if expected == "kept" else None), kept
+if kept:
+    import torch, torch_xla
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    torch.ones(3, device=torch_xla.device()).add(1).cpu()
+    assert any(folder.iterdir())
+"""
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(("kind", "expected"), [("TPU", "kept"), ("TPU", "shared"), ("CPU", "not kept")])
+def test_compiled_graphs_are_kept_where_the_runtime_reads_them_in_a_folder_of_the_users_own(
+    python, tmp_path, kind, expected
+):
+    script = tmp_path / "keeping.py"
+    script.write_text(KEEPING)
+    (tmp_path / "home").mkdir()
+    done = python(script, tmp_path / "home", kind, expected)
+    assert done.returncode == 0, done.stderr
+    assert ("are not kept" in done.stderr) == (expected == "shared")
+
+
 UPLOAD = """
 import json, sys
 from tpucache.cli import main

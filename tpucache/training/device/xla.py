@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,6 +51,9 @@ except ImportError as error:
 _EXECUTIONS: Final = ("ExecuteTime", "ExecuteReplicatedTime")
 #: The runtime keeps the last 1,024 times: they are read after so many steps, each of which may be several executions.
 _READ_AFTER: Final = 64
+
+#: Where torch_xla keeps what it compiles, as it reads it itself.
+_CACHE_PATH: Final = "XLA_PERSISTENT_CACHE_PATH"
 
 #: Where the processes of a pod meet, on the first host, unless MASTER_PORT names another port.
 _PORT: Final = "12355"
@@ -101,6 +105,7 @@ class XlaDevice:
                     "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
                     "torch, which is faster there; `tpucache doctor` says what this machine has"
                 )
+            keep_compiled(str(xr.device_type()))
             hosts = xr.process_count()
             if not cores and xr.device_type() == "CPU":  # one device alone needs no mesh
                 self.cores = int(os.environ.get("CPU_NUM_DEVICES", "1"))
@@ -277,6 +282,27 @@ class XlaDevice:
             yield
         finally:
             xp.stop_trace()
+
+
+def keep_compiled(kind: str) -> None:
+    """Have graphs that are compiled for a kind of device kept for later processes, where its runtime can read them.
+
+    A TPU's can; XLA's CPU client writes them and refuses to read them. They are code, so that they are kept in a folder
+    that is this user's alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
+    """
+    if kind != "TPU" or _CACHE_PATH in os.environ or torch_xla._XLAC._xla_computation_cache_is_initialized():
+        return
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache-xla"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if not is_own:
+            raise OSError(f"{folder} is a link, or others can write to it")
+    except (OSError, RuntimeError) as error:  # there may be no home
+        _log.warning("compiled graphs are not kept for later processes: %s. Set %s to a folder", error, _CACHE_PATH)
+        return
+    xr.initialize_cache(str(folder))
 
 
 def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
