@@ -23,6 +23,8 @@ RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 
 #: Of a run that trains a model for each fold, beside the folders of those.
 FOLDS_NAME: Final = "folds.json"
+#: In the folder of a run of all folds: that of a run on all of their samples.
+REFIT_NAME: Final = "refit"
 OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
 
 #: Says which process trains in the folder, while one does.

@@ -87,6 +87,28 @@ def test_what_is_frozen_keeps_its_weights_and_statistics_and_has_no_state(datase
     assert len(last["optimizer"]["state"]) == 2
 
 
+def test_the_others_wait_while_the_head_is_trained_alone_and_learn_afterwards(dataset, first, tmp_path):
+    settings = {"weights": str(first), "head_epochs": 1, "optimizer": "adamw", "clip": 1.0}
+    before = torch.load(first / "best.pt", weights_only=True)["model"]
+    run(tmp_path / "head", dataset, epochs=3, stop_after=1, **settings)
+    after = torch.load(tmp_path / "head" / "last.pt", weights_only=True)["learner"]["model"]
+    assert {name for name in before if not torch.equal(after[name], before[name])} == {"5.weight", "5.bias"}
+    report = run(tmp_path / "head", dataset, epochs=3, **settings)
+    after = torch.load(tmp_path / "head" / "last.pt", weights_only=True)["learner"]["model"]
+    assert not any(torch.equal(after[name], before[name]) for name in before)
+    assert report.finished
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [1, 2])
+def test_training_the_head_first_is_continued_from_where_it_was_killed(dataset, first, tmp_path, stop_after):
+    settings = {"weights": str(first), "head_epochs": 2, "epochs": 4, "ema": 0.5}
+    run(tmp_path / "whole", dataset, **settings)
+    run(tmp_path / "killed", dataset, stop_after=stop_after, **settings)
+    run(tmp_path / "killed", dataset, **settings)
+    assert differences(results(tmp_path / "whole"), results(tmp_path / "killed")) == []
+
+
 @pytest.mark.slow
 def test_a_fine_tuning_that_was_killed_needs_the_first_weights_no_more(dataset, first, tmp_path):
     source = shutil.copytree(first, tmp_path / "source")

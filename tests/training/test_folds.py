@@ -202,6 +202,34 @@ def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_pat
     assert differences(files(tmp_path)[0], files(whole[0])[0]) == []
 
 
+def test_a_refit_is_a_run_on_all_samples_for_the_mean_best_epoch_also_when_it_was_killed(folded, whole, tmp_path):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    dataset = CachedDataset(folded)
+
+    def refit(device):
+        folds = open_all_folds(run, dataset, dataset, resume=True)
+        return train_folds(folds, SETTINGS, device, RunOptions(replay=False, resume=True), refit=True)
+
+    Moment(device := CpuDevice(), 2, kill)
+    with pytest.raises(Killed):
+        refit(device)
+    assert not json.loads((run / "report.json").read_text())["refit_epochs"]
+    report = refit(CpuDevice())
+    epochs = round(np.mean([fold.best_epoch for fold in report.folds]))
+    assert report.refit_epochs == json.loads((run / "report.json").read_text())["refit_epochs"] == epochs
+    assert any(line.startswith("refit ") for line in report.lines())
+    alone = replace(SETTINGS, epochs=epochs, metric=())
+    train(tmp_path / "alone", alone, dataset, None, CpuDevice(), RunOptions(replay=False))
+    refitted, expected = (
+        torch.load(path / "best.pt", weights_only=True)["model"] for path in (run / "refit", tmp_path / "alone")
+    )
+    assert all(torch.equal(refitted[name], expected[name]) for name in expected)
+    before = (run / "refit" / "last.pt").stat().st_mtime_ns
+    assert refit(CpuDevice()) == report
+    assert (run / "refit" / "last.pt").stat().st_mtime_ns == before
+    assert Predictor([run], CpuDevice(), trust=TRUST).runs == 2  # the folds' models, as before
+
+
 def test_a_run_of_folds_predicts_the_mean_of_its_models_and_of_mirrored_images(folded, whole, tmp_path):
     dataset, run = CachedDataset(folded), whole[0]
     predict(Predictor([run], CpuDevice(), flip=True, trust=TRUST), [dataset], tmp_path / "out.csv", 8)

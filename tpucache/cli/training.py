@@ -61,6 +61,8 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
+    if options.refit and not options.folds:
+        raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
@@ -160,7 +162,7 @@ def _run(
     shown: dict[str, Any] = {"curves": True, "on_epoch": on_epoch, "chosen": options.chosen}
     run_options = from_options(RunOptions, options, stop=stop, account=account, time_limit=None, **shown)
     if folds is not None:
-        return train_folds(folds, settings, device, run_options, watch), data.manifest
+        return train_folds(folds, settings, device, run_options, watch, refit=options.refit), data.manifest
     with watch(run) as watchers:
         run_options = replace(run_options, watchers=watchers)
         return run_training(run, settings, train_set, valid_set, device, run_options), data.manifest
@@ -286,6 +288,11 @@ def add(commands: Any) -> None:
         "how to preprocess",
     )
     command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
+    command.add_argument(
+        "--refit",
+        action="store_true",
+        help="after --folds train one model on all samples, for the mean of the folds' best epochs: RUN/refit",
+    )
     add_config(command)
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})

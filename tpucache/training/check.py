@@ -11,10 +11,11 @@ from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
+from tpucache.training.learn.model import DENSE_MODELS, MODELS
 from tpucache.training.learn.tasks import find as tasks
 from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import AUTO, TrainSettings
 
 #: Fields of an image that the device's augmentation does not move.
 _POINTS: Final = (BOXES, KEYPOINTS)
@@ -51,6 +52,8 @@ def check_fit(
             f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
         )
     _check_combination(settings, train_set)
+    if settings.head_epochs and device.processes.world_size > 1:
+        raise UsageError("--head-epochs is for one process, which may use all cores of XLA: leave --processes out")
     if settings.grad_checkpointing and device.name == "xla":
         raise UsageError(
             "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
@@ -123,6 +126,17 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
+    is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
+    if settings.head_epochs and settings.weights is None and is_random:
+        raise UsageError(
+            "--head-epochs trains the last layer while the others keep --weights, and without these they are random: "
+            "give --weights, or leave it out"
+        )
+    if settings.head_epochs and settings.epochs != AUTO and settings.head_epochs >= settings.epochs:
+        raise UsageError(
+            f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train the last layer "
+            "alone all the time, name the others by --freeze"
+        )
     if settings.mix_off and not settings.augment.mixes:
         raise UsageError("--mix-off ends --mixup and --cutmix before the run does, and neither is given: leave it out")
     if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):

@@ -15,7 +15,7 @@ import numpy as np
 from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
-from tpucache.runs import OUT_OF_FOLD_NAME, fold_folder
+from tpucache.runs import OUT_OF_FOLD_NAME, REFIT_NAME, fold_folder
 from tpucache.training.check import check_fit, find_task
 from tpucache.training.device import Device
 from tpucache.training.device.processes import current
@@ -60,11 +60,15 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folds:
-    """All folds of a cache, in the folder of a run; `dataset` has the samples that are in one."""
+    """All folds of a cache, in the folder of a run; `dataset` has the samples that are in one.
+
+    `train_set` has all that any of them trains on.
+    """
 
     run: Path
     dataset: CachedDataset
     folds: Sequence[Fold]
+    train_set: CachedDataset
 
 
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
@@ -81,7 +85,9 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
         for name, split in splits.items()
     ]
     validated = np.sort(np.concatenate([split.valid for split in splits.values()]))
-    return Folds(run, valid_set if len(validated) == len(valid_set) else valid_set.select(validated), folds)
+    dataset = valid_set if len(validated) == len(valid_set) else valid_set.select(validated)
+    trained = np.unique(np.concatenate([split.train for split in splits.values()]))
+    return Folds(run, dataset, folds, train_set.select(trained))
 
 
 @contextlib.contextmanager
@@ -96,8 +102,13 @@ def train_folds(
     device: Device,
     options: RunOptions | None = None,
     watch: Watch = no_watchers,
+    *,
+    refit: bool = False,
 ) -> FoldsReport:
     """Train the model of each fold in turn, then let each predict its fold; write predictions and a report.
+
+    With `refit` one more model is then trained on all samples, for the mean of the folds' best epochs, in the run's
+    folder `refit`; nothing is left to validate it on.
 
     Each fold is the run that `train` makes of it. What `open_all_folds` lets resume continues in the fold where it was;
     finished folds are not trained again. `watch` gives the watchers of each fold's run. Several processes train each
@@ -112,7 +123,8 @@ def train_folds(
     with hold_run(folds.run, processes):
         processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
         try:
-            has_trained = _train_all(folds, settings, device, replace(options, stop=stop, account=account), watch)
+            of_all = replace(options, stop=stop, account=account, following=int(refit))
+            has_trained = _train_all(folds, settings, device, of_all, watch)
             report = processes.on_main(lambda: read_report(folds.run))
             if has_trained or report is None or not report.finished:
                 # What came before the first fold, such as staging, is in the account of its run.
@@ -121,6 +133,8 @@ def train_folds(
                 account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
                 _report(folds, device, account)
                 report = _predict_all(folds, settings, device, stop, account)
+            if refit and not report.refit_epochs:
+                report = _refit(folds, report, settings, device, replace(options, stop=stop, account=Account()), watch)
         except Stopped as stopped:
             raise stop.to_error(stopped) from None
         return report
@@ -150,6 +164,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
         with watch(fold.run) as watchers:
             of_fold = replace(options, resume=True, profile=profile, watchers=watchers)
             of_fold = replace(of_fold, **_shown(folds, number, None if is_finished else options.on_epoch))
+            of_fold = replace(of_fold, following=of_fold.following + options.following)  # what follows all folds
             try:
                 settings = _of_all_folds(folds, settings, device)  # the first fold decides the number of epochs
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
@@ -175,6 +190,25 @@ def _shown(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) ->
     name, count = folds.folds[number].name, len(folds.folds)
     of_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
     return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": of_fold}
+
+
+def _refit(
+    folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
+) -> FoldsReport:
+    """Train on all samples by what the first fold has decided, and return the report that says so."""
+    first, run, epochs = folds.folds[0].run, folds.run / REFIT_NAME, report.mean_best_epoch
+    settings = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
+    # What is about validation, and what would not fit into fewer epochs, is left out.
+    head_epochs = min(settings.head_epochs, epochs - 1)
+    settings = replace(settings, epochs=epochs, head_epochs=head_epochs, metric=(), watch=None, patience=None)
+    shown = options.on_epoch
+    on_epoch = None if shown is None else lambda line: shown(f"refit {line}")
+    with watch(run) as watchers:
+        whole = replace(options, resume=True, name=REFIT_NAME, watchers=watchers, on_epoch=on_epoch)
+        train(run, settings, folds.train_set, None, device, whole)
+    report = replace(report, refit_epochs=epochs)
+    device.processes.on_main(lambda: write_report(folds.run, report))
+    return report
 
 
 def _predict_all(

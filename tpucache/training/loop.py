@@ -236,13 +236,14 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         stream = iter(feeder)
         account.begin("steps")
         account.take_out("waiting", lambda: feeder.waited_seconds)
+        _begin_epoch(run)
         meter.resume(_size(run, state.steps))
         try:
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
                     _end_epoch(run, meter.pace())
-                    meter.resume(_size(run, state.steps))
+                    meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
                 else:
                     execution = take_execution(stream, settings)
                     _take_steps(run, execution)
@@ -283,6 +284,11 @@ def _progress(run: _Run) -> Progress:
 def _size(run: _Run, step: int) -> int | None:
     """Return the size of the images in a step."""
     return run.learner.settings.sizes.at(step // run.plan.per_epoch)
+
+
+def _begin_epoch(run: _Run) -> bool:
+    """Choose what learns in the epoch of the next step; return whether that is more than before."""
+    return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
 def _take_steps(run: _Run, execution: Execution) -> None:

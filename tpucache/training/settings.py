@@ -99,6 +99,9 @@ class TrainSettings:
     freeze: tuple[str, ...] = option(
         (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
     )
+    head_epochs: int = option(
+        0, "train the last layer alone in the first N epochs, the others keep --weights", metavar="N", minimum=0
+    )
     layer_decay: float | None = option(
         None, "times the learning rate of a layer is that of the layer before it, such as 0.75", metavar="X"
     )

@@ -139,9 +139,12 @@ class PaceMeter:
         self._images += images
         self._count(steps=steps, images=images)
 
-    def resume(self, size: int | None = None) -> None:
-        """Wait for the device and start the clock; for images of a new size, after the executions that may compile."""
-        is_new, self._size = size != self._size, size
+    def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
+        """Wait for the device and start the clock, after the executions that may compile.
+
+        These are counted anew for images of another size, and where steps are another graph for a reason `is_new`.
+        """
+        is_new, self._size = is_new or size != self._size, size
         if is_new and self._compiles_at_warm is not None:
             self._compiles += self._device.counters().compiles - self._compiles_at_warm
             self._compiles_at_warm, self._warm = None, WARMUP_EXECUTIONS

@@ -54,6 +54,7 @@ from tpucache.training.learn.optimizers import (
     clip_gradients,
     find_optimizer,
     freeze,
+    freeze_all_but_head,
     is_matched,
     load_optimizer,
     make_optimizer,
@@ -127,6 +128,8 @@ class Learner:
             self.matched = load_matching(model, weights, str(settings.weights))
             self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
+        self._waiting: list[nn.Parameter] = []  # what does not learn while the head is trained alone ...
+        self._still_norms: list[nn.Module] = []  # ... and the norms that are in evaluation mode meanwhile
         self.mean, self.std = channel_statistics(settings, dataset, model)
         self._dataset = dataset
         self._finishing: dict[int | None, tuple[Finish, Augment | None]] = {}
@@ -159,6 +162,21 @@ class Learner:
             finish = make_finish(shown, self.device)
             self._finishing[size] = finish, make_augment(self.settings, shown, self.mean, self.std, self.device)
         self._finish, self._augment = self._finishing[size]
+
+    def train_head(self, alone: bool) -> bool:
+        """Train the last layer alone from now on, or all that is not frozen again; return whether that is a change."""
+        if alone == bool(self._waiting):
+            return False
+        if alone:
+            learned = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self._still_norms = freeze_all_but_head(self.model)
+            self._waiting = [parameter for parameter in learned if not parameter.requires_grad]
+        else:
+            for parameter in self._waiting:
+                parameter.requires_grad_(True)
+            self._waiting, self._still_norms = [], []
+        self._train_mode()
+        return True
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
@@ -299,7 +317,7 @@ class Learner:
     def _train_mode(self) -> None:
         """Switch to training; norms that are frozen as a whole keep normalising by their running statistics."""
         self.model.train()
-        for norm in self._frozen_norms:
+        for norm in (*self._frozen_norms, *self._still_norms):
             norm.eval()
 
     def _make_optimizer(self, *, respect_model: bool = True, use_matcher: bool = True) -> torch.optim.Optimizer:

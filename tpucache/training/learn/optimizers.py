@@ -55,6 +55,28 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     ]
 
 
+def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
+    """Let the parameters keep their values that are not in the last layer; see `layer_numbers`.
+
+    Returns the norms to keep in evaluation mode, as `freeze` does. Raises UsageError where nothing is left to learn.
+    """
+    layers = layer_numbers(model)
+    last = max(layers.values(), default=0)
+    learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    head = {name for name in learned if layers[name] == last}
+    if not head or len(head) == len(learned):
+        what = "it is frozen" if not head else "no other one learns"
+        raise UsageError(f"--head-epochs trains the last layer of the model alone, and {what}: leave it out")
+    for name, parameter in learned.items():
+        parameter.requires_grad_(name in head)
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        and not any(f"{name}.{parameter}" in head for parameter, _ in module.named_parameters())
+    ]
+
+
 def buffers_of_steps(model: nn.Module) -> Iterator[torch.Tensor]:
     """Yield the buffers that training steps may read: all but the running statistics of norms."""
     for module in model.modules():
