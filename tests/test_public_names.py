@@ -31,6 +31,7 @@ NAMES = [
     "find_cache",
     "from_hf",
     "metric_scalars",
+    "open_or_build",
     "plan_cache",
     "preview_cache",
     "prometheus_text",

@@ -1,5 +1,6 @@
 """The public names of the package; its `__init__.py` reads them here, and imports each when it is first used."""
 
+from tpucache.adopt.growing import open_or_build as open_or_build
 from tpucache.adopt.hugging_face import from_hf as from_hf
 from tpucache.adopt.image_folder import ImageFolder as ImageFolder
 from tpucache.adopt.map_style import cached as cached

@@ -70,7 +70,7 @@ def main() -> None:
         write_huge(cache, SAMPLES, IMAGE)
         report["opening"] = opening(cache)
         say("planning")
-        chunk = max(1, _CHUNK_BYTES // CachedDataset(cache).mean_record_bytes)
+        chunk = max(1, _CHUNK_BYTES // CachedDataset(cache).usual_record_bytes)
         report["planning"] = [planning(name, window, chunk) for name, window in WINDOWS.items()]
         report["slices"] = [slices(chunk, drop_last) for drop_last in (True, False)]
         say("reading from a shared file system")

@@ -127,13 +127,13 @@ def test_an_epoch_continues_in_its_order_when_variants_were_added(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
-def test_the_chunks_of_a_state_are_kept_where_shards_have_another_size(cache: Path, monkeypatch) -> None:
+def test_the_chunks_of_a_state_are_kept_where_records_have_another_size(cache: Path, monkeypatch) -> None:
     dataset = CachedDataset(cache)
     loader = CachedLoader(dataset, 30, shuffle="block", window=60)
     iterator = iter(loader)
     seen = numbers(iter([next(iterator)]), dataset)
     state = loader.state_dict()
-    monkeypatch.setattr(CachedDataset, "mean_record_bytes", 5000)
+    monkeypatch.setattr(CachedDataset, "usual_record_bytes", 5000)
     other = CachedLoader(dataset, 30, shuffle="block", window=60)
     other.load_state_dict(state)
     assert sorted(seen + numbers(iter(other), dataset)) == list(range(150))

@@ -20,7 +20,7 @@ CHUNK = 12
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     """Chunks of a few samples, as caches of many images have relative to their size."""
-    size = CHUNK * CachedDataset(cache, "epoch").mean_record_bytes
+    size = CHUNK * CachedDataset(cache, "epoch").usual_record_bytes
     monkeypatch.setattr(loader_module, "_CHUNK_BYTES", size)
 
 

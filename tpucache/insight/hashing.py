@@ -149,7 +149,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         found.thumbnails[part] = _thumbnails((grids - base) / (unit or 1.0))
         return len(some)
 
-    cache.reader.expect(work, (cache.index[window] for window in windows))
+    cache.reader.expect(work, windows)
     done = 0
     for count in _in_threads(work, range(0, len(rows), step), threads):
         done += count

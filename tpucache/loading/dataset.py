@@ -32,8 +32,9 @@ from tpucache.loading.reading.views import in_resolution
 from tpucache.loading.samples import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
+from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
-from tpucache.store.index import Numbers, Rows
+from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
 from tpucache.store.samples import NO_LABEL, SampleTable
@@ -232,6 +233,11 @@ class CachedDataset(Dataset[Item]):
     def mean_record_bytes(self) -> int:
         """Bytes a record takes on disk, on average over the variants in use."""
         return self._selection.mean_record_bytes
+
+    @property
+    def usual_record_bytes(self) -> int:
+        """Bytes that a record of such fields usually takes: exact for codecs of a fixed length, known of any cache."""
+        return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
 
     @property
     def digest(self) -> str:
@@ -454,25 +460,27 @@ class CachedDataset(Dataset[Item]):
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
+        if not self._open_reader.cache.reader.is_whole:
+            return
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Say what an owner will read, far ahead and in its order: of a cache at a URL, it is fetched beforehand.
+        """Say what an owner will read, far ahead and in its order: it is fetched from a URL, or built, beforehand.
 
         `further` gives the same again and later epochs: of a cache that is larger than the disk, it decides what of it
         is kept there. Where all is here already, nothing is done.
         """
         reader = self._open_reader
-        cache = reader.cache
-        if cache.reader.is_whole or cache.reader.has(self._selection.shards):
+        arriving = reader.cache.reader
+        if arriving.is_whole or arriving.has(self._selection.variants, len(self.manifest.layouts)):
             return
 
-        def rows(asked: Windows) -> Iterator[Rows]:
+        def numbers(asked: Windows) -> Iterator[Numbers]:
             needed = (reader.not_in_memory(self._rows(*window)) for window in asked())
-            return (cache.index[reader.in_all_bands(each)] for each in needed)
+            return (reader.in_all_bands(each) for each in needed)
 
-        cache.reader.expect(owner, rows(windows), functools.partial(rows, further) if further else None)
+        arriving.expect(owner, numbers(windows), functools.partial(numbers, further) if further else None)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

@@ -546,7 +546,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
             batch_size, seed, drop_last, threads, prefetch, rank, world_size, pin_memory, reiterate, finishing
         )
         window = to_integer("window", window, 1)
-        chunk = max(1, _CHUNK_BYTES // chosen.mean_record_bytes)
+        chunk = max(1, _CHUNK_BYTES // chosen.usual_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
         order = drawn or make_order(shuffle, window, chunk, changes_variants=chosen.variant == "epoch")
         super().__init__(chosen, order, options, crop)

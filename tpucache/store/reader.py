@@ -91,8 +91,8 @@ class ShardReader:
         """Return what was read over the network of the first bands of frequencies; None for files of this machine."""
         return None
 
-    def has(self, shards: Sequence[ShardEntry]) -> bool:
-        """Return whether all records of some shards are on this machine, as far as can be seen."""
+    def has(self, variants: Sequence[int], bands: int) -> bool:
+        """Return whether all records of some variants, in the first bands, are on this machine, as far as is seen."""
         return True
 
     @property
@@ -187,7 +187,7 @@ class ShardReader:
                 if preadv(number, buffers, offset) != length:
                     raise self._short(shard, offset, length)
         except (OSError, OverflowError) as error:
-            raise DamageError(f"Shard {self._shards[shard].name} cannot be read: {error}. {self._remedy()}") from error
+            raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
         """Compare a record of each shard that was opened lately with its checksum; of distrusted shards, all records.
@@ -213,7 +213,7 @@ class ShardReader:
         """Compare the checksum of a record's bytes with that of its index row. Raises DamageError."""
         if crc32 != row["crc32"]:
             raise DamageError(
-                f"Shard {self._shards[int(row['shard'])].name} in {self._directory} holds other records than the index "
+                f"Shard {self.path(int(row['shard'])).name} in {self._directory} holds other records than the index "
                 f"lists: it is damaged, or of another cache or variant. {self._remedy()}"
             )
 
@@ -233,9 +233,12 @@ class ShardReader:
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
     def expect(
-        self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
+        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
     ) -> None:
-        """Take note of what an owner will read, far ahead, in its order: for records that are not here yet."""
+        """Take note of what an owner will read, far ahead, in its order: for records that are not here yet.
+
+        Records are given by the numbers of their rows in the index.
+        """
 
     def fetch_first(self, rows: Rows) -> None:
         """Fetch records that are read now before all else, if they are the first of what was expected."""
@@ -305,7 +308,7 @@ class ShardReader:
 
     def _short(self, shard: int, offset: int, length: int) -> DamageError:
         return DamageError(
-            f"Shard {self._shards[shard].name} ends before byte {offset + length:,}, or the index is wrong. "
+            f"Shard {self.path(shard).name} ends before byte {offset + length:,}, or the index is wrong. "
             f"{self._remedy()}"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from tpucache.errors import BuildError, SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local, is_url
-from tpucache.store.format import WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
 from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
@@ -33,15 +35,18 @@ from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.run.folder import (
+    HeldError,
     cache_folder,
     check_source,
     finished_cache,
     hold,
+    is_worked_on,
     remove_folder,
     remove_leftovers,
     remove_old_files,
 )
-from tpucache.warmup.run.plan_file import has_plan, is_adding_to, save_listing, save_or_compare_plan
+from tpucache.warmup.run.growing import GrowingScheduler, can_grow, has_arrivals
+from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import Upload, local_folder
@@ -49,12 +54,14 @@ from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
 from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.source import Items, Source, source_name
-from tpucache.warmup.tables import finish_cache
+from tpucache.warmup.tables import finish_cache, make_prospect
 from tpucache.warmup.versions import version_differences
 
 _ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
 _ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
+
+_WAIT_SECONDS: Final = 0.1
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -80,6 +87,7 @@ def build_cache(
     announce: Callable[[Estimate], None] | None = None,
     local: str | Path | None = None,
     keep_local: bool = True,
+    on_prospect: Callable[[Prospect], None] | None = None,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
@@ -99,6 +107,10 @@ def build_cache(
     `TPUCACHE_DIR`), and each shard is sent while the next ones are built, the manifest last. A run that was killed
     continues, on another machine, too. Without `keep_local` a shard is removed here once it is at the URL, so that a
     cache may be larger than the disk.
+
+    `on_prospect` lets others read a new cache while it is built, and is given what is known of it beforehand, where
+    that is possible: samples are built in the order in which readers ask for them (see `tpucache.store.growing`). Where
+    another process builds the cache already, this one waits for it, and takes over if it ends.
 
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
@@ -151,7 +163,7 @@ def build_cache(
         _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(plan, context, executor, target, on_progress, announce, upload, kept).run()
+        manifest = _Build(plan, context, executor, target, on_progress, announce, upload, kept, on_prospect).run()
         if upload:
             upload.finish(manifest)
         if cache.exists():
@@ -193,17 +205,51 @@ class _Build:
     announce: Callable[[Estimate], None] | None
     upload: Upload | None
     kept: KeptListings
+    on_prospect: Callable[[Prospect], None] | None = None
 
     def run(self) -> Manifest:
-        """Build what the plan says, beginning with what an interrupted run left of it."""
+        """Build what the plan says, beginning with what an interrupted run left of it.
+
+        Raises HeldError when another process builds the cache; where it may be read meanwhile, once that has ended.
+        """
+        try:
+            return self._build()
+        except HeldError:
+            if self.on_prospect is not None:
+                self._wait(self.on_prospect)
+            raise
+
+    def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
+        """Wait while another process builds the cache, and say what is known of it.
+
+        Raises RecipeError, SourceError, BuildError where it builds another cache than this one would.
+        """
+        plan, work = self.plan, self.context.work
+        is_told = not self._can_grow()
+        while is_worked_on(work):
+            with contextlib.suppress(FileNotFoundError):  # it has just begun, or is done
+                if not is_told and has_plan(work):
+                    compare_plan(work, plan)
+                    on_prospect(make_prospect(plan))
+                    is_told = True
+            time.sleep(_WAIT_SECONDS)
+
+    def _can_grow(self) -> bool:
+        return self.on_prospect is not None and self.upload is None and can_grow(self.context, self.plan)
+
+    def _build(self) -> Manifest:
         plan, work = self.plan, self.context.work
         self._check_limits()
         context = self._compared_with_cache()
         resumed = has_plan(work)
         if not resumed:  # so that a refusal leaves nothing behind
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
+        if self.on_prospect is not None and is_worked_on(work):
+            raise HeldError(f"another process builds {self.context.shards}")
         work.mkdir(exist_ok=True)
         with hold(work) as run:
+            if plan.existing is None and (self.context.shards / MANIFEST_NAME).exists():
+                raise HeldError(f"another process has just finished {self.context.shards}: run the same command again")
             changed, other, is_mixed = save_or_compare_plan(work, plan, is_sent=self.upload is not None)
             remove_leftovers(work)
             _warn_of_slow_parts(plan)
@@ -220,12 +266,16 @@ class _Build:
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
+            if self.on_prospect is not None and self._can_grow():
+                self.on_prospect(make_prospect(plan))
             return finish_cache(context.shards, plan, scheduler.build(self.executor), is_mixed)
 
-    def _scheduler(self, context: BuildContext) -> Scheduler:
+    def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
         shards = context.work if self.plan.is_retry else context.shards
         context = dataclasses.replace(context, shards=shards)
+        if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
+            return GrowingScheduler(context, self.plan.blocks, self.on_progress)
         if self.upload is None or self.plan.is_retry:
             return Scheduler(context, self.plan.blocks, self.on_progress)
         return Scheduler(context, self.plan.blocks, self.on_progress, self.upload.add)
@@ -246,7 +296,7 @@ class _Build:
             check_records(context, self.plan.listing.samples, known_records(existing))
         return context
 
-    def _announce(self, scheduler: Scheduler, advice: str) -> None:
+    def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
         """Announce the estimate; raise BuildError with this advice when it does not fit."""
         if self.announce is None:
             return

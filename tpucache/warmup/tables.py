@@ -28,6 +28,7 @@ from tpucache.store.format import (
     shard_name,
     table_name,
 )
+from tpucache.store.growing import Prospect
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, mean_and_std, version_of
 from tpucache.store.reader import ShardReader
@@ -99,6 +100,29 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
         version=version_of(plan.fields),
     )
     return _save(cache, manifest)
+
+
+def make_prospect(plan: Plan) -> Prospect:
+    """Return what is known of a cache before its records are made."""
+    blocks, listing = plan.blocks, plan.listing
+    numbers = np.arange(len(listing.samples), dtype=np.uint64)
+    columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
+    parts = blocks[0].parts
+    shards = [
+        shard_name(part, block.number)
+        for part in sorted(parts, key=lambda part: (part.band, part.variant))
+        for block in blocks
+    ]
+    return Prospect(
+        samples=len(listing.samples),
+        variants=tuple(sorted({part.variant for part in parts})),
+        fields=plan.fields,
+        classes=classes,
+        recipe=plan.full_recipe,
+        version=version_of(plan.fields),
+        shards=tuple(shards),
+        table=columns,
+    )
 
 
 def _save(cache: Path, manifest: Manifest) -> Manifest:

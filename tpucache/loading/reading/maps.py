@@ -86,7 +86,7 @@ class ShardMaps:
         self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
         self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
-        self._may_map = True  # False once no shard is or can be mapped
+        self._may_map = bool(reader.shards)  # False once no shard is or can be mapped
         #: `with Use(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
         self.uses: dict[Use, None] = {}
         self._lock = ThreadLock()

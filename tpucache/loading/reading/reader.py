@@ -325,6 +325,8 @@ class RecordReader:
 
     def hint(self, rows: Numbers) -> None:
         """Ask the kernel to have these records in memory when they are read."""
+        if not self.cache.reader.is_whole:
+            return  # what will be read is expected
         is_here = self._maps.is_present(rows)
         self.cache.reader.hint(self.cache.index[self.in_all_bands(self.not_in_memory(rows[~is_here]))])
 
@@ -396,7 +398,7 @@ class RecordReader:
         """Return an error that names the shard and the sample of a record, by its number in the index and its row."""
         cache = self.cache
         place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
-        shard = cache.reader.shards[int(row["shard"])].name
+        shard = cache.reader.path(int(row["shard"])).name
         path, variant = cache.samples.paths[position], cache.manifest.variants[place]
         return DamageError(
             f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {reason}. "

@@ -14,7 +14,6 @@ from tpucache.errors import StoreError
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.manifest import ShardEntry
 from tpucache.store.reader import MAX_OPEN, NetworkUse, ShardReader
 from tpucache.store.remote.fetching import Fetcher, Flight
 from tpucache.store.remote.local import Moment
@@ -71,9 +70,10 @@ class RemoteReader(ShardReader):
         """Return what this process has read so far, and what is kept of the first bands of frequencies."""
         return self.fetcher.use(bands)
 
-    def has(self, shards: Sequence[ShardEntry]) -> bool:
-        """Return whether all records of some shards are here, and stay: nothing of them is looked up from then on."""
-        numbers = np.array([self._numbers[entry.name] for entry in shards], np.int64)
+    def has(self, variants: Sequence[int], bands: int) -> bool:
+        """Return whether all records of some variants are here, and stay: nothing of them is looked up from then on."""
+        used = [entry.variant in variants and entry.band < bands for entry in self._shards]
+        numbers = np.flatnonzero(np.array(used, np.bool_))
         self._look_at(numbers)
         return bool(self._whole[numbers].all())
 
@@ -98,10 +98,15 @@ class RemoteReader(ShardReader):
         self._fetcher = None
 
     def expect(
-        self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
+        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
     ) -> None:
         """Fetch what will be read, in its order, ahead of reading; see `Fetcher.expect`."""
-        self.fetcher.expect(owner, windows, further)
+        index = self._cache.index
+
+        def rows(windows: Iterator[Numbers]) -> Iterator[Rows]:
+            return (index[window] for window in windows)
+
+        self.fetcher.expect(owner, rows(windows), (lambda: rows(further())) if further else None)
 
     def fetch_first(self, rows: Rows) -> None:
         """Fetch records that are read now before all else, if they are the first of what was expected."""

@@ -227,6 +227,14 @@ class Executor(WorkerOptions):
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
 
 
+def to_pickle(value: object) -> bytes:
+    """Return a value as joblib sends it to its workers: classes and functions of a notebook, too."""
+    from joblib.externals.loky.cloudpickle_wrapper import dumps
+
+    data: bytes = dumps(value)
+    return data
+
+
 @functools.cache
 def _end_with(parent: int) -> None:
     """End this worker soon after its parent was killed; joblib's would wait for five minutes."""

@@ -15,6 +15,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.files import check_apart
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.growing import LOCK_NAME
 from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
@@ -133,28 +134,29 @@ def remove_old_files(cache: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
 
 
-_LOCK_NAME: Final = "lock"
+class HeldError(BuildError):
+    """Another run holds the work folder."""
 
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
     """Hold a work folder for this process alone, and yield the token of its hold, which its workers look for.
 
-    Raises BuildError when another run holds it, OSError.
+    Raises HeldError when another run holds it, OSError.
     """
 
     def refusal(holder: str) -> BuildError:
-        return BuildError(f"another warmup is writing {work.parent} ({holder}): wait for it or stop it")
+        return HeldError(f"another warmup is writing {work.parent} ({holder}): wait for it or stop it")
 
-    with holding.hold(work / _LOCK_NAME, refusal) as held:
+    with holding.hold(work / LOCK_NAME, refusal) as held:
         yield held.token
 
 
 def is_held(work: Path, run: str) -> bool:
     """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
-    return holding.is_held(work / _LOCK_NAME, run)
+    return holding.is_held(work / LOCK_NAME, run)
 
 
 def is_worked_on(work: Path) -> bool:
     """Return whether any run holds a work folder."""
-    return holding.is_held(work / _LOCK_NAME)
+    return holding.is_held(work / LOCK_NAME)

@@ -62,7 +62,7 @@ def save_or_compare_plan(
     """
     if has_plan(work):
         try:
-            return _compare_plan(work, plan)
+            return compare_plan(work, plan)
         except (RecipeError, SourceError):
             if is_sent or has_results(work):
                 raise
@@ -90,7 +90,8 @@ def _read_plan(work: Path) -> dict[str, Any]:
     return earlier.plan(content)
 
 
-def _compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+def compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+    """Compare a plan with the one in a work folder, and return what `save_or_compare_plan` returns and raises."""
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])

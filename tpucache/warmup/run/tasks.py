@@ -134,7 +134,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
     keep_freed_memory()
     (part,) = chunks[0].parts
     infos: list[ChunkInfo] = []
-    aside = _temporary(context, chunks[0].block, part)
+    aside = temporary_shard(context, chunks[0].block, part)
     with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer, load_ahead(context, chunks) as items:
 
         def keep(number: int, made: Sequence[bytes]) -> None:
@@ -152,7 +152,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
             _keep_chunks(context, chunks, infos, writer)
             raise
         check_run(context)
-        return _written(aside, chunks[0].block, part, writer.finish(), infos)
+        return written_shard(aside, chunks[0].block, part, writer.finish(), infos)
 
 
 def _keep_chunks(
@@ -236,7 +236,7 @@ def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) ->
     made = [stored for stored in found if stored is not None]
     if len(made) != chunks:
         return None
-    aside = _temporary(context, block.number, part)
+    aside = temporary_shard(context, block.number, part)
     try:
         sealed = _write_records(context, aside, block, part, made)
     except FileNotFoundError:
@@ -249,14 +249,16 @@ def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) ->
         raise
     if sealed is None:
         return None
-    return _written(aside, block.number, part, sealed, [stored.info for stored in made])
+    return written_shard(aside, block.number, part, sealed, [stored.info for stored in made])
 
 
-def _temporary(context: BuildContext, block: int, part: Part) -> Path:
+def temporary_shard(context: BuildContext, block: int, part: Part) -> Path:
+    """Return a name for a shard that is being written, which no other process uses."""
     return context.work / f"{shard_name(part, block)}.{uuid.uuid4().hex}"
 
 
-def _written(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
+def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
+    """Return a finished shard that has its temporary name."""
     entry = ShardEntry(
         name=shard_name(part, block),
         bytes=sealed.bytes,

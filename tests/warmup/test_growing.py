@@ -1,0 +1,340 @@
+"""A cache that is read while it is built: the same bytes and batches, in whatever order, whoever ends in between."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from patience import PATIENCE, wait_for
+
+from tpucache.errors import BuildError, RecipeError, SampleError
+from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.loader import CachedLoader
+from tpucache.recipe import Recipe
+from tpucache.store.format import WORK_NAME
+from tpucache.store.growing import GrowingCache, Prospect
+from tpucache.warmup.build import build_cache
+from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.run import growing
+from tpucache.warmup.sources.source import Item, Listing, Sample
+
+Digests = Callable[[Path], dict[str, str]]
+SAMPLES = 130  # three blocks
+SIZE = 16
+PLANNED = [0, 0]  # what is loaded to plan a build: the first sample says what all are like
+
+
+@dataclass
+class Gated:
+    """Pictures that are loaded once a gate lets their number pass; it notes which were loaded, in their order."""
+
+    may_pass: Callable[[int], bool] = lambda number: True
+    labelled: bool = True
+    loaded: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def list(self) -> Listing:
+        samples = [Sample(at, f"{at:03}.png", at % 3 if self.labelled else None) for at in range(SAMPLES)]
+        return Listing(samples, classes=("ant", "bee", "cat"), columns={"fold": np.arange(SAMPLES) % 4})
+
+    def load(self, sample: Sample) -> Item:
+        if sample.path == "bad.png":
+            raise SampleError(sample.path, "is broken")
+        wait_for(lambda: self.may_pass(sample.number) or self.ended)
+        if self.ended:
+            raise BuildError("the builder was ended")
+        self.loaded.append(sample.number)
+        pixels = np.random.default_rng(sample.number).integers(0, 256, (20, 24, 3), np.uint8)
+        return Item({"image": pixels}, None if self.labelled else sample.number % 3)
+
+
+class Building:
+    """A build in a thread of this process, which waits for its workers no less than another process would."""
+
+    def __init__(self, source: Any, cache: Path, recipe: Recipe, **others: Any) -> None:
+        self.prospect: Prospect | None = None
+        self.error: BaseException | None = None
+        self._source, self._told = source, threading.Event()
+        self._thread = threading.Thread(target=self._build, args=(cache, recipe), kwargs=others)
+        self._thread.start()
+
+    def _build(self, cache: Path, recipe: Recipe, **others: Any) -> None:
+        try:
+            build_for_readers(self._source, cache, self._tell, recipe=recipe, jobs=1, **others)
+        except BaseException as error:  # noqa: BLE001  # `check` raises it
+            self.error = error
+        self._told.set()
+
+    def _tell(self, prospect: Prospect) -> None:
+        self.prospect = prospect
+        self._told.set()
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def wait_for_prospect(self) -> Prospect | None:
+        assert self._told.wait(PATIENCE), "no prospect"
+        return self.prospect
+
+    def end(self) -> None:
+        """End it as a kill does, between two samples."""
+        self._source.ended = True
+        self.join()
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def grown(source: Any, cache: Path, recipe: Recipe, variant: Any = 0) -> Iterator[tuple[CachedDataset, Building]]:
+    building = Building(source, cache, recipe)
+    try:
+        prospect = building.wait_for_prospect()
+        building.check()
+        assert prospect is not None
+        yield CachedDataset(GrowingCache(cache, prospect, building), variant), building
+    finally:
+        source.ended = True
+        building.join()
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of four samples, also where a busy machine makes storage seem late."""
+    monkeypatch.setattr(growing, "_TASK_SAMPLES", 4)
+    monkeypatch.setattr(growing, "_MOST_SAMPLES", 4)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Path]:
+    """Return a function that gives the cache that an ordinary build makes, made once for each recipe."""
+    made: dict[Recipe, Path] = {}
+
+    def build(recipe: Recipe) -> Path:
+        if recipe not in made:
+            made[recipe] = tmp_path_factory.mktemp("finished") / "cache"
+            build_cache(Gated(), made[recipe], recipe, jobs=1)
+        return made[recipe]
+
+    return build
+
+
+def assert_same_batches(one: CachedDataset, other: CachedDataset, epochs: int = 2, **how: Any) -> None:
+    loaders = [CachedLoader(each, 24, seed=5, threads=1, **how) for each in (one, other)]
+    for _ in range(epochs):
+        for (images, labels), (expected, known) in zip(*loaders, strict=True):
+            assert np.array_equal(images, expected)
+            assert np.array_equal(labels, known)
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+
+
+CASES: Sequence[tuple[Recipe, Any, Any]] = [
+    (Recipe(size=SIZE), 0, "full"),
+    (Recipe(size=SIZE), 0, False),
+    (Recipe(size=SIZE, variants=2, augment="flip"), "epoch", "block"),
+    (Recipe(size=SIZE, codec="png"), 0, "block"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "variant", "shuffle"), CASES)
+def test_batches_and_bytes_are_those_of_the_finished_cache(
+    recipe: Recipe, variant: Any, shuffle: Any, tmp_path: Path, finished: Any, digests: Digests
+) -> None:
+    source, expected = Gated(), finished(recipe)
+    with grown(source, tmp_path / "cache", recipe, variant) as (dataset, building):
+        assert_same_batches(dataset, CachedDataset(expected, variant), shuffle=shuffle)
+        building.join()
+        building.check()
+        assert_same_batches(dataset, CachedDataset(expected, variant), shuffle=shuffle)  # out of the finished one
+        assert dataset.manifest.statistics == CachedDataset(expected).manifest.statistics
+    assert digests(tmp_path / "cache") == digests(expected)
+    assert sorted(source.loaded) == sorted([*range(SAMPLES), *PLANNED])  # each is decoded once
+
+
+def test_what_a_loader_needs_first_is_built_first(tmp_path: Path) -> None:
+    asked = threading.Event()
+    source = Gated(lambda number: number < 4 or asked.is_set())
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+        loader = CachedLoader(dataset, 8, shuffle=True, seed=2, threads=1)
+        batches = loader.iterate_ahead()
+        reading = threading.Thread(target=lambda: [next(batches) for _ in range(3)])
+        reading.start()
+        wait_for(lambda: [*(tmp_path / "cache" / WORK_NAME).glob("wanted-*")])
+        asked.set()
+        reading.join(PATIENCE)
+        order = loader.order.positions(SAMPLES, 2, 0)[:24].tolist()
+        begun = 2 * 4  # samples of the task before, and of that which was begun
+        assert set(order) <= set(source.loaded[: len(PLANNED) + begun + 24])
+        batches.close()
+
+
+def test_a_record_that_is_not_built_yet_is_waited_for_alone(tmp_path: Path) -> None:
+    gate = threading.Event()
+    source = Gated(lambda number: number < 8 or gate.is_set())
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+        images = [np.asarray(dataset[at][0]) for at in (7, 0, 3)]  # while the others are not to be had
+        assert all(image.shape == (3, SIZE, SIZE) for image in images)
+        later: list[Any] = []
+        waiting = threading.Thread(target=lambda: later.append(dataset[60]))
+        waiting.start()
+        assert not later
+        gate.set()
+        waiting.join(PATIENCE)
+        assert len(later) == 1
+
+
+def test_what_is_known_at_the_end_alone_waits_for_the_end(tmp_path: Path) -> None:
+    gate = threading.Event()
+    source = Gated(lambda number: number < 8 or gate.is_set())
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+        assert (len(dataset), dataset.classes) == (SAMPLES, ("ant", "bee", "cat"))
+        assert np.asarray(dataset.labels).tolist() == [at % 3 for at in range(SAMPLES)]
+        assert len(dataset.where("fold == 1")) == len(range(1, SAMPLES, 4))
+        found: list[Any] = []
+        waiting = threading.Thread(target=lambda: found.extend([dataset.manifest.statistics.mean, dataset.digest]))
+        waiting.start()
+        assert not found
+        gate.set()
+        waiting.join(PATIENCE)
+        assert found == [
+            CachedDataset(tmp_path / "cache").manifest.statistics.mean,
+            CachedDataset(tmp_path / "cache").digest,
+        ]
+
+
+@pytest.mark.parametrize("how", ["grown", "plain"])
+def test_a_build_that_was_ended_is_continued(how: str, tmp_path: Path, finished: Any, digests: Digests) -> None:
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    first = Gated(lambda number: number < 100)
+    with grown(first, cache, recipe) as (dataset, building):
+        dataset[95]
+        building.end()
+        with pytest.raises(BuildError, match="ended"):
+            dataset[120]
+    then = Gated()
+    if how == "plain":
+        build_cache(then, cache, recipe, jobs=1)
+    else:
+        with grown(then, cache, recipe) as (dataset, building):
+            assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+            building.join()
+    assert set(then.loaded) >= {*range(100, SAMPLES)}
+    assert len(then.loaded) < SAMPLES // 2  # those that were missing, and a few that are compared
+    assert digests(cache) == digests(finished(recipe))
+
+
+def test_records_that_a_power_cut_has_torn_are_made_again(tmp_path: Path, finished: Any, digests: Digests) -> None:
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    with grown(Gated(lambda number: number < 40), cache, recipe) as (dataset, building):
+        dataset[35]
+        building.end()
+    work = cache / WORK_NAME
+    (spool,) = work.glob("spool-*")
+    data = bytearray(spool.read_bytes())
+    data[5] ^= 1
+    spool.write_bytes(data)
+    with (work / "arrived.bin").open("ab") as log:
+        log.write(b"torn")
+    with (work / "arrived.jsonl").open("a") as infos:
+        infos.write('{"block": 0, "in')
+    with grown(Gated(), cache, recipe) as (dataset, building):
+        assert_same_batches(dataset, CachedDataset(finished(recipe)), shuffle=True)
+        building.join()
+    assert digests(cache) == digests(finished(recipe))
+
+
+def test_damaged_records_are_not_read(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with grown(Gated(lambda number: number < 8 or gate.is_set()), tmp_path / "cache", Recipe(size=SIZE)) as (
+        dataset,
+        _,
+    ):
+        dataset[0]
+        (spool,) = (tmp_path / "cache" / WORK_NAME).glob("spool-*")
+        with spool.open("r+b") as file:
+            file.seek(0)
+            file.write(b"\xff" * SIZE)
+        with pytest.raises(Exception, match="other records"):
+            dataset[0]
+
+
+def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any, digests: Digests) -> None:
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    first, second = Gated(lambda number: number < 60), Gated()
+    with grown(first, cache, recipe) as (one, building):
+        one[50]
+        with grown(second, cache, recipe) as (other, taking):
+            assert np.array_equal(other[50][0], one[50][0])  # which the first has built
+            assert second.loaded == PLANNED
+            building.end()
+            assert_same_batches(other, CachedDataset(finished(recipe)), shuffle=True)
+            taking.join()
+            taking.check()
+    assert digests(cache) == digests(finished(recipe))
+
+
+def test_two_readers_of_one_build_decode_each_sample_once(tmp_path: Path, finished: Any) -> None:
+    recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
+    gate = threading.Event()
+    first, second = Gated(), Gated()
+    first.may_pass = lambda _: len(first.loaded) < len(PLANNED) or gate.is_set()
+    with grown(first, cache, recipe) as (one, building), grown(second, cache, recipe) as (other, waiting):
+        gate.set()
+        assert_same_batches(one.select(range(0, SAMPLES, 2)), CachedDataset(finished(recipe))[::2], shuffle=True)
+        assert_same_batches(other.select(range(1, SAMPLES, 2)), CachedDataset(finished(recipe))[1::2], shuffle=True)
+        building.join()
+        waiting.join()
+        waiting.check()
+    assert sorted(first.loaded) == sorted([*range(SAMPLES), *PLANNED])
+    assert len(second.loaded) < SAMPLES // 2  # it compares a few with the finished cache
+
+
+def test_another_recipe_is_refused_while_a_cache_is_built(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with grown(Gated(lambda number: number < 8 or gate.is_set()), tmp_path / "cache", Recipe(size=SIZE)) as (one, _):
+        one[0]
+        other = Building(Gated(), tmp_path / "cache", Recipe(size=2 * SIZE))
+        other.wait_for_prospect()
+        other.join()
+        assert other.prospect is None
+        with pytest.raises(RecipeError, match="another recipe"):
+            other.check()
+
+
+@pytest.mark.parametrize("case", ["skip", "labels in the samples"])
+def test_where_the_samples_are_known_at_the_end_alone_nothing_is_read_before(case: str, tmp_path: Path) -> None:
+    source = Gated(labelled=case == "skip")
+    building = Building(source, tmp_path / "cache", Recipe(size=SIZE), on_error="skip" if case == "skip" else "fail")
+    assert building.wait_for_prospect() is None
+    building.join()
+    building.check()
+    assert len(CachedDataset(tmp_path / "cache")) == SAMPLES
+
+
+def test_a_copy_for_another_process_reads_what_is_built(tmp_path: Path) -> None:
+    with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        dataset[0]
+        sent = pickle.dumps(dataset)
+        copy = pickle.loads(sent)
+        assert np.array_equal(copy[90][0], dataset[90][0])
+        assert copy.labels.tolist() == dataset.labels.tolist()
+        building.join()
+        assert np.array_equal(pickle.loads(sent)[100][0], dataset[100][0])
+
+
+def test_a_copy_does_not_wait_for_a_builder_that_has_ended(tmp_path: Path) -> None:
+    with grown(Gated(lambda number: number < 40), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        dataset[0]
+        copy = pickle.loads(pickle.dumps(dataset))
+        building.end()
+        with pytest.raises(BuildError, match="nobody builds"):
+            copy[120]

@@ -1,0 +1,362 @@
+"""GrowingCache: a cache that is read while it is built.
+
+Whoever builds it keeps finished records in the work folder, and appends to a log where each of them is. Whoever reads
+it follows the log, and waits for what is not in it yet. `Prospect` is what is known before any record is made; all else
+that a manifest says is known at the end, and asking for it waits for the end.
+
+    .warmup/arrived.bin       ARRIVED_DTYPE, appended to: where the record of a row of the index is, and its checksum
+    .warmup/spool-8….bin      records, one after another: one file for each worker
+    .warmup/wanted-….npy      int64: positions of samples in the order in which a reader needs them; the newest counts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache import signals, system
+from tpucache.errors import BuildError, StoreError
+from tpucache.store import holding
+from tpucache.store.cache import Cache
+from tpucache.store.fields import Field
+from tpucache.store.files import OpenFile, ThreadLock
+from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
+from tpucache.store.index import Numbers, RecordIndex, Rows
+from tpucache.store.manifest import Manifest
+from tpucache.store.reader import ShardReader
+from tpucache.store.samples import Column, SampleTable
+
+ARRIVED_NAME: Final = "arrived.bin"
+#: `file` is the number of a shard in the manifest, or that of a spool file, which has the highest bit.
+ARRIVED_DTYPE: Final = np.dtype(
+    [("row", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("file", "<u4"), ("unused", "<u4")]
+)
+SPOOL_BIT: Final = 1 << 31
+LOCK_NAME: Final = "lock"
+_WANTED: Final = "wanted-"
+
+_POLL_SECONDS: Final = 0.004
+_LOOK_SECONDS: Final = 0.5  # between two looks whether anybody still builds
+_READ_ROWS: Final = 1 << 16  # of the log at once
+
+
+def spool_name(file: int) -> str:
+    """Return the name of a spool file in the work folder."""
+    return f"spool-{file:08x}.bin"
+
+
+def ask_for(work: Path, positions: Numbers) -> None:
+    """Ask whoever builds for samples in this order, before those that others asked for. A cache that is done has all.
+
+    Raises OSError.
+    """
+    name = f"{_WANTED}{time.time_ns():020d}-{secrets.token_hex(4)}.npy"
+    aside = work / f".{name}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        with aside.open("xb") as file:
+            np.save(file, positions.astype(np.int64), allow_pickle=False)
+        aside.rename(work / name)
+
+
+def list_asked(work: Path) -> list[str]:
+    """Return the names of the files with what readers ask for, the oldest first."""
+    with os.scandir(work) as entries:
+        return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What is known of a cache before its records are made: these parts of its manifest, and of its samples table.
+
+    `shards` are the names of its shards in the order of the manifest.
+    """
+
+    samples: int
+    variants: tuple[int, ...]
+    fields: tuple[Field, ...]
+    classes: tuple[str, ...]
+    recipe: Mapping[str, Any]
+    version: int
+    shards: tuple[str, ...]
+    table: Mapping[str, Column]
+
+
+class Builder(Protocol):
+    """What builds a growing cache, as its reader sees it."""
+
+    def check(self) -> None:
+        """Raise what the build has failed with, if it has."""
+        ...
+
+
+_KNOWN: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
+_LATER: Final = frozenset(item.name for item in fields(Manifest)) - {*_KNOWN}
+
+
+class GrowingManifest(Manifest):
+    """The manifest of a growing cache: what is known at the end alone is waited for when it is asked for."""
+
+    def __init__(self, prospect: Prospect, wait: Callable[[], Manifest]) -> None:
+        """Take what is known, and what waits for the rest."""
+        for name in _KNOWN:
+            object.__setattr__(self, name, getattr(prospect, name))
+        object.__setattr__(self, "_wait", wait)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LATER:
+            return getattr(self.__dict__["_wait"](), name)
+        raise AttributeError(f"a manifest has no {name!r}")
+
+
+class GrowingTable(SampleTable):
+    """The columns of the samples table that the listing of the source has, in memory."""
+
+    def __init__(self, directory: Path, columns: Mapping[str, Column]) -> None:
+        """Take columns by their names."""
+        self._path, self._names, self._loaded = directory, [*columns], dict(columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()  # no file has them
+
+
+class Arrivals:
+    """Where the records are that have been made so far, as far as this process has looked.
+
+    Threads may share one. A pickled copy looks for itself; one without a `builder` waits for that of other processes.
+    """
+
+    def __init__(self, directory: Path, rows: int, shards: Sequence[str], builder: Builder | None) -> None:
+        """Take a cache's folder, how many rows its index will have, and what builds it."""
+        self.directory, self._count, self._shards, self._builder = directory, rows, tuple(shards), builder
+        self._rows = np.zeros(rows, INDEX_DTYPE)
+        self._is_here = np.zeros(rows, np.bool_)
+        self._log: OpenFile | None = None
+        self._at = 0
+        self._files: dict[int, OpenFile] = {}
+        self._lock = ThreadLock()
+        self._looked = 0.0
+        self.finished: Cache | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arrivals, (self.directory, self._count, self._shards, None)
+
+    @property
+    def share(self) -> float:
+        """The share of the records that this process knows to be made."""
+        return 1.0 if self.finished is not None else float(self._is_here.mean()) if self._count else 1.0
+
+    def look(self) -> bool:
+        """Look at what has been made since; return whether all is finished. Raises StoreError."""
+        if self.finished is None:
+            with self._lock:
+                if not self._read_log() and (self.directory / MANIFEST_NAME).exists():
+                    self.finished = self.finished or Cache.open(self.directory)
+        return self.finished is not None
+
+    def are_here(self, numbers: Numbers) -> bool:
+        """Return whether all of these records are made, as far as is known."""
+        return bool(self._is_here[numbers].all())
+
+    def missing(self, numbers: Numbers) -> Numbers:
+        """Return those of some records that are not known to be made."""
+        return numbers[~self._is_here[numbers]]
+
+    def rows(self, numbers: Numbers) -> Rows:
+        """Wait for records, and return their rows. Raises what the build has failed with, and StoreError."""
+        while self.finished is None:
+            if self.are_here(numbers):
+                rows: Rows = self._rows[numbers]
+                return rows
+            if not self.look() and not self.are_here(numbers):
+                self._pause()
+        return self.finished.index[numbers]
+
+    def wait(self) -> Cache:
+        """Wait until all is finished, and return the cache. Raises what the build has failed with, and StoreError."""
+        while self.finished is None:
+            if not self.look():
+                self._pause()
+        return self.finished
+
+    def file(self, number: int) -> OpenFile | None:
+        """Return the file of a row, None for one of the finished cache's shards."""
+        return self._files.get(number)
+
+    def name(self, number: int) -> str:
+        """Return the name of the file of a row, in the folder of the cache."""
+        return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
+
+    def _pause(self) -> None:
+        """Wait a moment. Raises what the build has failed with."""
+        if signals.is_leaving():
+            raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
+        if self._builder is not None:
+            self._builder.check()
+        elif (now := time.monotonic()) - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            if not holding.is_held(self.directory / WORK_NAME / LOCK_NAME) and not self.look():
+                raise BuildError(
+                    f"nobody builds {self.directory} any more, and it is not finished: open it again, or run "
+                    "`tpucache warmup`"
+                )
+        time.sleep(_POLL_SECONDS)
+
+    def _read_log(self) -> bool:
+        """Take what the log has beyond what was read; return whether there was anything."""
+        if self._log is None:
+            try:
+                self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
+            except FileNotFoundError:
+                return False
+        found = False
+        while data := system.pread(self._log.number, _READ_ROWS * ARRIVED_DTYPE.itemsize, self._at):
+            whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
+            if not whole:
+                break
+            new = np.frombuffer(data[:whole], ARRIVED_DTYPE)
+            self._at += whole
+            found = True
+            self._take(new[new["row"] < self._count])
+        return found
+
+    def _take(self, new: npt.NDArray[Any]) -> None:
+        for number in np.unique(new["file"]).tolist():
+            if number not in self._files:
+                try:
+                    self._files[number] = OpenFile(self.directory / self.name(number))
+                except (FileNotFoundError, IndexError):  # all is finished meanwhile, or it is damaged
+                    new = new[new["file"] != number]
+        at = new["row"].astype(np.int64)
+        for name, column in (("offset", "offset"), ("length", "length"), ("crc32", "crc32"), ("shard", "file")):
+            self._rows[name][at] = new[column]
+        self._is_here[at] = True
+
+
+class GrowingIndex(RecordIndex):
+    """The rows of the index of a growing cache; asking for rows waits until their records are made."""
+
+    def __init__(self, arrivals: Arrivals, records: int) -> None:
+        """Take what knows where records are."""
+        self._arrivals, self._records = arrivals, records
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __len__(self) -> int:
+        return self._records
+
+    def __getitem__(self, numbers: Numbers) -> Rows:
+        """Return the rows of these numbers. Raises what the build has failed with, DamageError, FormatError."""
+        return self._arrivals.rows(numbers)
+
+    def read_all(self) -> Rows:
+        """Wait for the finished cache, and return all of its rows."""
+        return self._arrivals.wait().index.read_all()
+
+    def is_right(self) -> bool:
+        """Wait for the finished cache, and return whether its rows are what the manifest says."""
+        return self._arrivals.wait().index.is_right()
+
+
+class GrowingReader(ShardReader):
+    """Reads records of a growing cache, each compared with its checksum; once that is finished, out of its shards."""
+
+    is_whole = False
+
+    def __init__(self, arrivals: Arrivals, samples: int) -> None:
+        """Take what knows where records are, and how many samples there are."""
+        super().__init__(arrivals.directory, ())
+        self._arrivals, self._samples = arrivals, samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GrowingReader, (self._arrivals, self._samples)
+
+    def has(self, variants: Sequence[int], bands: int) -> bool:
+        """Return whether the cache is finished."""
+        return self._arrivals.look()
+
+    def expect(
+        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
+    ) -> None:
+        """Ask whoever builds for these records in this order, before all that was asked for so far."""
+        numbers = np.concatenate([*windows, np.empty(0, np.int64)])
+        positions = self._arrivals.missing(numbers) % max(1, self._samples)
+        _, first = np.unique(positions, return_index=True)
+        if len(first):
+            try:
+                ask_for(self._directory / WORK_NAME, positions[np.sort(first)])
+            except OSError as error:
+                raise StoreError(f"{self._directory} cannot be written: {error}") from error
+
+    def file(self, shard: int) -> OpenFile:
+        """Return the open file of a row. Raises DamageError, FormatError, StoreError."""
+        found = self._arrivals.file(shard)
+        if found is not None:
+            self._distrusted.add(shard)
+            return found
+        if not self._shards:
+            manifest = self._arrivals.wait().manifest
+            self._sizes = np.array([entry.bytes for entry in manifest.shards], np.uint64)
+            self._shards = manifest.shards
+        return super().file(shard)
+
+    def path(self, shard: int) -> Path:
+        """Return where the file of a row is."""
+        return self._directory / self._arrivals.name(shard)
+
+
+class GrowingCache(Cache):
+    """A cache that is read while it is built, by this process or another one."""
+
+    def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
+        """Take a cache's folder, what is known of it, and what builds it, None for another process.
+
+        It stays the cache that it is when it is finished; records are read out of its shards then.
+        """
+        self._arrivals = Arrivals(directory, 0, (), None)  # the manifest asks it for what is known at the end
+        super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
+        self._arrivals = Arrivals(directory, self.manifest.records, prospect.shards, builder)
+        self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
+        self._growing_reader = GrowingReader(self._arrivals, prospect.samples)
+        self._table = GrowingTable(directory, prospect.table)
+
+    @property
+    def index(self) -> RecordIndex:
+        """Where each record lies, once it is made."""
+        return self._growing_index
+
+    @property
+    def reader(self) -> ShardReader:
+        """What reads records by their rows of the index."""
+        return self._growing_reader
+
+    @property
+    def samples(self) -> SampleTable:
+        """What the listing of the source has of the samples table; that of the finished cache may have more."""
+        return self._table
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of it is built."""
+        return self._arrivals.look()
+
+    @property
+    def built(self) -> float:
+        """The share of its records that are made, as far as this process has looked."""
+        return self._arrivals.share
+
+    def wait(self) -> Cache:
+        """Wait until all is built, and return the finished cache. Raises what the build has failed with."""
+        return self._arrivals.wait()
+
+    def _finished_manifest(self) -> Manifest:
+        return self._arrivals.wait().manifest

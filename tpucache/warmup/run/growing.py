@@ -1,0 +1,470 @@
+"""GrowingScheduler: builds samples in the order in which readers ask for them, and lets them read what is made.
+
+Records go into spool files, one for each worker, and a log says where each of them is (see `tpucache.store.growing`).
+When all samples of a block are made, its shards are written out of the spool files. The records of a shard, and what is
+known of its samples, come in the order of their numbers, so that the cache is the same, whatever was asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import BuildError, SourceError, UnfinishedError
+from tpucache.store.files import OpenFile, write_atomically
+from tpucache.store.format import Part
+from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, SPOOL_BIT, list_asked, spool_name
+from tpucache.store.manifest import value_bytes_of
+from tpucache.store.writer import ShardWriter
+from tpucache.system import pread
+from tpucache.warmup.blocks import Block, Chunk
+from tpucache.warmup.estimate import Remaining
+from tpucache.warmup.plan import Plan
+from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos, load_receipt
+from tpucache.warmup.run.executors import Executor, Task
+from tpucache.warmup.run.folder import disk_failure
+from tpucache.warmup.run.scheduler import BuildProgress
+from tpucache.warmup.run.tasks import (
+    BuildContext,
+    WrittenShard,
+    add_samples,
+    check_run,
+    install_shard,
+    keep_freed_memory,
+    load_ahead,
+    temporary_shard,
+    written_shard,
+)
+from tpucache.warmup.sources.ahead import lateness_of
+from tpucache.warmup.sources.source import Sample
+
+Rows = npt.NDArray[Any]
+
+#: What is known of the samples in the spool files: a line of JSON for each group of them.
+_INFOS_NAME: Final = "arrived.jsonl"
+#: Samples of a task: a reader waits for a whole one, and each costs a few milliseconds.
+_TASK_SAMPLES: Final = 16
+_MOST_SAMPLES: Final = 64  # where storage answers late
+_TASK_BYTES: Final = 16 << 20
+#: Fewer samples than this are built in this process for a moment, before workers are started.
+_FEW: Final = 64
+
+
+def has_arrivals(work: Path) -> bool:
+    """Return whether a build that could be read has left something in a work folder."""
+    return (work / ARRIVED_NAME).exists()
+
+
+def can_grow(context: BuildContext, plan: Plan) -> bool:
+    """Return whether a cache can be read while it is built: its samples, their labels and classes are known now.
+
+    What an interrupted build that could not be read has left in chunks is finished in the same way.
+    """
+    rule = plan.label_rule
+    is_known = plan.existing is None and not context.skip_errors and (rule is None or rule.like is None)
+    return is_known and not any(context.work.glob("chunk-*"))
+
+
+def _place(part: Part) -> tuple[int, int]:
+    """Return where among all parts one is listed in a manifest."""
+    return part.band, part.variant
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Samples of one block that were made together: their info, and rows of the log, for each sample one a part."""
+
+    block: int
+    info: ChunkInfo
+    rows: Rows
+
+
+class _Made(NamedTuple):
+    """What a task has made, whether that is all it was asked for, and how many samples a task needs at least."""
+
+    groups: list[_Group]
+    is_whole: bool
+    samples_a_task: int
+
+
+class GrowingScheduler:
+    """Builds the shards of a new cache, continuing from what an earlier run left of them."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        blocks: Sequence[Block],
+        on_progress: Callable[[BuildProgress], None] = lambda progress: None,
+    ) -> None:
+        """Look for what exists already. No task starts after the deadline."""
+        self._context, self._blocks, self._on_progress = context, {block.number: block for block in blocks}, on_progress
+        self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
+        self._firsts = [block.samples[0].number for block in blocks]
+        self._parts = sorted(blocks[0].parts, key=_place)
+        self._sealed: dict[tuple[int, Part], BuiltShard] = {}
+        self._infos: dict[int, list[ChunkInfo]] = {block.number: [] for block in blocks}
+        #: By part and sample: where its record is. `file` is 0, with a length of 0, where there is none.
+        self._rows = np.zeros((len(self._parts), len(self._samples)), ARRIVED_DTYPE)
+        self._is_made = np.zeros(len(self._samples), np.bool_)
+        self._is_given = np.zeros(len(self._samples), np.bool_)  # to a worker
+        self._queues: dict[str, Iterator[int]] = {}  # what readers ask for, by the files that say so
+        self._rest = iter(range(len(self._samples)))
+        self._being_sealed: set[int] = set()  # blocks whose shards were given to workers
+        self._bytes = 0
+        self._samples_a_task = 1
+        self._stopped = False
+        self.known: dict[int, dict[Part, int]] = {}  # checksums of one of each block's samples
+        self._find_shards()
+        self._find_arrivals()
+
+    def check_unchanged(self, changed: Sequence[Sample]) -> None:
+        """Raise SourceError when one of these samples, whose size has changed, has records already."""
+        if found := [sample for sample in changed if self._is_made[sample.number]]:
+            raise SourceError(
+                f"{len(found):,} samples have another size than when their records were made, such as "
+                f"{found[0].path!r}. Bring them back as they were, or give another folder to build anew."
+            )
+
+    def remaining(self) -> Remaining:
+        """Return what is still to be done, by its amount."""
+        left = [
+            Chunk(block.number, 0, tuple(sample for sample in block.samples if not self._is_made[sample.number]), parts)
+            for block, parts in ((block, block.parts) for block in self._blocks.values())
+        ]
+        unsealed = [
+            (len(block.samples) * len(parts), 0) for block in self._blocks.values() if (parts := self._left(block))
+        ]
+        spooled = sum(path.stat().st_size for path in self._context.work.glob("spool-*"))
+        return Remaining([chunk for chunk in left if chunk.samples], unsealed, spooled)
+
+    def build(self, executor: Executor) -> list[BuiltShard]:
+        """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
+        self._on_progress(self._progress())
+        with (self._context.work / ARRIVED_NAME).open("ab", buffering=0) as log:
+            self._log_sealed(log)
+            with (self._context.work / _INFOS_NAME).open("a") as infos:
+                few = int((~self._is_made).sum()) < _FEW
+                for result in executor.run(self._tasks(), few=few):
+                    self._take(result, log, infos)
+        if not self._is_late():
+            for result in executor.run(self._seals(), few=len(self._blocks) == 1):
+                self._take_shard(result)
+        if not all(not self._left(block) for block in self._blocks.values()):
+            progress = self._progress()
+            raise UnfinishedError(
+                f"the time limit is near: {progress.samples:,} of {progress.total:,} samples are finished in "
+                f"{self._context.shards}. Run the same command again to continue."
+            )
+        return [self._sealed[number, part] for number, block in self._blocks.items() for part in block.parts]
+
+    def _is_late(self) -> bool:
+        return self._stopped or self._context.deadline.is_past
+
+    def _left(self, block: Block) -> list[Part]:
+        """Return the parts of a block that have no shard yet."""
+        return [part for part in block.parts if (block.number, part) not in self._sealed]
+
+    def _tasks(self) -> Iterator[Task]:
+        """Yield the tasks for the samples that are missing, those that readers ask for first.
+
+        The shards of blocks whose samples are all made come when nobody asks for anything.
+        """
+        while not self._is_late():
+            some, is_asked = self._next_samples()
+            if not is_asked:
+                for number in [number for number, block in self._blocks.items() if self._can_seal(block)]:
+                    yield from self._seals_of(self._blocks[number])
+            if not some:
+                return
+            yield _run_samples, (self._context, self._cut(some), tuple(self._parts), len(self._samples))
+
+    def _next_samples(self) -> tuple[list[int], bool]:
+        """Return the samples of the next task, by their numbers, and whether a reader asks for one of them."""
+        for name in list_asked(self._context.work):
+            if name not in self._queues:
+                self._queues[name] = self._read_asked(self._context.work / name)
+        some: list[int] = []
+        most, weight, is_asked = min(_MOST_SAMPLES, max(_TASK_SAMPLES, self._samples_a_task)), 0, False
+        for queue in (*(self._queues[name] for name in sorted(self._queues, reverse=True)), None):
+            for number in self._rest if queue is None else queue:
+                if self._is_given[number]:
+                    continue
+                self._is_given[number] = True
+                some.append(number)
+                weight += self._samples[number].bytes
+                is_asked |= queue is not None
+                if len(some) >= most or weight >= _TASK_BYTES:
+                    return some, is_asked
+        return some, is_asked
+
+    def _read_asked(self, path: Path) -> Iterator[int]:
+        """Return the samples that a reader asks for; nothing where its file cannot be read."""
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return iter(())
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            return iter(())
+        return iter(found[(found >= 0) & (found < len(self._samples))].tolist())
+
+    def _cut(self, numbers: list[int]) -> list[Chunk]:
+        """Return samples as chunks, one for each block."""
+        chunks: dict[int, list[Sample]] = {}
+        places = np.searchsorted(self._firsts, numbers, side="right") - 1
+        blocks = list(self._blocks)
+        for number, place in sorted(zip(numbers, places.tolist(), strict=True)):
+            chunks.setdefault(blocks[place], []).append(self._samples[number])
+        return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
+
+    def _take(self, result: Any, log: Any, infos: Any) -> None:
+        """Note what a task has made: first what is known of the samples, then, for readers, where their records are."""
+        if isinstance(result, WrittenShard):
+            self._take_shard(result)
+            return
+        self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
+        try:
+            for group in result.groups:
+                infos.write(json.dumps({"block": group.block, "info": group.info.to_dict()}) + "\n")
+            infos.flush()
+            for group in result.groups:
+                log.write(group.rows.tobytes())
+                self._add(group)
+        except OSError as error:
+            raise disk_failure(self._context.work, error) from error
+        self._on_progress(self._progress())
+
+    def _add(self, group: _Group) -> None:
+        self._infos[group.block].append(group.info)
+        numbers = np.array(group.info.numbers, np.int64)
+        self._rows.reshape(-1)[group.rows["row"].astype(np.int64)] = group.rows
+        self._is_made[numbers] = self._is_given[numbers] = True
+        self._bytes += int(group.rows["length"].sum())
+
+    def _take_shard(self, written: WrittenShard) -> None:
+        shard = install_shard(self._context, written)
+        self._sealed[shard.entry.block, shard.entry.part] = shard
+        self._on_progress(self._progress())
+
+    def _can_seal(self, block: Block) -> bool:
+        """Return whether all samples of a block are made, and a shard of it is not given to a worker yet."""
+        first = block.samples[0].number
+        is_made = self._is_made[first : first + len(block.samples)].all()
+        return bool(is_made and self._left(block)) and block.number not in self._being_sealed
+
+    def _seals(self) -> Iterator[Task]:
+        """Yield the tasks for all shards that are missing."""
+        self._being_sealed.clear()
+        for block in self._blocks.values():
+            if self._is_late():
+                return
+            yield from self._seals_of(block)
+
+    def _seals_of(self, block: Block) -> Iterator[Task]:
+        self._being_sealed.add(block.number)
+        first = block.samples[0].number
+        info = _in_order(join_infos(self._infos[block.number]))
+        bare = dataclasses.replace(block, samples=())
+        for part in self._left(block):
+            rows = self._rows[self._parts.index(part), first : first + len(block.samples)]
+            yield _run_seal, (self._context, bare, part, first, rows.copy(), info)
+
+    def _log_sealed(self, log: Any) -> None:
+        """Tell readers of the shards that an earlier run has finished, as far as no spool file has their records."""
+        for (number, part), shard in self._sealed.items():
+            at = self._parts.index(part)
+            first, count = self._blocks[number].samples[0].number, len(shard.rows)
+            rows = self._rows[at, first : first + count]
+            if rows["length"].all():
+                continue
+            found = np.zeros(count, ARRIVED_DTYPE)
+            for name in ("offset", "length", "crc32"):
+                found[name] = shard.rows[name]
+            found["row"] = at * len(self._samples) + first + np.arange(count)
+            found["file"] = at * len(self._blocks) + [*self._blocks].index(number)
+            log.write(found.tobytes())
+
+    def _find_shards(self) -> None:
+        """Find the shards that an earlier run has finished."""
+        context = self._context
+        for block in self._blocks.values():
+            receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
+            for shard in receipts:
+                if shard and not shard.info.skipped and shard.info.covers(block.samples):
+                    self._sealed[block.number, shard.entry.part] = shard
+            if not self._left(block):
+                numbers = np.array([sample.number for sample in block.samples])
+                self._is_made[numbers] = self._is_given[numbers] = True
+                first = {part: int(self._sealed[block.number, part].rows["crc32"][0]) for part in block.parts}
+                self.known[block.samples[0].number] = first
+
+    def _find_arrivals(self) -> None:
+        """Find the records in spool files that are as they were written; forget all others."""
+        work = self._context.work
+        groups = _read_groups(work, self._rows)
+        kept = [group for group in groups if group.block in self._infos and not self._is_made[group.info.numbers].any()]
+        for group in kept:
+            self._add(group)
+        self._bytes = 0
+        if has_arrivals(work):
+            lines = [json.dumps({"block": group.block, "info": group.info.to_dict()}) + "\n" for group in kept]
+            write_atomically(work / _INFOS_NAME, "".join(lines).encode())
+        for block in self._blocks.values():
+            first = block.samples[0].number
+            if self._is_made[first] and first not in self.known:
+                self.known[first] = dict(zip(self._parts, self._rows[:, first]["crc32"].tolist(), strict=True))
+
+    def _progress(self) -> BuildProgress:
+        return BuildProgress(int(self._is_made.sum()), len(self._samples), 0, self._bytes)
+
+
+def _read_groups(work: Path, shape: Rows) -> list[_Group]:
+    """Return the groups in a work folder whose records are all there; `shape` has a row for each part and sample."""
+    try:
+        data = (work / ARRIVED_NAME).read_bytes()
+        lines = (work / _INFOS_NAME).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    whole = len(data) // ARRIVED_DTYPE.itemsize * ARRIVED_DTYPE.itemsize
+    if whole < len(data):  # torn by a power cut
+        os.truncate(work / ARRIVED_NAME, whole)
+    logged = np.frombuffer(data[:whole], ARRIVED_DTYPE)
+    logged = logged[(logged["row"] < shape.size) & (logged["file"] >= SPOOL_BIT)]
+    rows = np.zeros(shape.size, ARRIVED_DTYPE)
+    rows[logged["row"].astype(np.int64)] = logged
+    is_right: npt.NDArray[np.bool_] = np.all(_are_right(work, rows).reshape(shape.shape), axis=0)
+    found = []
+    for line in lines:
+        try:
+            content = json.loads(line)
+            info, block = ChunkInfo.from_dict(content["info"]), content["block"]
+        except (ValueError, KeyError, TypeError):  # torn by a power cut
+            continue
+        numbers = np.array(info.numbers, np.int64)
+        if len(numbers) and is_right[numbers].all():
+            is_right[numbers] = False  # another line with one of them is of no use
+            found.append(_Group(block, info, rows.reshape(shape.shape)[:, numbers].reshape(-1)))
+    return found
+
+
+def _are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Return which records are in the spool files with the checksum that their row has."""
+    is_right = np.zeros(len(rows), np.bool_)
+    for file in np.unique(rows["file"][rows["length"] > 0]).tolist():
+        try:
+            opened = OpenFile(work / spool_name(file))
+        except FileNotFoundError:
+            continue
+        for at in np.flatnonzero((rows["file"] == file) & (rows["length"] > 0)).tolist():
+            record = pread(opened.number, int(rows["length"][at]), int(rows["offset"][at]))
+            is_right[at] = zlib.crc32(record) == rows["crc32"][at]
+    return is_right
+
+
+def _in_order(info: ChunkInfo) -> ChunkInfo:
+    """Return the info of a block with its samples in the order of their numbers."""
+    order = np.argsort(info.numbers).tolist()
+
+    def sort(values: list[Any]) -> list[Any]:
+        return [values[at] for at in order]
+
+    return dataclasses.replace(
+        info,
+        numbers=sort(info.numbers),
+        labels=sort(info.labels),
+        columns={name: sort(values) for name, values in info.columns.items()},
+        digests={name: info.digests[name] for name in sorted(info.digests, key=int)},
+        frequencies={name: info.frequencies[name] for name in sorted(info.frequencies, key=int)},
+    )
+
+
+class _Spool(NamedTuple):
+    """The spool file that this process writes."""
+
+    file: int
+    descriptor: int
+
+
+@functools.lru_cache(maxsize=1)
+def _spool(work: Path, _run: str) -> _Spool:
+    """Return the spool file of this process in a run. Raises OSError."""
+    while True:
+        file = SPOOL_BIT | secrets.randbits(31)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+            return _Spool(file, os.open(work / spool_name(file), flags, 0o666))
+        except FileExistsError:
+            continue
+
+
+def _run_samples(context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int) -> _Made:
+    """Make the records of samples, and append them to the spool file of this process."""
+    keep_freed_memory()
+    groups: list[_Group] = []
+    is_whole = True
+    with load_ahead(context, chunks) as items:
+        for chunk in chunks:
+            info = ChunkInfo()
+            made: list[tuple[int, int, bytes]] = []  # part, sample, record
+
+            def keep(number: int, records: Sequence[bytes], made: list[tuple[int, int, bytes]] = made) -> None:
+                made += [(part, number, record) for part, record in enumerate(records)]
+
+            is_whole = add_samples(context, chunk, 0, info, items, keep) == len(chunk.samples)
+            if made:
+                groups.append(_Group(chunk.block, info, _write(context, made, samples)))
+            if not is_whole:
+                break
+    return _Made(groups, is_whole, lateness_of(context.work).samples_a_task)
+
+
+def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], samples: int) -> Rows:
+    """Append records to the spool file of this process; return their rows of the log."""
+    check_run(context)
+    rows = np.zeros(len(made), ARRIVED_DTYPE)
+    rows["length"] = [len(record) for _, _, record in made]
+    rows["crc32"] = [zlib.crc32(record) for _, _, record in made]
+    rows["row"] = [part * samples + number for part, number, _ in made]
+    try:
+        spool = _spool(context.work, context.run)
+        start, data = os.fstat(spool.descriptor).st_size, memoryview(b"".join(record for _, _, record in made))
+        while data:
+            data = data[os.write(spool.descriptor, data) :]
+    except OSError as error:
+        raise disk_failure(context.work, error) from error
+    rows["file"] = spool.file
+    rows["offset"] = start + np.concatenate([[0], np.cumsum(rows["length"][:-1], dtype=np.int64)])
+    return rows
+
+
+def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:
+    """Write the shard of a part of a block out of spool files. Raises BuildError."""
+    check_run(context)
+    aside = temporary_shard(context, block.number, part)
+    files: dict[int, OpenFile] = {}
+    try:
+        with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
+            for number, row in enumerate(rows, first):
+                file = int(row["file"])
+                if file not in files:
+                    files[file] = OpenFile(context.work / spool_name(file))
+                record = pread(files[file].number, int(row["length"]), int(row["offset"]))
+                writer.append(number, record, int(row["crc32"]))
+            check_run(context)
+            return written_shard(aside, block.number, part, writer.finish(), [info])
+    except OSError as error:
+        raise disk_failure(context.work, error) from error
+    except BuildError:
+        # Spool files torn by a power cut would fail for ever; what they were made from still exists.
+        (context.work / _INFOS_NAME).unlink(missing_ok=True)
+        raise
