@@ -180,6 +180,11 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.cache
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all of the cache is built: False for one of `open_or_build` until its end."""
+        return self._open_reader.cache.is_finished
+
+    @property
     def resolution(self) -> int | tuple[int, int] | None:
         """The size that images are shown in, None for the stored one."""
         return self._resolution[0]
@@ -202,7 +207,8 @@ class CachedDataset(Dataset[Item]):
     @property
     def reading(self) -> ReadingPlan:
         """How a CachedLoader will read the records, and the memory that it plans to take, as far as is known now."""
-        return self._open_reader.plan(self._selection.records, self._selection.shards)
+        is_whole = self._open_reader.cache.reader.is_whole  # else no shard is mapped
+        return self._open_reader.plan(self._selection.records, self._selection.shards if is_whole else ())
 
     @property
     def in_memory(self) -> bool:

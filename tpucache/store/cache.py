@@ -46,6 +46,16 @@ class Cache:
         """Where the cache is, as it may be shown: its folder, or its URL."""
         return str(self.directory)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of it is built: always, but for one that is read while it is built."""
+        return True
+
+    @property
+    def built(self) -> float:
+        """The share of its records that are known to be made."""
+        return 1.0
+
     # Two threads may both open one of these, and both are right.
     @property
     def index(self) -> RecordIndex:

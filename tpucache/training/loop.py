@@ -11,6 +11,7 @@ from typing import Final
 
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
+from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
 from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
 from tpucache.training.device import Device
@@ -21,6 +22,7 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.learner import Custom, Learner
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.run.files import (
@@ -109,7 +111,7 @@ def train(
         account.add_earlier(*processes.on_main(lambda: read_account(run)))
         initial = None
         if saved is None:
-            channels = len(train_set.manifest.statistics.mean)
+            channels = image_channels(train_set)
             settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
         learner = Learner(settings, train_set, task, device, initial, custom)
         plan = make_plan(learner.settings, len(train_set))
@@ -119,7 +121,7 @@ def train(
             _log.warning("%s: %s", settings.weights, learner.matched)
             if learner.image_differences:
                 _log.warning("%s", learner.image_differences)
-        processes.on_main(lambda: write_info(run, learner, data))
+        processes.on_main(lambda: _write_info(run, settings, learner, data, options.name))
         note(f"{options.name}: {_describe(learner, data, plan)}")
         if getattr(device, "compiles", True):  # a device of another package may not say
             note(f"{options.name}: compiling")
@@ -151,13 +153,24 @@ def _timed(
     runs: int,
 ) -> TrainSettings:
     """Return the settings of a new run with the number of epochs that its time limit allows."""
-    channels = len(data.train_set.manifest.statistics.mean)
+    channels = image_channels(data.train_set)
 
     def make_learner(probed: TrainSettings) -> Learner:
         begun, weights = device.processes.on_main(lambda: initial_weights(run, probed, channels))
         return Learner(begun, data.train_set, task, device, weights, custom)
 
     return decide_epochs(settings, make_learner, data, device, stop, runs)
+
+
+def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
+    """Write `run.json`; while the cache is built, the first checkpoint does it."""
+    if data.is_finished:
+        write_info(run, learner, data)
+    elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
+        note(
+            f"{name}: images are normalised by ImageNet's mean and deviation, as the cache's own are known once it is "
+            "built (--normalise cache waits for that)"
+        )
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,8 @@ def _note(run: _Run, progress: Progress, idle: float) -> str:
     """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
+    if (built := run.data.train_set.cache.built) < 1:
+        kept = f"cache built {built:.0%}"
     if following and progress.rate:
         steps = (1 + following) * plan.steps - run.state.steps
         all_left = f"{duration_text(steps * run.learner.settings.batch / progress.rate)} for all folds"
@@ -252,14 +267,14 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                     tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
-                        _save(run)
+                        _save_place(run)
                         meter.resume(_size(run, state.steps))
                 if not plan.is_finished(state):
                     run.check()
         except Stopped as error:
             stopped = error
             meter.pause()
-            _save(run)
+            _save_place(run)
         meter.pause()
         pace = meter.pace()
         if pace.steps and options.replay and not run.stop.is_due:
@@ -354,8 +369,18 @@ def _save(run: _Run) -> None:
         run.learner.device.processes.on_main(lambda: _submit_state(run))
 
 
+def _save_place(run: _Run) -> None:
+    """Save the run in the middle of an epoch; while its cache is built, what a checkpoint says of it is not known."""
+    if run.data.is_finished:
+        _save(run)
+    else:
+        note(f"{run.options.name}: the cache is not finished, so no place is saved; what of it is built is kept")
+
+
 def _submit_state(run: _Run) -> None:
     run.writer.submit(run.check_held)
+    if not (run.folder / INFO_NAME).exists():  # the cache was not finished when the run began
+        run.writer.submit(functools.partial(write_info, run.folder, run.learner, run.data))
     run.writer.submit(snapshot_run(run.folder, run.learner, run.data, run.state))
     seconds, wall = run.account.seconds(), run.account.wall_seconds()
     run.writer.submit(lambda: write_account(run.folder, seconds, wall))

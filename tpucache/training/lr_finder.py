@@ -28,6 +28,7 @@ from tpucache.training.device import Device, Processes
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.files import continued_settings, hold_run
@@ -65,7 +66,7 @@ def find_lr(
         check_fit(settings, task, train_set, None, device)
         train_set = soft_labelled(settings, task, train_set)
         (train_set,) = add_columns(settings, train_set)
-        channels = len(train_set.manifest.statistics.mean)
+        channels = image_channels(train_set)
         begun = processes.on_main(lambda: initial_weights(run, settings, channels))
         learner = Learner(begun.settings, train_set, task, device, begun.weights)
         found = range_test(learner, train_set, stop=stop)

@@ -123,7 +123,10 @@ def parts(
         if settings.sizes.at(epoch) != size:
             size = settings.sizes.at(epoch)
             loader = open_loader(in_size(train_set, size))
-        loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch})
+        if skip:
+            loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch})
+        else:
+            loader.set_epoch(epoch)
         yield from itertools.islice(loader, (each - skip) * settings.accumulate)
         skip = 0
 

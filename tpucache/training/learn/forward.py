@@ -137,14 +137,21 @@ def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: n
     """Return the settings with whose statistics normalise the images: those given, the model's or the cache's.
 
     The model's are those of timm's `pretrained_cfg`, where a model of timm begins with weights and the images are such
-    as it has them.
+    as it has them. Those of a cache that is being built are not known yet: colour images of 8 bits have ImageNet's.
     """
     if settings.normalise != "auto":
         return settings
     is_given = settings.mean is not None and settings.std is not None
     fits = IMAGE in dataset.names and not _misfit(_model_statistics(model), dataset)
     is_models = settings.weights is not None and not is_given and fits
+    if not is_models and not is_given and not dataset.is_finished and not _misfit(IMAGENET, dataset):
+        return dataclasses.replace(settings, normalise="imagenet")
     return dataclasses.replace(settings, normalise="model" if is_models else "cache")
+
+
+def image_channels(dataset: CachedDataset) -> int:
+    """Return the channels of a dataset's images, 0 where it has none."""
+    return _image_field(dataset).shape[2] if IMAGE in dataset.names else 0
 
 
 def channel_statistics(
@@ -186,8 +193,10 @@ def describe_differences(settings: TrainSettings, dataset: CachedDataset, model:
 def _known_statistics(
     settings: TrainSettings, dataset: CachedDataset, model: nn.Module
 ) -> tuple[Sequence[float], Sequence[float]]:
-    statistics = dataset.manifest.statistics
-    if settings.normalise in ("auto", "cache") or IMAGE not in dataset.names:
+    if IMAGE not in dataset.names:
+        return (), ()
+    if settings.normalise in ("auto", "cache"):
+        statistics = dataset.manifest.statistics
         return statistics.mean, statistics.std
     known = IMAGENET if settings.normalise == "imagenet" else _model_statistics(model)
     whose = {"imagenet": "ImageNet", "model": f"the model {settings.model!r}"}[settings.normalise]
@@ -200,7 +209,7 @@ def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
     """Return why statistics are not those of a dataset's images, "" where they can be."""
     if known is None:
         return "no statistics, which models of timm have"
-    channels = len(dataset.manifest.statistics.mean)
+    channels = image_channels(dataset)
     if len(known[0]) != channels:
         return f"statistics of {len(known[0])} channels, and the cache's images have {channels}"
     return "statistics of 8-bit images, and the cache's are deeper" if _image_field(dataset).is_deep else ""

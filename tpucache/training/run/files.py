@@ -42,6 +42,11 @@ class RunData:
     valid_set: CachedDataset | None
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the caches are: not while they are built by `open_or_build`."""
+        return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
+
+    @property
     def digests(self) -> dict[str, str | None]:
         """The digest of each."""
         return {
