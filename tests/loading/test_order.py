@@ -13,6 +13,7 @@ from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
 from tpucache.loading.reading.reader import RecordReader
+from tpucache.store.codecs import CODECS
 
 CHUNK = 12
 
