@@ -30,6 +30,9 @@ SIZES: Final = {
 }
 
 
+_MINUTES_A_GB: Final = 8000 / 100 / 60  # at 100 Mbit/s
+
+
 def say(line: str) -> None:
     """Print a line about the installation."""
     print(f"install: {line}", file=sys.stderr, flush=True)
@@ -100,7 +103,10 @@ def announce(extras: Sequence[str], build: str, venv: Path) -> None:
         return
     fetched, room = size
     free = shutil.disk_usage(venv.absolute().parent).free / 1e9
-    say(f"up to {fetched} GB to fetch (less where a package manager keeps them), {room} GB of room in {venv}")
+    say(
+        f"up to {fetched} GB to fetch (less where a package manager keeps them), {fetched * _MINUTES_A_GB:.0f} min at "
+        f"100 Mbit/s and some for the disk, {room} GB of room in {venv}"
+    )
     if free < room:
         say(f"only {free:.1f} GB are free here: it may not fit")
 

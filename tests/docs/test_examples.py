@@ -1,6 +1,6 @@
 """What the pages show is what works: commands parse, Python compiles, calls bind, links lead somewhere.
 
-The quick start is run from top to bottom besides.
+The quick start and the page for agents are also run from top to bottom.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpucache.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
-PAGES = [ROOT / "README.md", *DOCS]
+PAGES = [ROOT / "README.md", ROOT / "llms.txt", *DOCS]
 PROG = re.compile("(?:python -m )?tpucache ")
 COMMANDS = {name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -88,16 +88,30 @@ def test_every_link_leads_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def run_blocks(page):
+    """Run the blocks of a page, from top to bottom, in the current folder."""
+    space = {"__name__": "__main__"}
+    for language, text in blocks(ROOT / "docs" / page):
+        if language == "python":
+            exec(compile(text, page, "exec"), space)
+        for words in commands(text) if language == "sh" else ():
+            assert main(words) == 0, words
+
+
+@pytest.mark.slow
+def test_what_agents_are_told_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
+    shutil.copytree(photos, tmp_path / "photos" / "train")
+    monkeypatch.chdir(tmp_path)
+    run_blocks("agents.md")
+    assert "130 20 20" in capsys.readouterr().out
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 151
+
+
 @pytest.mark.slow
 def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
     shutil.copytree(photos, tmp_path / "photos" / "train")
     monkeypatch.chdir(tmp_path)
-    space = {"__name__": "__main__"}
-    for language, text in blocks(ROOT / "docs" / "quickstart.md"):
-        if language == "python":
-            exec(compile(text, "quickstart.md", "exec"), space)
-        for words in commands(text) if language == "sh" else ():
-            assert main(words) == 0, words
+    run_blocks("quickstart.md")
     out = capsys.readouterr().out
     assert "150 samples, 450 records: the clean one and 2 augmented variants of each" in out
     assert "all sound" in out

@@ -75,7 +75,8 @@ def test_copies_are_told_apart_by_their_labels(found):
     assert found.paths("look alike, same label") == [[paths[1], paths[9]]]
     ((_, proposed, text),) = found.sections["look alike, different label"]["cards"]
     assert proposed == ["bee", "ant"]
-    assert re.fullmatch(r"\d+ of 256 bits differ, copies by their details", text)
+    share, bits = re.fullmatch(r"(\d+)% alike: (\d+) of 256 bits differ, copies by their details", text).groups()
+    assert abs(int(share) - (100 - 100 * int(bits) / 128)) <= 0.5
     assert found.sections["look alike, same label"]["cards"][0][2].endswith("differ, mirrored, copies by their details")
     assert "leaks" not in found.sections
 

@@ -234,7 +234,7 @@ def _pair(
 ) -> _Finding:
     mirrored = ", mirrored" if alike.is_mirrored[row] else ""
     copies = ", copies by their details" if _is_copy(alike, row, sets) else ""
-    return _Finding(samples, labels, f"{int(alike.distance[row])} of {_HASH_BITS} bits differ{mirrored}{copies}")
+    return _Finding(samples, labels, f"{_likeness(int(alike.distance[row]))}{mirrored}{copies}")
 
 
 def _is_copy(alike: Pairs, row: int, sets: Sequence[_Set]) -> bool:
@@ -482,6 +482,11 @@ def _state(sets: Sequence[_Set], alike: Pairs) -> str:
     if blank := sum(int(each.hashes.is_blank.sum()) for each in sets):
         parts.append(f"{blank:,} images with next to no contrast are left out: they all look alike.")
     return " ".join(parts)
+
+
+def _likeness(distance: int) -> str:
+    """Return how alike two pictures are, in per cent, and in bits of their hashes; unrelated ones differ in half."""
+    return f"{max(0.0, 1 - distance / (_HASH_BITS / 2)):.0%} alike: {distance} of {_HASH_BITS} bits differ"
 
 
 def _table_name(own: _Set) -> str:
