@@ -35,6 +35,7 @@ from tpucache.progress import note as show_note
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import AUTO, RecipeName, TrainSettings
+from tpucache.units import size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -67,6 +68,10 @@ def train(options: argparse.Namespace) -> int:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
+    if options.build is not None:
+        if options.folds or options.lr == FIND:
+            raise UsageError("--folds and --lr find read a finished cache: run `tpucache warmup` first")
+        options.cached_size, options.size = options.size, None
     options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
@@ -138,8 +143,13 @@ def _run(
     cores = 1 if opened is None else opened.cores * processes.world_size
     settings, memory = _settings(options, cores), in_memory(options)
     with account.part("staging"):
-        cache = processes.on_each_host(lambda: staged(options, lambda: stop.check(f"while copying to {options.stage}")))
-    data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
+        if options.build is not None:
+            data = _built(options, memory, processes.world_size)
+        else:
+            check = functools.partial(stop.check, f"while copying to {options.stage}")
+            cache = processes.on_each_host(lambda: staged(options, check))
+            data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
+    is_growing = not data.is_finished
     train_set, valid_set = _split(data, options, memory)
     run, folds = options.run, None
     if options.folds:
@@ -148,7 +158,7 @@ def _run(
         parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
     else:
         parts = [] if valid_set is None else [("validation", train_set, valid_set)]
-    if processes.is_main:
+    if processes.is_main and not is_growing:
         _warn_of_leaks(parts)
     device = opened or open_it()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
@@ -165,7 +175,28 @@ def _run(
         return train_folds(folds, settings, device, run_options, watch, refit=options.refit), data.manifest
     with watch(run) as watchers:
         run_options = replace(run_options, watchers=watchers)
-        return run_training(run, settings, train_set, valid_set, device, run_options), data.manifest
+        report = run_training(run, settings, train_set, valid_set, device, run_options)
+    if is_growing:  # both read all records
+        note(f"the cache is finished: {options.build}, {size_text(data.manifest.total_bytes)}")
+        _warn_of_leaks(parts)
+    return report, data.manifest
+
+
+def _built(options: argparse.Namespace, memory: InMemory, processes: int) -> CachedDataset:
+    """Return the cache of a source, which is built while it is read. Raises UsageError, and as `open_or_build`."""
+    from tpucache.adopt.growing import open_or_build
+    from tpucache.recipe import Recipe
+
+    others = {"--stage": options.stage, "--resolution": options.resolution, "--cache-dir": options.cache_dir}
+    if given := [name for name, value in {**others, "--cache-gb": options.cache_gb}.items() if value is not None]:
+        raise UsageError(f"{given[0]} is for a finished cache: run `tpucache warmup` first, or leave --cache out")
+    if processes > 1:
+        raise UsageError("several processes read a finished cache: run `tpucache warmup` first, and leave --cache out")
+    recipe = Recipe() if options.cached_size is None else Recipe(size=options.cached_size)
+    data = open_or_build(options.cache, options.build, recipe, in_memory=memory)
+    if not data.is_finished:
+        note(f"the first epoch builds the cache {options.build}: {len(data):,} samples")
+    return data
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
@@ -267,6 +298,13 @@ def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2", _BASIC)
     add_cache_or_url(command)
+    command.add_argument(
+        "--cache",
+        dest="build",
+        type=local_path,
+        metavar="DIR",
+        help="CACHE is a source, as warmup takes it: the first epoch builds its cache here, with images of --size",
+    )
     command.add_argument(
         "--run",
         "--run-dir",  # torchrun takes --run for one of its own
