@@ -53,6 +53,6 @@ def test_what_needs_a_finished_cache_is_refused(
     given: list[str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", str(photos), "--cache", str(tmp_path / "cache"), "--run", str(tmp_path / "run"), *given]
-    assert main([*command, "--backend", "eager"]) == 1
+    assert main([*command, "--backend", "eager"]) == 2
     assert "finished cache" in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
