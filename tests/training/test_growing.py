@@ -21,6 +21,7 @@ from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
 from tpucache.training.loop import train
 from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.run import growing as growing_scheduler
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SAMPLES = 70
@@ -40,6 +41,13 @@ class Pictures:
     def load(self, sample: Sample) -> Item:
         wait_for(lambda: sample.number < self.first_late or self.gate.is_set())
         return Item({"image": np.random.default_rng(sample.number).integers(0, 256, (20, 20, 3), np.uint8)})
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of four samples, also where a busy machine makes storage seem late."""
+    monkeypatch.setattr(growing_scheduler, "_TASK_SAMPLES", 4)
+    monkeypatch.setattr(growing_scheduler, "_MOST_SAMPLES", 4)
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +101,9 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
     dataset, build = growing(source, tmp_path / "cache")
     short = replace(QUIET, time_limit=0.01)
     with pytest.raises(UnfinishedError):
-        train(tmp_path / "run", SETTINGS, dataset[:50], None, CpuDevice(), short)
+        train(tmp_path / "run", SETTINGS, dataset[:32], None, CpuDevice(), short)
     assert not (tmp_path / "run" / "last.pt").exists()
     source.gate.set()
     build.join(PATIENCE)
-    report = train(tmp_path / "run", SETTINGS, dataset[:50], None, CpuDevice(), replace(QUIET, resume=True))
-    assert len(report.losses) == 10
+    report = train(tmp_path / "run", SETTINGS, dataset[:32], None, CpuDevice(), replace(QUIET, resume=True))
+    assert len(report.losses) == 6
