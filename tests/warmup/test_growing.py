@@ -18,6 +18,7 @@ from tpucache.errors import BuildError, RecipeError, SampleError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
+from tpucache.store import growing as reading
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache, Prospect
 from tpucache.warmup.build import build_cache
@@ -76,9 +77,10 @@ class Building:
         self.prospect = prospect
         self._told.set()
 
-    def check(self) -> None:
+    def check(self) -> bool:
         if self.error is not None:
             raise self.error
+        return True
 
     def wait_for_prospect(self) -> Prospect | None:
         assert self._told.wait(PATIENCE), "no prospect"
@@ -192,6 +194,20 @@ def test_a_record_that_is_not_built_yet_is_waited_for_alone(tmp_path: Path) -> N
         assert len(later) == 1
 
 
+def test_what_nobody_expected_is_asked_for_when_it_is_read(tmp_path: Path) -> None:
+    gate = threading.Event()
+    source = Gated(lambda number: number < 4 or gate.is_set())
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, _):
+        found: list[Any] = []
+        reading_it = threading.Thread(target=lambda: found.append(dataset[125]))  # as a DataLoader does
+        reading_it.start()
+        wait_for(lambda: [*(tmp_path / "cache" / WORK_NAME).glob("wanted-*")])
+        gate.set()
+        reading_it.join(PATIENCE)
+        assert len(found) == 1
+        assert 125 in source.loaded[: len(PLANNED) + 2 * 4 + 4]
+
+
 def test_what_is_known_at_the_end_alone_waits_for_the_end(tmp_path: Path) -> None:
     gate = threading.Event()
     source = Gated(lambda number: number < 8 or gate.is_set())
@@ -216,7 +232,7 @@ def test_a_build_that_was_ended_is_continued(how: str, tmp_path: Path, finished:
     recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
     first = Gated(lambda number: number < 100)
     with grown(first, cache, recipe) as (dataset, building):
-        dataset[95]
+        dataset.__getitems__(range(96))
         building.end()
         with pytest.raises(BuildError, match="ended"):
             dataset[120]
@@ -235,7 +251,7 @@ def test_a_build_that_was_ended_is_continued(how: str, tmp_path: Path, finished:
 def test_records_that_a_power_cut_has_torn_are_made_again(tmp_path: Path, finished: Any, digests: Digests) -> None:
     recipe, cache = Recipe(size=SIZE), tmp_path / "cache"
     with grown(Gated(lambda number: number < 40), cache, recipe) as (dataset, building):
-        dataset[35]
+        dataset.__getitems__(range(36))
         building.end()
     work = cache / WORK_NAME
     (spool,) = work.glob("spool-*")
@@ -331,7 +347,11 @@ def test_a_copy_for_another_process_reads_what_is_built(tmp_path: Path) -> None:
         assert np.array_equal(pickle.loads(sent)[100][0], dataset[100][0])
 
 
-def test_a_copy_does_not_wait_for_a_builder_that_has_ended(tmp_path: Path) -> None:
+def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "_LOOK_SECONDS", 0.0)
     with grown(Gated(lambda number: number < 40), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
         dataset[0]
         copy = pickle.loads(pickle.dumps(dataset))

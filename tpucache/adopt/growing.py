@@ -125,16 +125,17 @@ class BuildProcess:
         self._settle(answer)
         return None
 
-    def check(self) -> None:
-        """Raise what the build has failed with, if it has."""
+    def check(self) -> bool:
+        """Return whether this process has started it; raise what the build has failed with, if it has."""
         if os.getpid() != self._owner:
-            return
+            return False
         with self._lock:
             if self._error is None and not self._is_finished and self._process.poll() is not None:
                 with contextlib.suppress(BaseException):
                     self._settle(self._read())
         if self._error is not None:
             raise self._error
+        return True
 
     def _settle(self, answer: object) -> None:
         self._process.wait()

@@ -46,6 +46,7 @@ _WANTED: Final = "wanted-"
 
 _POLL_SECONDS: Final = 0.004
 _LOOK_SECONDS: Final = 0.5  # between two looks whether anybody still builds
+_PATIENCE_SECONDS: Final = 20.0  # in which nobody does, and another process may take over
 _READ_ROWS: Final = 1 << 16  # of the log at once
 
 
@@ -93,8 +94,8 @@ class Prospect:
 class Builder(Protocol):
     """What builds a growing cache, as its reader sees it."""
 
-    def check(self) -> None:
-        """Raise what the build has failed with, if it has."""
+    def check(self) -> bool:
+        """Return whether it is one of this process; raise what the build has failed with, if it has."""
         ...
 
 
@@ -134,9 +135,12 @@ class Arrivals:
     Threads may share one. A pickled copy looks for itself; one without a `builder` waits for that of other processes.
     """
 
-    def __init__(self, directory: Path, rows: int, shards: Sequence[str], builder: Builder | None) -> None:
-        """Take a cache's folder, how many rows its index will have, and what builds it."""
-        self.directory, self._count, self._shards, self._builder = directory, rows, tuple(shards), builder
+    def __init__(
+        self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
+    ) -> None:
+        """Take a cache's folder, how many rows its index will have, of how many samples, and what builds it."""
+        self.directory, self._count, self._samples = directory, rows, max(1, samples)
+        self._shards, self._builder = tuple(shards), builder
         self._rows = np.zeros(rows, INDEX_DTYPE)
         self._is_here = np.zeros(rows, np.bool_)
         self._log: OpenFile | None = None
@@ -144,10 +148,12 @@ class Arrivals:
         self._files: dict[int, OpenFile] = {}
         self._lock = ThreadLock()
         self._looked = 0.0
+        self._held = 0.0  # when somebody was last seen to build
+        self._is_asked = np.zeros(rows, np.bool_)
         self.finished: Cache | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrivals, (self.directory, self._count, self._shards, None)
+        return Arrivals, (self.directory, self._count, self._samples, self._shards, None)
 
     @property
     def share(self) -> float:
@@ -166,10 +172,6 @@ class Arrivals:
         """Return whether all of these records are made, as far as is known."""
         return bool(self._is_here[numbers].all())
 
-    def missing(self, numbers: Numbers) -> Numbers:
-        """Return those of some records that are not known to be made."""
-        return numbers[~self._is_here[numbers]]
-
     def rows(self, numbers: Numbers) -> Rows:
         """Wait for records, and return their rows. Raises what the build has failed with, and StoreError."""
         while self.finished is None:
@@ -177,8 +179,22 @@ class Arrivals:
                 rows: Rows = self._rows[numbers]
                 return rows
             if not self.look() and not self.are_here(numbers):
+                self.ask(numbers)
                 self._pause()
         return self.finished.index[numbers]
+
+    def ask(self, numbers: Numbers, *, again: bool = False) -> None:
+        """Ask whoever builds for records in this order, `again` those that were asked for before. Raises StoreError."""
+        asked = numbers[~self._is_here[numbers]]
+        asked = asked if again else asked[~self._is_asked[asked]]
+        if len(asked):
+            self._is_asked[asked] = True
+            positions = asked % self._samples
+            _, first = np.unique(positions, return_index=True)
+            try:
+                ask_for(self.directory / WORK_NAME, positions[np.sort(first)])
+            except OSError as error:
+                raise StoreError(f"{self.directory} cannot be written: {error}") from error
 
     def wait(self) -> Cache:
         """Wait until all is finished, and return the cache. Raises what the build has failed with, and StoreError."""
@@ -199,11 +215,13 @@ class Arrivals:
         """Wait a moment. Raises what the build has failed with."""
         if signals.is_leaving():
             raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
-        if self._builder is not None:
-            self._builder.check()
-        elif (now := time.monotonic()) - self._looked > _LOOK_SECONDS:
+        now = time.monotonic()
+        is_own = self._builder is not None and self._builder.check()
+        if not is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            if not holding.is_held(self.directory / WORK_NAME / LOCK_NAME) and not self.look():
+            if not self._held or holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
+                self._held = now
+            elif now - self._held > _PATIENCE_SECONDS and not self.look():
                 raise BuildError(
                     f"nobody builds {self.directory} any more, and it is not finished: open it again, or run "
                     "`tpucache warmup`"
@@ -272,13 +290,13 @@ class GrowingReader(ShardReader):
 
     is_whole = False
 
-    def __init__(self, arrivals: Arrivals, samples: int) -> None:
-        """Take what knows where records are, and how many samples there are."""
+    def __init__(self, arrivals: Arrivals) -> None:
+        """Take what knows where records are."""
         super().__init__(arrivals.directory, ())
-        self._arrivals, self._samples = arrivals, samples
+        self._arrivals = arrivals
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return GrowingReader, (self._arrivals, self._samples)
+        return GrowingReader, (self._arrivals,)
 
     def has(self, variants: Sequence[int], bands: int) -> bool:
         """Return whether the cache is finished."""
@@ -288,14 +306,7 @@ class GrowingReader(ShardReader):
         self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
     ) -> None:
         """Ask whoever builds for these records in this order, before all that was asked for so far."""
-        numbers = np.concatenate([*windows, np.empty(0, np.int64)])
-        positions = self._arrivals.missing(numbers) % max(1, self._samples)
-        _, first = np.unique(positions, return_index=True)
-        if len(first):
-            try:
-                ask_for(self._directory / WORK_NAME, positions[np.sort(first)])
-            except OSError as error:
-                raise StoreError(f"{self._directory} cannot be written: {error}") from error
+        self._arrivals.ask(np.concatenate([*windows, np.empty(0, np.int64)]), again=True)
 
     def file(self, shard: int) -> OpenFile:
         """Return the open file of a row. Raises DamageError, FormatError, StoreError."""
@@ -322,11 +333,11 @@ class GrowingCache(Cache):
 
         It stays the cache that it is when it is finished; records are read out of its shards then.
         """
-        self._arrivals = Arrivals(directory, 0, (), None)  # the manifest asks it for what is known at the end
+        self._arrivals = Arrivals(directory, 0, 0, (), None)  # the manifest asks it for what is known at the end
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
-        self._arrivals = Arrivals(directory, self.manifest.records, prospect.shards, builder)
+        self._arrivals = Arrivals(directory, self.manifest.records, prospect.samples, prospect.shards, builder)
         self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
-        self._growing_reader = GrowingReader(self._arrivals, prospect.samples)
+        self._growing_reader = GrowingReader(self._arrivals)
         self._table = GrowingTable(directory, prospect.table)
 
     @property

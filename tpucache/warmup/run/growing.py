@@ -192,26 +192,27 @@ class GrowingScheduler:
     def _next_samples(self) -> tuple[list[int], bool]:
         """Return the samples of the next task, by their numbers, and whether a reader asks for one of them."""
         for name in list_asked(self._context.work):
-            if name not in self._queues:
-                self._queues[name] = self._read_asked(self._context.work / name)
+            self._queues[name] = self._read_asked(self._context.work / name)
         some: list[int] = []
         most, weight, is_asked = min(_MOST_SAMPLES, max(_TASK_SAMPLES, self._samples_a_task)), 0, False
-        for queue in (*(self._queues[name] for name in sorted(self._queues, reverse=True)), None):
-            for number in self._rest if queue is None else queue:
+        for name in (*sorted(self._queues, reverse=True), ""):
+            for number in self._queues[name] if name else self._rest:
                 if self._is_given[number]:
                     continue
                 self._is_given[number] = True
                 some.append(number)
                 weight += self._samples[number].bytes
-                is_asked |= queue is not None
+                is_asked |= bool(name)
                 if len(some) >= most or weight >= _TASK_BYTES:
                     return some, is_asked
+            self._queues.pop(name, None)
         return some, is_asked
 
     def _read_asked(self, path: Path) -> Iterator[int]:
-        """Return the samples that a reader asks for; nothing where its file cannot be read."""
+        """Return the samples that a reader asks for, and remove its file; nothing where that cannot be read."""
         try:
             found = np.load(path, allow_pickle=False)
+            path.unlink()
         except (OSError, ValueError, EOFError):
             return iter(())
         if found.ndim != 1 or found.dtype.kind not in "iu":

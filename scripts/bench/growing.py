@@ -1,0 +1,115 @@
+"""The first epoch on a cache that is built meanwhile, beside warmup alone, later epochs and a plain DataLoader.
+
+    python -m scripts.bench growing PHOTOGRAPHS --size 224 --rounds 3
+    python -m scripts.bench growing PHOTOGRAPHS --codec dct-lz4 --epochs 5
+
+Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
+worker for each core that decodes and resizes with Pillow. Nothing learns: it is how long batches take. One JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scripts.commands import say
+
+
+def main() -> None:
+    """Measure, and print seconds, the median of the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photographs", type=Path, help="a folder with one folder for each class")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--codec", default="raw")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows: list[dict[str, float]] = []
+    for number in range(options.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append({**_grown(options, Path(folder)), **_built(options, Path(folder)), **_plain(options)})
+        say(f"round {number + 1}: {json.dumps(rows[-1])}")
+    found = {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+    ratios = {
+        "first_epoch_of_warmup": found["growing_first_epoch"] / found["warmup"],
+        "all_of_warmup_and_epochs": found["growing_all"] / (found["warmup"] + found["finished_epochs"]),
+        "all_of_dataloader": found["growing_all"] / (options.epochs * found["dataloader_epoch"]),
+    }
+    print(json.dumps({**found, **{name: round(value, 3) for name, value in ratios.items()}}))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _grown(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    from tpucache import CachedLoader, Recipe, open_or_build
+
+    began = time.perf_counter()
+    recipe = Recipe(size=options.size, codec=options.codec)
+    dataset = open_or_build(options.photographs, folder / "growing", recipe)
+    loader = CachedLoader(dataset, options.batch_size, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    first_batch = time.perf_counter() - began
+    for _ in iterator:
+        pass
+    first_epoch = time.perf_counter() - began
+    for _ in range(options.epochs - 1):
+        for _ in loader:
+            pass
+    dataset.digest  # noqa: B018  # it waits for the end
+    whole = time.perf_counter() - began
+    return {"growing_first_batch": first_batch, "growing_first_epoch": first_epoch, "growing_all": whole}
+
+
+def _built(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
+
+    recipe = Recipe(size=options.size, codec=options.codec)
+    warmup = _seconds(lambda: build_cache(options.photographs, folder / "finished", recipe))
+    loader = CachedLoader(CachedDataset(folder / "finished"), options.batch_size, shuffle=True)
+    epochs = _seconds(lambda: [None for _ in range(options.epochs) for _ in loader])
+    return {"warmup": warmup, "finished_epochs": epochs}
+
+
+class _Plain:
+    """Photographs, each decoded and resized when it is asked for."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        self._paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg", ".png"})
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> Any:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(self._paths[index]) as image:
+            image.draft("RGB", (self._size, self._size))
+            return np.array(image.convert("RGB").resize((self._size, self._size)))
+
+
+def _plain(options: argparse.Namespace) -> dict[str, float]:
+    from torch.utils.data import DataLoader
+
+    cores = len(os.sched_getaffinity(0))
+    dataset: Any = _Plain(options.photographs, options.size)
+    loader = DataLoader(dataset, options.batch_size, shuffle=True, num_workers=cores)
+    return {"dataloader_epoch": _seconds(lambda: [None for _ in loader])}
+
+
+if __name__ == "__main__":
+    main()
