@@ -1,4 +1,4 @@
-"""How fast warmup is where each file opens late, as on a network mount.
+"""How fast warmup is where each file opens late, as on a network mount; and what reads a cache there.
 
     python -m scripts.bench late
     python -m scripts.bench late PHOTOGRAPHS --delays 0 30 --jobs 2 --rounds 1
@@ -6,7 +6,8 @@
 Photographs lie in a folder, in the same folder with a .csv, and in a .zip. A library that is loaded before the C
 library (LD_PRELOAD; a C compiler is needed) makes each opening of one of their files, and each read of it, answer so
 many milliseconds later. Every row is warmup of all of them, its listing and its workers' start included. Beside it, a
-plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow.
+plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow. Last, a cache of
+them (dct-lz4) is verified, staged, and read in one shuffled epoch as it lies, and out of a copy of stage_cache.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from scripts.bench.table import (
     write_files,
 )
 from scripts.commands import ROOT, say
+from tpucache import Recipe, build_cache
+from tpucache.warmup.sources import open_source
 
 _SOURCES: Final = ("folder", ".csv", ".zip")
 _PLAIN: Final = "plain pool, folder"
@@ -120,6 +123,27 @@ print(count / (time.monotonic() - began))
 """
 
 
+_READ: Final = """
+import sys, time
+from tpucache import CachedDataset, CachedLoader, stage_cache, verify_cache
+
+way, path, place = sys.argv[1:]
+samples = len(CachedDataset(path))
+began = time.monotonic()
+if way == "verify":
+    assert not verify_cache(path)
+else:
+    if way != "epoch":
+        path = stage_cache(path, place)
+    if way != "stage":
+        for _ in CachedLoader(CachedDataset(path), 256, shuffle=True, finish="device"):
+            pass
+print(samples / (time.monotonic() - began))
+"""
+#: What reads the cache.
+_READERS: Final = ("verify", "stage", "epoch", "stage, epoch")
+
+
 def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
     """Return the places of the photographs by kind of source."""
     folder = photographs.resolve() if photographs else make_up_photographs(work / "photos")
@@ -133,8 +157,11 @@ def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
             for path, name in zip(files, names, strict=True):
                 archive.write(path, name)
 
-    packed = make_once(work / "packed", make)
-    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip"}
+    def build(unfinished: Path) -> None:
+        build_cache(open_source(folder), unfinished, Recipe(size=224, codec="dct-lz4"))
+
+    packed, cache = make_once(work / "packed", make), make_once(work / "cache", build)
+    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip", "cache": cache}
 
 
 def make_shim(work: Path) -> Path:
@@ -145,8 +172,10 @@ def make_shim(work: Path) -> Path:
     return library
 
 
-def measure(source: Path, root: Path, below: Path, shim: Path, milliseconds: float, jobs: int | None) -> float:
-    """Return the images a second of one warmup, or of the plain pool where `jobs` is None."""
+def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, milliseconds: float) -> float:
+    """Return the images a second of one warmup, of the plain pool, or of what reads the cache."""
+    folder, cache = sources["folder"], sources["cache"]
+    below = cache if kind in _READERS else sources[".zip"] if kind == ".zip" else folder
     environment = {
         **os.environ,
         "LD_PRELOAD": str(shim),
@@ -156,8 +185,15 @@ def measure(source: Path, root: Path, below: Path, shim: Path, milliseconds: flo
     }
     with tempfile.TemporaryDirectory() as place:
         script = Path(place, "measured.py")
-        script.write_text(_POOL if jobs is None else _WARMUP)
-        words = [source] if jobs is None else [source, root, Path(place, "cache"), str(jobs)]
+        target = Path(place, "cache")
+        words: list[str | Path]
+        if kind in _READERS:
+            code, words = _READ, [kind, cache, target]
+        elif kind == _PLAIN:
+            code, words = _POOL, [folder]
+        else:
+            code, words = _WARMUP, [sources[kind], folder, target, str(jobs)]
+        script.write_text(code)
         command: list[str | Path] = [sys.executable, script, *words]
         done = subprocess.run(command, env=environment, cwd=place, check=True, stdout=subprocess.PIPE, text=True)
     return float(done.stdout.split()[-1])
@@ -168,15 +204,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     options.work.mkdir(parents=True, exist_ok=True)
     sources, shim = make_sources(options.work, options.source), make_shim(options.work)
     wanted = [(source, jobs) for source in options.sources for jobs in options.jobs]
-    ways = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
+    ways: list[tuple[str, int | None]] = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
+    ways += [(reader, None) for reader in _READERS]
     found: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for milliseconds in options.delays:
             for kind, jobs in ways:
                 say(f"{kind}, {jobs or 'no'} jobs, {milliseconds:g} ms")
-                source = sources["folder" if jobs is None else kind]
-                below = sources[".zip" if kind == ".zip" else "folder"]
-                rate = measure(source, sources["folder"], below, shim, milliseconds, jobs)
+                rate = measure(kind, jobs, sources, shim, milliseconds)
                 found.setdefault(json.dumps([kind, jobs, milliseconds]), []).append(rate)
     rows = []
     for kind, jobs in ways:

@@ -66,6 +66,19 @@ def test_records_of_no_bytes_have_no_damage(tmp_path: Path, write_cache: WriteCa
     assert verify_cache(tmp_path) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what a process reads")
+def test_a_shard_is_read_in_large_pieces(
+    tmp_path: Path, write_cache: WriteCache, records_of: Callable[..., list[bytes]]
+) -> None:
+    def reads() -> int:
+        return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["syscr"])
+
+    write_cache(tmp_path, [records_of([9000] * 400)], 400)
+    before = reads()
+    assert verify_cache(tmp_path) == []
+    assert reads() - before < 100  # storage may answer each late
+
+
 @pytest.mark.parametrize("position", range(16))
 @pytest.mark.parametrize("bit", [0, 7])
 def test_a_flipped_bit_is_found_and_named(cache: Path, numbers: Numbers, position: int, bit: int) -> None:

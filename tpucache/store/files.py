@@ -28,7 +28,8 @@ from tpucache.system import FOLDER, READ, fcntl, resource
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_CHUNK: Final = 1 << 20
+#: Bytes of a file that are read at once from its start to its end: storage that answers late is asked seldom.
+CHUNK: Final = 4 << 20
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH: Final = re.compile(r":/(?!/)")
 #: What copies files from a URL of a scheme.
@@ -128,9 +129,9 @@ def open_regular(path: str | Path) -> int:
     return number
 
 
-def open_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading, as `open_regular` does. Raises OSError."""
-    return os.fdopen(open_regular(path), "rb")
+def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
+    """Open a regular file for reading, as `open_regular` does, `buffer` bytes at a time. Raises OSError."""
+    return os.fdopen(open_regular(path), "rb", buffer)
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
@@ -169,9 +170,9 @@ def check_stored(file: BinaryIO) -> None:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a regular file's bytes, 1 MiB at a time. Raises OSError."""
+    """Yield a regular file's bytes, a chunk at a time. Raises OSError."""
     with open_file(path) as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(CHUNK):
             yield chunk
 
 

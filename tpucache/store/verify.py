@@ -22,7 +22,7 @@ from tpucache.errors import DamageError, FormatError
 from tpucache.store import pages
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import open_file, read_file, refuse_too_many_files, sha256_file
+from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_file
 from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, encode_key
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
 
@@ -172,7 +172,7 @@ def _check_records(
     `has_values` says that records which follow one another without a gap are one value, with the first one's key.
     """
     try:
-        with open_file(path) as file:
+        with open_file(path, CHUNK) as file:  # records follow one another
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
             expected: list[tuple[bytes, int, int]] = []
