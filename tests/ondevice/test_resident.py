@@ -215,6 +215,7 @@ def test_records_have_places_of_their_own(
         if is_left:
             slots.forget_unconfirmed()
             continue
+        slots.hand_out(chunk for chunk, _ in placed.missing)
         for chunk, members in placed.missing:
             assert len(members) <= slots.chunk
             padded = np.resize(members, slots.chunk).reshape(cores, each)

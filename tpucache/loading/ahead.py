@@ -34,7 +34,7 @@ class Ahead(Generic[Prepared]):
     A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
     reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
     context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is how long
-    the loop has been blocked here.
+    the loop has been blocked here, `cpu_seconds` how long a processor has worked for the thread.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Ahead(Generic[Prepared]):
     ) -> None:
         """Take batches, whose numbers begin at `first`; iterating them, in a thread, begins with the context."""
         self.waited_seconds = 0.0
+        self.cpu_seconds = 0.0
         self._batches, self._prepare, self._first = batches, prepare, first
         self._iterator: Iterator[Any] = iter(())  # that of the batches, once the context has begun
         self._ready: queue.Queue[Any] = queue.Queue(depth)
@@ -54,12 +55,16 @@ class Ahead(Generic[Prepared]):
         return self._thread.ident is not None
 
     def __enter__(self: Self) -> Self:
-        self._process, batches = os.getpid(), self._batches
-        self._iterator = batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
+        self._process, self._iterator = os.getpid(), self._begin()
         self._thread.start()
         # Also when the interpreter ends: it would stop the thread inside of compiled code, which aborts the process.
         self._end = weakref.finalize(self, _end, self._stop, self._ready, self._thread)
         return self
+
+    def _begin(self) -> Iterator[Any]:
+        """Begin to iterate the batches."""
+        batches = self._batches
+        return batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
@@ -95,6 +100,7 @@ class Ahead(Generic[Prepared]):
                     return
                 batch, confirm = item if isinstance(item, Uncounted) else (item, None)
                 self._ready.put((self._prepare(batch, number), confirm))
+                self.cpu_seconds = time.thread_time()
                 del batch, item  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again

@@ -5,7 +5,8 @@ Afterwards a batch costs the host the numbers of its rows: the device gathers th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -122,7 +123,7 @@ class Resident:
         if self._slots is not None:
             self._slots.forget_unconfirmed()
 
-    def iterate(self, loader: Any) -> Iterator[Any]:
+    def iterate(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of a loader whose batches are `RecordBatch`, as `CachedLoader.iterate_records` does.
 
         Raises UsageError for a loader of other samples.
@@ -130,8 +131,21 @@ class Resident:
         self._check(loader)
         if self._slots is None:
             self._slots = RecordSlots(self.dataset.records, loader.batch_size, self._memory.cores)
-        batches: Iterator[Any] = loader.iterate_records(self._slots)
-        return batches
+        return self._handed_out(loader, self._slots)
+
+    @staticmethod
+    def _handed_out(loader: Any, slots: RecordSlots) -> Generator[Any, None, None]:
+        try:
+            with contextlib.closing(loader.iterate_records(slots)) as batches:
+                for read in batches:
+                    slots.hand_out(upload.chunk for upload in read.batch.uploads)
+                    yield read
+        finally:  # where the loop is left early, batches were read ahead
+            slots.forget_planned()
+
+    def pairs(self, loader: Any) -> Iterator[Any]:
+        """Begin an iteration as `iterate` does, whose batches are `(resident, RecordBatch)`, for a Feeder."""
+        return (read._replace(batch=(self, read.batch)) for read in self.iterate(loader))
 
     def put(self, batch: RecordBatch) -> SentBatch:
         """Send a batch's numbers of rows, and the records that are not there yet. Any thread may do so."""
@@ -145,8 +159,11 @@ class Resident:
         self.row_bytes += batch.slots.nbytes
         return SentBatch(self._memory.put(batch.slots), uploads)
 
-    def receive(self, sent: SentBatch) -> None:
-        """Write the records that were sent with a batch to where they stay; in the thread that computes."""
+    def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
+        """Write the records that were sent with a batch to where they stay; in the thread that computes.
+
+        `written` is called after each chunk.
+        """
         if self._slots is None:
             raise UsageError("a batch was sent before an iteration had begun")
         for chunk, number, fields in sent.uploads:
@@ -155,6 +172,7 @@ class Resident:
                     self._tables[name] = self._memory.reserve(self._slots.chunks, array)
                 self._tables[name].write(number, array)
             self._slots.confirm(chunk)
+            written()
 
     def take(self, slots: Any) -> dict[str, Any]:
         """Return the fields, labels and columns of a batch, given its rows as they were sent.

@@ -7,7 +7,7 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +60,8 @@ class RecordSlots:
         self._slots = np.full(records, -1, np.int32)
         self._left = records  # records without a place
         self._free = [*range(self.chunks)][::-1]
-        self._planned: dict[int, Numbers] = {}  # chunks that have a place and were not confirmed
+        self._planned: dict[int, Numbers] = {}  # chunks whose records have places, and are being read
+        self._sent: dict[int, Numbers] = {}  # those that were handed out and not confirmed
 
     @property
     def rows(self) -> int:
@@ -72,13 +73,26 @@ class RecordSlots:
         """Whether each record has a place."""
         return not self._left
 
+    def hand_out(self, chunks: Iterable[int]) -> None:
+        """Note that what was read of these chunks was given to whoever uploads it, and `confirm` will follow."""
+        for chunk in chunks:
+            self._sent[chunk] = self._planned.pop(chunk)
+
+    def forget_planned(self) -> None:
+        """Take their places from the records of chunks that were not handed out: nobody will upload them."""
+        self._forget(self._planned)
+
     def forget_unconfirmed(self) -> None:
-        """Take their places from the records whose chunk was not confirmed: nothing will be uploaded any more."""
-        for chunk, numbers in self._planned.items():
+        """Take their places from the records of all chunks that were not confirmed."""
+        self._forget(self._planned)
+        self._forget(self._sent)
+
+    def _forget(self, chunks: dict[int, Numbers]) -> None:
+        for chunk, numbers in chunks.items():
             self._slots[numbers] = -1
             self._left += len(numbers)
             self._free.append(chunk)
-        self._planned.clear()
+        chunks.clear()
 
     def place(self, numbers: Numbers) -> Placed:
         """Return the rows of records, with places for those that had none, and which of these are to be uploaded.
@@ -94,7 +108,7 @@ class RecordSlots:
 
     def confirm(self, chunk: int) -> None:
         """Note that a chunk was written to the device's memory, where it stays."""
-        self._planned.pop(chunk)
+        self._sent.pop(chunk)
 
     def _place_chunks(self, new: Numbers) -> list[tuple[int, Numbers]]:
         more = -len(new) % self.chunk

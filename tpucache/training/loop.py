@@ -20,6 +20,7 @@ from tpucache.training.evaluation import Scores, compile_evaluation, measure, sc
 from tpucache.training.feed.account import Account
 from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
+from tpucache.training.feed.residence import Residence
 from tpucache.training.interrupt import Stopped, StopRequest
 from tpucache.training.learn.defaults import decide_batch
 from tpucache.training.learn.forward import image_channels
@@ -228,9 +229,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
-    processes, first = device.processes, state.steps * settings.accumulate
-    train_set = learner.task.as_learned(data.train_set)
-    batches = parts(settings, train_set, state.steps, plan.epochs, pin_memory=device.pin_memory, processes=processes)
+    residence = Residence(options.resident, settings, learner.task.as_learned(data.train_set), device)
     images = settings.batch * settings.steps_per_execution
     execution: Execution = []
     stopped = None
@@ -239,11 +238,12 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     def warmed() -> None:
         progress.restart_clock()
         _compile_validation(run)
+        residence.decide()
 
     _compile_validation(run)  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
-        Feeder(batches, device, draw=drawer(settings, data.train_set, processes), first=first) as feeder,
+        _feeder(run, residence) as feeder,
         _progress(run) as progress,
     ):
         # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
@@ -257,9 +257,10 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
-                    _end_epoch(run, meter.pace())
+                    _end_epoch(run, meter.end_epoch())
                     meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
                 else:
+                    execution = []  # or it would keep the records of a size that is over
                     execution = take_execution(stream, settings)
                     _take_steps(run, execution)
                     progress.advance(images, _note(run, progress, meter.idle))
@@ -276,13 +277,23 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
             meter.pause()
             _save_place(run)
         meter.pause()
-        pace = meter.pace()
+        pace = replace(meter.pace(), resident=residence.describe())
         if pace.steps and options.replay and not run.stop.is_due:
             pace = _with_ceiling(run, pace, execution, images)
         account.begin("checkpoints")
-        processes.on_main(run.writer.flush)
+        device.processes.on_main(run.writer.flush)
         account.begin("report")
     return pace, stopped
+
+
+def _feeder(run: _Run, residence: Residence) -> Feeder:
+    """Return what uploads the batches that are left, which are this process's parts of them."""
+    settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
+    train_set, processes = run.learner.task.as_learned(run.data.train_set), device.processes
+    epochs, pin_memory = run.plan.epochs, device.pin_memory
+    batches = parts(settings, train_set, steps, epochs, pin_memory=pin_memory, processes=processes, residence=residence)
+    draw, first = drawer(settings, run.data.train_set, processes), steps * settings.accumulate
+    return Feeder(batches, device, draw=draw, first=first, resident=residence)
 
 
 def _compile_validation(run: _Run) -> None:

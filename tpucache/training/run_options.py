@@ -10,7 +10,7 @@ from tpucache.options import check_options, option
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.run.history import Watcher
-from tpucache.training.settings import TrainSettings
+from tpucache.training.settings import ResidentChoice, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class RunOptions:
     ends. `profile` is the folder for a trace of a few executions after the warm-up, which are slower and are counted
     nevertheless. `watchers` are notified of losses and epochs. `on_epoch` is given a line of text for each epoch when
     it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`; so many runs of the
-    same length as `following` come after it. `chosen` is why it runs on its backend, for the report.
+    same length as `following` come after it. `chosen` is why it runs on its backend, for the report. `resident` says
+    whether records stay on the device.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -33,6 +34,11 @@ class RunOptions:
     time_limit: float | None = option(None, "save and stop before this time is over; --resume continues", metavar="8h")
     stop: StopRequest | None = None
     account: Account | None = None
+    resident: ResidentChoice = option(
+        "auto",
+        "keep the training records in the device's memory, where each is uploaded once; auto: where they fit into what "
+        "the first steps leave of it",
+    )
     replay: bool = True
     curves: bool = False
     profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up there", metavar="DIR")

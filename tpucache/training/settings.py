@@ -20,6 +20,7 @@ THREADS: Final = min(8, max(2, usable_cores() // 2))
 #: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
+ResidentChoice = Literal["auto", "yes", "no"]
 ScaleRule = Literal["none", "linear", "sqrt"]
 Precision = Literal["auto", "mixed", "float32", "bf16", "fp16"]
 SCALE_RULES: Final = get_args(ScaleRule)

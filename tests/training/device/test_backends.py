@@ -27,6 +27,7 @@ for optimizer, lr in {optimizers}.items():
         "--model", "tiny_models:tiny", "--epochs", "8", "--batch-size", "16", "--valid", "0.2",
         "--optimizer", optimizer, "--lr", str(lr), "--ema", "0.9", "--clip", "5", "--smoothing", "0.1",
         "--flip", "--shift", "2", "--brightness", "0.2", "--erase", "0.2", "--mixup", "0.3",
+        "--resident", "yes" if (backend, optimizer) == ("xla", "adamw") else "no",
     ])
     assert status == 0
 """

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from tpucache.ondevice.resident import Table
+
 
 class Counters(NamedTuple):
     """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
@@ -73,6 +75,14 @@ class Device(Protocol):
         It may be on its way when this returns: compute with it after `receive`, or after `wait`. The host's memory may
         be reused when the host tensor is freed.
         """
+        ...
+
+    def reserve(self, chunks: int, chunk: torch.Tensor) -> Table:
+        """Return memory that stays there, for so many chunks like this one, which was put, on all cores together."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Return how much memory is left for what stays there; None where it is the host's or not reported."""
         ...
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tpucache.store.fields import IMAGE
+from tpucache.ondevice.resident import Resident, SentBatch
+from tpucache.store.fields import IMAGE, LABEL
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a Resident's memory that are a batch, and what was sent to be written there before."""
+
+    resident: Resident
+    sent: SentBatch
+
+    def receive(self, written: Callable[[], None]) -> None:
+        """Write what was sent, and call `written` after each chunk of it."""
+        self.resident.receive(self.sent, written)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that was sent."""
+        sent = [self.sent.slots]
+        for _, number, fields in self.sent.uploads:
+            sent += [number, *fields.values()]
+        return sent
 
 
 @dataclass(frozen=True)
@@ -17,15 +38,29 @@ class DeviceBatch:
 
     `fields` are the records', images as uint8 (batch, height, width, channels), or packed (batch, n); `labels` is
     (batch,) or (batch, m), and `draws` the random numbers (batch, n) that were sent along for it, where there are any.
+
+    Where records stay on the device, it is their `rows` there until `gathered`: then there are no fields, and `labels`
+    are the numbers of the rows, int32 (batch,).
     """
 
     fields: Mapping[str, torch.Tensor]
     labels: torch.Tensor
     draws: torch.Tensor | None = None
+    rows: Rows | None = None
+
+    def gathered(self) -> DeviceBatch:
+        """Return the batch with its fields and labels; where these are gathered, that is a part of the step."""
+        if self.rows is None:
+            return self
+        fields = self.rows.resident.take(self.rows.sent.slots)
+        labels = fields.pop(LABEL)
+        return DeviceBatch(fields, labels, self.draws)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All that was sent for it."""
+        if self.rows is not None:
+            return [*self.rows.tensors, *([] if self.draws is None else [self.draws])]
         return [*self.fields.values(), self.labels, *([] if self.draws is None else [self.draws])]
 
     @property

@@ -22,6 +22,7 @@ from torch import nn
 
 from tpucache.errors import UsageError
 from tpucache.machine import gpu_problem
+from tpucache.ondevice.memory import TorchTable
 from tpucache.training.device.base import MOST_AHEAD, Counters
 from tpucache.training.device.processes import open_processes
 from tpucache.training.settings import Precision
@@ -64,6 +65,14 @@ class TorchDevice:
         if self.compiles:
             model.forward = _compiled(model.forward)
         return model
+
+    def reserve(self, chunks: int, chunk: torch.Tensor) -> TorchTable:
+        """Return memory for so many chunks."""
+        return TorchTable(chunks, chunk)
+
+    def free_bytes(self) -> int | None:
+        """Return None: it is the host's memory, or nobody says."""
+        return None
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
         """Return the images in the layout of the weights."""
@@ -268,6 +277,11 @@ class AcceleratorDevice(TorchDevice):
         """Return the most memory that torch's tensors took; None where the module does not count it."""
         peak = getattr(self._module, "max_memory_allocated", None)
         return None if peak is None else int(peak(self.torch_device))
+
+    def free_bytes(self) -> int | None:
+        """Return what no program has of the device's memory, not even torch for later; None where that is not known."""
+        info = getattr(self._module, "mem_get_info", None)
+        return None if info is None else int(info(self.torch_device)[0])
 
     def _record(self) -> Any:
         """Return an event after all that was sent so far; waiting for it leaves the processor to other threads."""

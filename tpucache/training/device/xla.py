@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import stat
 import threading
@@ -40,6 +41,7 @@ try:
     import torch_xla.debug.metrics as met
     import torch_xla.distributed.spmd as xs
     import torch_xla.runtime as xr
+    from torch_xla.core import xla_op_registry
     from torch_xla.experimental.callback import on_ready_event
 except ImportError as error:
     raise DependencyError(
@@ -179,6 +181,14 @@ class XlaDevice:
         )
         return sent
 
+    def reserve(self, chunks: int, chunk: torch.Tensor) -> XlaTable:
+        """Return memory for so many chunks, on each core for its rows of them."""
+        return XlaTable(chunks, chunk, self.cores, self._mesh)
+
+    def free_bytes(self) -> int | None:
+        """Return None: torch_xla 2.9 does not say it of several cores, and before the first step it says too much."""
+        return None
+
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: XLA orders what is computed by its data."""
 
@@ -303,6 +313,41 @@ def keep_compiled(kind: str) -> None:
         _log.warning("compiled graphs are not kept for later processes: %s. Set %s to a folder", error, _CACHE_PATH)
         return
     xr.initialize_cache(str(folder))
+
+
+class XlaTable:
+    """Rows on each core: of each chunk a core keeps the rows that it was sent, behind those of the chunk before."""
+
+    def __init__(self, chunks: int, chunk: torch.Tensor, cores: int, mesh: Any) -> None:
+        """Reserve memory that is divided as chunks are, without ever having all of it on one core."""
+        self._shape, self._cores, self._mesh = chunk.shape[1:], cores, mesh
+        self._each = len(chunk) // cores
+        values = math.prod(self._shape)
+        self._rows = torch.zeros((cores, chunks * self._each, values), dtype=chunk.dtype, device=chunk.device)
+        if mesh is not None:
+            xs.mark_sharding(self._rows, mesh, ("data", None, None))
+        torch_xla.sync()  # or the first chunk's graph would be another one than that of the others
+
+    def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
+        """Write a chunk in place: only with the result as its one output does XLA use the same memory."""
+        start = number[0] * self._each
+        self._rows.copy_(_WRITE(self._rows, chunk.reshape(self._cores, self._each, -1), start))
+
+    def take(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return rows, divided as a batch is: each core gives those that it has, and gets those of its samples."""
+        rows = self._rows.flatten(0, 1).index_select(0, slots).reshape(-1, *self._shape)
+        if self._mesh is not None:
+            xs.mark_sharding(rows, self._mesh, _split(rows))
+        return rows
+
+
+def _write(rows: Any, chunk: Any, start: Any) -> Any:
+    """Return XLA's operation that replaces a part of the second dimension: torch's take no start on the device."""
+    zero = start - start
+    return rows.dynamic_update_slice(chunk, [zero, start, zero])
+
+
+_WRITE: Final = xla_op_registry.register("tpucache_write", _write)
 
 
 def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

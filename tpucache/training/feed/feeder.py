@@ -15,10 +15,13 @@ from tpucache.loading.ahead import Ahead
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.draws import draw
+from tpucache.ondevice.resident import Resident
+from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.processes import ALONE, Processes
-from tpucache.training.device.tensors import DeviceBatch
+from tpucache.training.device.tensors import DeviceBatch, Rows
+from tpucache.training.feed.residence import Residence
 from tpucache.training.feed.upload import send
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
@@ -34,18 +37,47 @@ class Feeder(Ahead[DeviceBatch]):
     """
 
     def __init__(
-        self, batches: Iterable[Any], device: Device, depth: int = 2, draw: Draw | None = None, first: int = 0
+        self,
+        batches: Iterable[Any],
+        device: Device,
+        depth: int = 2,
+        draw: Draw | None = None,
+        first: int = 0,
+        resident: Resident | Residence | None = None,
     ) -> None:
         """Take a CachedLoader, or host batches as it gives them; the thread starts with the context.
 
-        `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`.
+        `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`. With a
+        `resident`, a CachedLoader's records stay on the device, and later batches are the numbers of their rows there.
         """
 
         def prepare(batch: Any, number: int) -> DeviceBatch:
-            return send(batch, device, None if draw is None else torch.from_numpy(draw(number)))
+            draws = None if draw is None else torch.from_numpy(draw(number))
+            if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
+                kept, read = batch
+                sent = kept.put(read)
+                return DeviceBatch({}, sent.slots, None if draws is None else device.put(draws), Rows(kept, sent))
+            return send(batch, device, draws)
 
         super().__init__(batches, prepare, depth, first)
-        self._device = device
+        self._device, self._resident = device, resident
+        #: The bytes that were sent for the batches that the loop has taken.
+        self.sent_bytes = 0
+
+    def __enter__(self) -> Feeder:
+        if self._resident is not None:
+            self._resident.begin()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._resident is not None:
+            self._resident.end()
+
+    def _begin(self) -> Iterator[Any]:
+        if isinstance(self._resident, Resident):
+            return self._resident.pairs(self._loader())
+        return super()._begin()
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict.
@@ -77,6 +109,9 @@ class Feeder(Ahead[DeviceBatch]):
     def __iter__(self) -> Iterator[DeviceBatch]:
         for batch in super().__iter__():
             self._device.receive(batch.tensors)
+            self.sent_bytes += sum(tensor.nbytes for tensor in batch.tensors)
+            if batch.rows is not None:
+                batch.rows.receive(self._device.step_end)  # so that a chunk is written by a graph of its own
             yield batch
 
 
@@ -92,10 +127,12 @@ def parts(
     *,
     pin_memory: bool = False,
     processes: Processes = ALONE,
+    residence: Residence | None = None,
 ) -> Iterator[Any]:
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
 
-    Of each part it is this process's slice. `pin_memory` is as CachedLoader takes it.
+    Of each part it is this process's slice. `pin_memory` is as CachedLoader takes it. A `residence` gives those that
+    stay on the device as rows there.
 
     It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated. Each epoch's
     images have the size that the settings say.
@@ -127,7 +164,8 @@ def parts(
             loader.load_state_dict({**loader.state_dict(), "epoch": epoch, "position": skip * settings.batch})
         else:
             loader.set_epoch(epoch)
-        yield from itertools.islice(loader, (each - skip) * settings.accumulate)
+        count = (each - skip) * settings.accumulate
+        yield from itertools.islice(loader, count) if residence is None else residence.batches(loader, count)
         skip = 0
 
 

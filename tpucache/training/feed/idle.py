@@ -35,6 +35,10 @@ class Pace:
     `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the run's, with those of the warm-up
     (None where that is not known). `sizes` has, where images had several sizes, the steps, images, seconds and bytes
     received of each.
+
+    After the first epoch, `later_bytes_per_step` were sent for each step's batch by the feeding thread, which took
+    `feeding_cpu` of the time of a processor while steps ran (None where there was one epoch). `resident` says whether
+    records stay on the device, and why.
     """
 
     steps: int
@@ -48,6 +52,9 @@ class Pace:
     ceiling_idle: float | None = None
     graphs: int | None = None
     sizes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    later_bytes_per_step: float | None = None
+    feeding_cpu: float | None = None
+    resident: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pace as JSON values."""
@@ -120,6 +127,7 @@ class PaceMeter:
         self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
         self._compiles = 0  # after the warm-up of each size but this one
+        self._at_epoch: tuple[int, float, int, float] | None = None  # at the end of the first epoch
         self._size: int | None = None
         self._sizes: dict[int | None, Counter[str]] = {}
 
@@ -164,6 +172,15 @@ class PaceMeter:
             self._count(seconds=now[0] - self._from[0], received_bytes=now[3] - self._from[3])
             self._from = None
 
+    def end_epoch(self) -> Pace:
+        """Return the pace after `pause`; what is sent later is told from what the first epoch needed."""
+        if self._at_epoch is None:
+            self._at_epoch = self._sent()
+        return self.pace()
+
+    def _sent(self) -> tuple[int, float, int, float]:
+        return self._feeder.sent_bytes, self._feeder.cpu_seconds, self._steps, self._seconds
+
     @property
     def idle(self) -> float:
         """The fraction of the time so far in which the device ran nothing, as of some moment in the last second.
@@ -180,6 +197,9 @@ class PaceMeter:
         """Return what was counted so far."""
         since, compiles = self._compiles_at_warm, self._device.counters().compiles
         seconds = self._seconds
+        sent, cpu, steps, taken = (
+            now - then for now, then in zip(self._sent(), self._at_epoch or self._sent(), strict=True)
+        )
         return Pace(
             steps=self._steps,
             images_per_second=self._images / seconds if seconds else 0.0,
@@ -190,6 +210,8 @@ class PaceMeter:
             received_bytes=self._received,
             graphs=compiles - self._compiles_before,
             sizes={str(size): dict(each) for size, each in self._sizes.items()} if len(self._sizes) > 1 else {},
+            later_bytes_per_step=sent / steps if steps else None,
+            feeding_cpu=cpu / taken if steps else None,
         )
 
     def _count(self, **counts: float) -> None:

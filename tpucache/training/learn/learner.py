@@ -193,7 +193,7 @@ class Learner:
         for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
             if not len(batch.labels):
                 raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
-            loss, share = self._shared_loss(self._finish(batch), left == 0)
+            loss, share = self._shared_loss(self._finish(batch.gathered()), left == 0)
             loss = loss / len(batches)
             if weighs and share is not None:
                 shares.append(share)

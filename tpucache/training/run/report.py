@@ -111,13 +111,21 @@ class TrainReport:
             f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
             *([self._network_line()] if self.network else []),
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
-            f"received   {pace.received_bytes / 1e6:,.0f} MB",
+            f"received   {pace.received_bytes / 1e6:,.0f} MB{self._later()}",
+            *([f"resident   {pace.resident}"] if pace.resident else []),
             *([self._sizes_line()] if pace.sizes else []),
             f"memory     {memory}, at most",
             *([self._time_line()] if self.wall_seconds else []),
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
         ]
+
+    def _later(self) -> str:
+        """Return in words what was sent after the first epoch, and what that cost the host."""
+        each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
+        if each is None or cpu is None:
+            return ""
+        return f", after the first epoch {each / 1e3:,.1f} kB a step, for {cpu:.1%} of a processor"
 
     def _sizes_line(self) -> str:
         texts = [
