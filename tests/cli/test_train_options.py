@@ -155,6 +155,7 @@ CARRIED_OUT: Final[Mapping[str, tuple[tuple[str, ...], Any]]] = {
     "--checkpoint-every": (("3",), lambda given: given.options.checkpoint_every == 3),
     "--time-limit": (("1h",), lambda given: 0 < given.options.stop.seconds_left <= 3600),
     "--threads": (("3",), lambda given: given.settings.threads == 3),
+    "--resident": (("yes",), lambda given: given.options.resident == "yes"),
     "--in-memory": (("no",), lambda given: given.train_set.reading.way != "memory"),
     "--cache-gb": (("1", "--cache-dir", "{folder}/kept"), lambda given: given.train_set.network is not None),
     "--backend": (("torch",), lambda given: given.device.name == "torch" and not given.options.chosen),

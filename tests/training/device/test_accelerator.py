@@ -179,7 +179,7 @@ def test_an_execution_counts_from_its_first_step_to_its_end():
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 0.95])
 def test_all_three_figures_tell_the_share_that_a_slow_loader_costs(monkeypatch, share):
-    world = SimpleNamespace(now=0.0, waited_seconds=0.0)
+    world = SimpleNamespace(now=0.0, waited_seconds=0.0, sent_bytes=0, cpu_seconds=0.0)
     monkeypatch.setattr(time, "perf_counter", lambda: world.now)
     device = CudaDevice(CPU, StandIn(lambda: world.now))
 

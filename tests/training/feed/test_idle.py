@@ -25,6 +25,8 @@ class World:
     executed: float = 0.0
     compiles: int = 0
     waited_seconds: float = 0.0
+    sent_bytes: int = 0
+    cpu_seconds: float = 0.0
     processes = Processes()
 
     def wait_for_data(self, seconds):
