@@ -122,8 +122,7 @@ class Residence:
     def _of(self, loader: CachedLoader) -> Resident:
         fields = loader.dataset.record_fields
         if self._resident is None or self._resident.dataset.record_fields != fields:
-            if self._resident is not None:
-                self._resident.end()
+            # The one of another size is not ended: its last batches are still on their way.
             self._resident = Resident(loader.dataset, DeviceMemory(self._device))
             self._resident.begin()
         return self._resident
