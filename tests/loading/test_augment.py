@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
+from tpucache.loading.augment import why_not
 from tpucache.loading.reading import crops
 from tpucache.loading.reading.crops import Boxes, Form
 from tpucache.native import address
@@ -240,6 +241,15 @@ def test_a_size_without_a_crop_on_the_host_is_refused(
 def test_a_size_that_is_none_is_refused(cache_of: Callable[[str], Path], size: Any) -> None:
     with pytest.raises(UsageError, match="size is"):
         CachedLoader(CachedDataset(cache_of("raw")), 4, augment=CROP, size=size)
+
+
+def test_images_of_many_channels_are_left_to_augment_which_says_so(tmp_path: Path) -> None:
+    samples = [(np.full((8, 8, 6), number, np.uint8), 0) for number in range(3)]
+    build_cache(samples, tmp_path / "cache", Recipe(size=8, mode="keep"), jobs=1)
+    dataset = CachedDataset(tmp_path / "cache")
+    assert "6 channels" in str(why_not(CROP, dataset))
+    ((images, _),) = CachedLoader(dataset, 3, augment=CROP)
+    assert images.shape == (3, 6, 8, 8)
 
 
 def test_a_mixture_makes_crops_of_the_images_size_alone(cache_of: Callable[[str], Path]) -> None:

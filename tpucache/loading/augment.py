@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.buffers import Buffer
-from tpucache.loading.reading.crops import Boxes, Form, crop, needed_bytes
+from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, crop, needed_bytes
 from tpucache.loading.reading.reader import Divide, WaysRead
 from tpucache.native import Addresses
 from tpucache.ondevice import draws as drawn
@@ -109,6 +109,8 @@ def _why_not_images(dataset: CachedDataset) -> str | None:
     image = _image(dataset)
     if image.dtype != _BYTES:
         return f"the numbers of images are {np.dtype(image.dtype)}, not bytes"
+    if image.shape[2] > MOST_CHANNELS:
+        return f"images have {image.shape[2]} channels, and at most {MOST_CHANNELS} are cropped at once"
     if len(dataset.record_fields[0].shape) == 1 and not _has_planes(dataset):
         return 'images are left packed for a device: leave finish="device" out'
     return None

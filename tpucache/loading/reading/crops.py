@@ -32,7 +32,8 @@ _SIDE_BITS: Final = 2  # what _NEAR and _FAR add up to, on each side
 _COLOURS: Final = tuple(
     tuple(round(share * (1 << _COLOUR_BITS)) for share in row) for row in ((0, -0.344136, 1.772), (1.402, -0.714136, 0))
 )
-_MOST_CHANNELS: Final = 4
+#: More channels are cropped by numpy alone.
+MOST_CHANNELS: Final = 4
 _LANES: Final = 16  # bytes that are blended at once
 
 _log: Final = logging.getLogger("tpucache")
@@ -127,7 +128,7 @@ def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, heigh
         return
     rows = side_taps(boxes.top, boxes.height, boxes.rows_reversed, form.height, height)
     columns = side_taps(boxes.left, boxes.width, boxes.columns_reversed, form.width, width)
-    loop = crop_loop() if form.channels <= _MOST_CHANNELS else None
+    loop = crop_loop() if form.channels <= MOST_CHANNELS else None
     if loop is None:
         _crop_by_numpy(form, rows, columns, sources, targets)
     else:
@@ -227,7 +228,7 @@ def _crop_by_loop(
     left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
     left = np.where(boxes.columns_reversed > 0, form.width - left - widths, left)
     pixel = 1 if form.is_planar else form.channels
-    row = np.empty(form.width * _MOST_CHANNELS + _LANES, np.int32)
+    row = np.empty(form.width * MOST_CHANNELS + _LANES, np.int32)
     inside = np.ascontiguousarray(columns.firsts - left[:, None])
     starts = left * pixel
     kept: list[Array] = [row, inside, starts, widths]
@@ -241,7 +242,7 @@ def _crop_by_loop(
         halves = half_taps(rows, form.half[0])
         first = np.maximum(left // 2 - 1, 0)
         length = np.minimum((left + widths - 1) // 2 + 2, form.half[1]) - first
-        planes = np.empty((3, form.width * _MOST_CHANNELS + _LANES), np.int32)
+        planes = np.empty((3, form.width * MOST_CHANNELS + _LANES), np.int32)
         blue = form.height * form.width
         kept += [*halves, first, length, planes]
         work = work._replace(
@@ -423,7 +424,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word
     luma, blue, red, left, width, half_left, half_width, last, target = code.arguments
-    numbers = ir.VectorType(code.half, _MOST_CHANNELS)
+    numbers = ir.VectorType(code.half, MOST_CHANNELS)
     shift = _COLOUR_BITS + _SIDE_BITS
 
     def number(row: Any, at: Any) -> Any:
@@ -447,7 +448,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
         return code.load(numbers, build.add(blue, build.shl(sample, word(4))))
 
     def splat(value: int) -> Any:
-        return ir.Constant(numbers, [value] * _MOST_CHANNELS)
+        return ir.Constant(numbers, [value] * MOST_CHANNELS)
 
     with code.counting(word(0), width, 1) as at:
         pixel = build.add(left, at)
@@ -457,7 +458,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
         wide = build.ashr(build.add(wide, splat(1 << (_SIDE_BITS - 1))), splat(_SIDE_BITS))
         grey = code.load(code.half, build.add(luma, build.shl(at, word(2))))
         # The fourth number is written over by the next pixel.
-        code.store(build.add(wide, _splat(code, grey, _MOST_CHANNELS)), build.add(target, build.mul(at, word(3 * 4))))
+        code.store(build.add(wide, _splat(code, grey, MOST_CHANNELS)), build.add(target, build.mul(at, word(3 * 4))))
     build.ret_void()
     return code.function
 
@@ -467,11 +468,11 @@ def _write_resize(ir: Any, module: Any) -> Any:
     code = FunctionWriter(ir, module, "resize", 8, returns=False)
     build, half, word = code.build, code.half, code.word
     row, firsts, weights, step, count, width, channels, target = code.arguments
-    numbers = ir.VectorType(half, _MOST_CHANNELS)
+    numbers = ir.VectorType(half, MOST_CHANNELS)
     bits = 2 * _UNIT_BITS
 
     def splat(value: int) -> Any:
-        return ir.Constant(numbers, [value] * _MOST_CHANNELS)
+        return ir.Constant(numbers, [value] * MOST_CHANNELS)
 
     pixel_bytes = build.shl(channels, word(2))
     with code.counting(word(0), width, 1) as x:
@@ -481,7 +482,7 @@ def _write_resize(ir: Any, module: Any) -> Any:
         def weighted(turn: Any) -> Any:
             colours = code.load(numbers, build.add(first, build.mul(turn, pixel_bytes)))
             weight = code.load(half, build.add(own, build.shl(turn, word(2))))
-            return build.mul(colours, _splat(code, weight, _MOST_CHANNELS))
+            return build.mul(colours, _splat(code, weight, MOST_CHANNELS))
 
         total = [weighted(word(0))]
         with code.counting(word(1), count, 1, total) as turn:
@@ -490,10 +491,10 @@ def _write_resize(ir: Any, module: Any) -> Any:
         made = build.ashr(build.add(build.add(total[0], splat((1 << (bits - 1)) - 1)), odd), splat(bits))
         made = build.select(build.icmp_signed("<", made, splat(0)), splat(0), made)
         made = build.select(build.icmp_signed(">", made, splat(255)), splat(255), made)
-        made = build.trunc(made, ir.VectorType(code.byte, _MOST_CHANNELS))
+        made = build.trunc(made, ir.VectorType(code.byte, MOST_CHANNELS))
         to = build.add(target, build.mul(x, channels))
         code.store(build.extract_element(made, half(0)), to)
-        for channel in range(1, _MOST_CHANNELS):
+        for channel in range(1, MOST_CHANNELS):
             with build.if_then(build.icmp_unsigned("<", word(channel), channels)):
                 code.store(build.extract_element(made, half(channel)), build.add(to, word(channel)))
     build.ret_void()
