@@ -43,15 +43,16 @@ def main() -> None:
     tpucache("verify", cache)
     held = tpucache("inspect", cache, "--json")
     read = tpucache("bench", cache, "--json")
+    # The host prepares a step of any batch in the same time, and the device would wait for it with small ones.
     options = (
         "--model",
         "cnn",
         "--epochs",
         "12",
         "--batch-size",
-        "64",
+        "128",
         "--lr",
-        "0.1",
+        "0.2",
         "--valid",
         "0.2",
         "--shift",
