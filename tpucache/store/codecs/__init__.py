@@ -64,8 +64,11 @@ def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None
     `quality` lies in the codec's `quality_range`; None means its default. Raises UsageError when the array is not of
     the field's dtype and shape, DependencyError without the library that encodes it, BuildError where that fails.
     """
-    with calling(f"the codec {field.codec}", BuildError, _ADVICE):
+    try:
         return CODECS[field.codec].encode(field, array, quality)
+    except Exception:  # on the way of each record: where nothing fails, this costs nothing
+        with calling(f"the codec {field.codec}", BuildError, _ADVICE):
+            raise
 
 
 def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
@@ -73,8 +76,11 @@ def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None 
 
     The arguments, and what is raised, are those of `encode`.
     """
-    with calling(f"the codec {field.codec}", BuildError, _ADVICE):
+    try:
         return CODECS[field.codec].encode_bands(field, array, quality)
+    except Exception:  # on the way of each record: where nothing fails, this costs nothing
+        with calling(f"the codec {field.codec}", BuildError, _ADVICE):
+            raise
 
 
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
