@@ -335,8 +335,7 @@ class BatchLoader(Generic[AnySamples]):
             self.dataset.expect(self, expected, further)
         if slots is not None:
             windows = itertools.takewhile(lambda _: not slots.is_full, windows)
-        whole, crop = functools.partial(self._read, self.dataset.read_into), self._crop
-        read = whole if crop is None else functools.partial(self._read_crops, crop)
+        read = self._read if self._crop is None else functools.partial(self._read_crops, self._crop)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
@@ -437,15 +436,20 @@ class BatchLoader(Generic[AnySamples]):
         return _Read(placed.with_arrays(batches), len(placed.slots), None)
 
     def _read_crops(self, crop: HostCrop, indices: Positions, place: _Place, shared: int, divide: Divide) -> _Read:
-        return self._read(crop.reading(*self._drawn(place)), indices, place, shared, divide)
+        return self._read(indices, place, shared, divide, crop.reading(*self._drawn(place)))
 
     def _read(
-        self, read_into: Callable[..., WaysRead], indices: Positions, place: _Place, shared: int, divide: Divide
+        self,
+        indices: Positions,
+        place: _Place,
+        shared: int,
+        divide: Divide,
+        read_into: Callable[..., WaysRead] | None = None,
     ) -> _Read:
         pool = self._buffers
         buffer = pool.take()
         try:
-            ways = read_into(buffer, indices, place.epoch, shared, divide)
+            ways = (read_into or self.dataset.read_into)(buffer, indices, place.epoch, shared, divide)
         except BaseException:
             pool.give_back(buffer)
             raise
