@@ -162,4 +162,4 @@ keep_freed_blocks()
 faults()
 assert faults() < 100
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

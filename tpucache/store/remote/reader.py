@@ -43,9 +43,11 @@ class RemoteReader(ShardReader):
         self._cache, self._pieces, self._make = cache, Pieces(cache), make
         self._fetcher: Fetcher | None = None
         self._making = ThreadLock()
-        self._numbers = {entry.name: number for number, entry in enumerate(cache.manifest.shards)}
-        self._whole = np.zeros(len(self._numbers), np.bool_)  # shards of which all is here, and stays
-        self._is_proven = np.zeros(len(self._numbers), np.bool_)  # those of which all was proven since a moment
+        shards = cache.manifest.shards
+        self._variants = np.array([entry.variant for entry in shards], np.int64)
+        self._bands = np.array([entry.band for entry in shards], np.int64)
+        self._whole = np.zeros(len(shards), np.bool_)  # shards of which all is here, and stays
+        self._is_proven = np.zeros(len(shards), np.bool_)  # those of which all was proven since a moment
         self._since: dict[int, Moment] = {}
         self._reads = 0
 
@@ -72,8 +74,7 @@ class RemoteReader(ShardReader):
 
     def has(self, variants: Sequence[int], bands: int) -> bool:
         """Return whether all records of some variants are here, and stay: nothing of them is looked up from then on."""
-        used = [entry.variant in variants and entry.band < bands for entry in self._shards]
-        numbers = np.flatnonzero(np.array(used, np.bool_))
+        numbers = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(numbers)
         return bool(self._whole[numbers].all())
 
