@@ -76,11 +76,10 @@ def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error
     header = json.dumps({"b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, 2.5))
-    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(DependencyError, match=r"pip install safetensors"):
         read_weights(path)
     stub = types.ModuleType("safetensors")
-    stub.SafetensorError = ValueError
     inner = types.ModuleType("safetensors.torch")
     inner.load_file = lambda file: {"b": torch.frombuffer(bytearray(file.read_bytes()[-8:]), dtype=torch.float32)}
     monkeypatch.setitem(sys.modules, "safetensors", stub)
