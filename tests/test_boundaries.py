@@ -180,6 +180,7 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
     "http.client answers": (HTTP, "getresponse", lambda place: ["inspect", "http://127.0.0.1:9/cache"]),
     "pydicom reads": ("pydicom", "dcmread", lambda place: build_image(place, bytes(128) + b"DICM")),
     "zstandard packs": ("zstandard", "ZstdCompressor", lambda place: [*build(place), "--codec", "zstd"]),
+    "Pillow packs": ("PIL.Image", "fromarray", lambda place: [*build(place), "--codec", "png"]),
     "lz4 packs": ("lz4.block", "compress", lambda place: [*build(place), "--codec", "dct-lz4"]),
     "albumentations composes": (
         "tpucache.warmup.records.augment",

@@ -1,4 +1,4 @@
-"""The first epoch on a cache that is built meanwhile, beside warmup alone, later epochs and a plain DataLoader.
+"""The first epoch on a cache that is built meanwhile, compared with warmup alone, later epochs and a plain DataLoader.
 
     python -m scripts.bench growing PHOTOGRAPHS --size 224 --rounds 3
     python -m scripts.bench growing PHOTOGRAPHS --codec dct-lz4 --epochs 5

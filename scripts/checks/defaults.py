@@ -164,7 +164,7 @@ def open_task(folder: Path, name: str) -> tuple[CachedDataset, CachedDataset]:
 def run(trial: Trial, data: tuple[CachedDataset, CachedDataset], base: TrainSettings | None) -> dict[str, Any]:
     """Train, and return what the run has decided and the metric of its last epoch, NaN where it diverged.
 
-    `base` has what a run with the defaults decides, of which batch and rate are multiplied; None: by the defaults.
+    `base` has what a run with the defaults decides, whose batch and rate are multiplied; None: by the defaults.
     """
     settings = replace(base or TrainSettings(model=trial.model), seed=trial.seed)
     if base is not None:

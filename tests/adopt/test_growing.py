@@ -23,16 +23,6 @@ from tpucache.store.verify import verify_cache
 RECIPE = Recipe(size=16)
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    for number in range(70):
-        path = root / ("ant", "bee")[number % 2] / f"{number:02}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (18, 20, 3), np.uint8)).save(path)
-    return root
-
-
 def files(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(cache.iterdir())}
 

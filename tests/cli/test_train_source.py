@@ -5,22 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    for number in range(40):
-        path = root / ("ant", "bee")[number % 2] / f"{number:02}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (18, 20, 3), np.uint8)).save(path)
-    return root
 
 
 @pytest.mark.slow
@@ -44,8 +32,8 @@ def test_a_run_on_a_source_leaves_the_cache_of_warmup(
     build_cache(photos, tmp_path / "expected", Recipe(size=16), jobs=1)
     names = ("manifest.json", "index.npy", "samples.npz", "v00-00000.lmdb")
     assert all((cache / name).read_bytes() == (tmp_path / "expected" / name).read_bytes() for name in names)
-    assert json.loads((run / "run.json").read_text())["training"]["samples"] == 32
-    assert len(CachedDataset(cache)) == 40
+    assert json.loads((run / "run.json").read_text())["training"]["samples"] == 120
+    assert len(CachedDataset(cache)) == 150
 
 
 @pytest.mark.parametrize("given", [["--folds"], ["--lr", "find"], ["--stage", "copies"]])

@@ -42,7 +42,7 @@ def open_or_build(
     truncate: bool = False,
     in_memory: InMemory = "auto",
 ) -> CachedDataset:
-    """Open the cache of a source, and build what of it is not built yet while it is read.
+    """Open the cache of a source, and build what is missing while it is read.
 
     It returns once the source is listed. Another process builds, with `jobs` workers (default: all cores), in the order
     in which loaders read; whoever asks for a record that is not made yet waits for it. Batches are those of the
@@ -123,6 +123,8 @@ class BuildProcess:
         if isinstance(answer, Prospect):
             return answer
         self._settle(answer)
+        if self._error is not None:
+            raise self._error
         return None
 
     def check(self) -> bool:
@@ -131,18 +133,16 @@ class BuildProcess:
             return False
         with self._lock:
             if self._error is None and not self._is_finished and self._process.poll() is not None:
-                with contextlib.suppress(BaseException):
-                    self._settle(self._read())
+                self._settle(self._read())
         if self._error is not None:
             raise self._error
         return True
 
     def _settle(self, answer: object) -> None:
+        """Note how the build has ended."""
         self._process.wait()
-        self._is_finished = not isinstance(answer, BaseException)
-        if isinstance(answer, BaseException):
-            self._error = answer
-            raise answer
+        self._error = answer if isinstance(answer, BaseException) else None
+        self._is_finished = self._error is None
 
     def _read(self) -> object:
         """Return the next answer. A process that has ended without one is an error."""

@@ -31,7 +31,7 @@ class TorchMemory:
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
     def reserve(self, chunks: int, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for so many chunks like this one."""
+        """Return memory for this number of chunks like this one."""
         return TorchTable(chunks, chunk)
 
 

@@ -43,7 +43,7 @@ class Memory(Protocol):
         ...
 
     def reserve(self, chunks: int, chunk: Any) -> Table:
-        """Return memory for so many chunks like this one, which was put."""
+        """Return memory for this number of chunks like this one, which was put."""
         ...
 
 
@@ -152,7 +152,7 @@ class Resident:
         uploads = []
         for chunk, read in batch.uploads:
             self._is_pair = not isinstance(read, Mapping)
-            fields = {name: _rows_last(name, array) for name, array in as_named(read).items()}
+            fields = {name: channels_last(name, array) for name, array in as_named(read).items()}
             number = np.full(self._memory.cores, chunk, np.int64)
             uploads.append((chunk, self._memory.put(number), {name: self._memory.put(a) for name, a in fields.items()}))
             self.uploaded_bytes += sum(array.nbytes for array in fields.values())
@@ -216,7 +216,7 @@ def as_named(batch: Batch) -> Mapping[str, Any]:
     return {IMAGE: images, LABEL: labels}
 
 
-def _rows_last(name: str, array: Any) -> Any:
+def channels_last(name: str, array: Any) -> Any:
     """Return an image as (batch, height, width, channels), which is how its memory lies: nothing is copied."""
     if name != IMAGE or array.ndim != 4:
         return array

@@ -19,6 +19,7 @@ import torch
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
+from tpucache.ondevice.resident import as_named
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
@@ -26,7 +27,6 @@ from tpucache.training.device.base import MOST_AHEAD
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
-from tpucache.training.feed.upload import as_named
 from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.user_code import compute_metrics

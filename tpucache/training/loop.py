@@ -385,7 +385,7 @@ def _save_place(run: _Run) -> None:
     if run.data.is_finished:
         _save(run)
     else:
-        note(f"{run.options.name}: the cache is not finished, so no place is saved; what of it is built is kept")
+        note(f"{run.options.name}: the cache is not finished, so no place is saved; its finished part is kept")
 
 
 def _submit_state(run: _Run) -> None:

@@ -84,11 +84,11 @@ def build_for_readers(source: Any, cache: str | Path, tell: Callable[[Prospect],
     """
     from tpucache.warmup.build import build_cache
 
-    told: list[Prospect] = []
+    prospects: list[Prospect] = []
 
     def tell_once(prospect: Prospect) -> None:
-        if not told:
-            told.append(prospect)
+        if not prospects:
+            prospects.append(prospect)
             tell(prospect)
 
     while True:

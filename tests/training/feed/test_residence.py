@@ -56,7 +56,7 @@ assert compiles[0] == compiles[-1], compiles
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of 64 pixels as packed coefficients, of which other sizes are made."""
+    """Images of 64 pixels as packed coefficients, from which other sizes are made."""
     rng = np.random.default_rng(0)
     images = [(rng.integers(0, 256, (64, 64, 3), np.uint8), number % 3) for number in range(40)]
     build_cache(images, tmp_path_factory.mktemp("packed") / "cache", Recipe(size=64, codec="dct-lz4"), jobs=1)

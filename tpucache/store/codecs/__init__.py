@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from tpucache.errors import BuildError, UsageError, calling
+from tpucache.errors import UsageError
 from tpucache.native import FileRecords
 from tpucache.plugins import Names, Table
 from tpucache.store.codecs.codec import Array, Codec, FieldSpec, Numbers, PackedCodec
@@ -55,7 +55,6 @@ CODECS: Final = Table[Codec](
 
 #: The codecs that an image may be stored in: `--codec`.
 IMAGE_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.is_for_images)
-_ADVICE: Final = "Install another version of its library, or choose another codec"
 
 
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
@@ -64,11 +63,7 @@ def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None
     `quality` lies in the codec's `quality_range`; None means its default. Raises UsageError when the array is not of
     the field's dtype and shape, DependencyError without the library that encodes it, BuildError where that fails.
     """
-    try:
-        return CODECS[field.codec].encode(field, array, quality)
-    except Exception:  # on the way of each record: where nothing fails, this costs nothing
-        with calling(f"the codec {field.codec}", BuildError, _ADVICE):
-            raise
+    return CODECS[field.codec].encode(field, array, quality)
 
 
 def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
@@ -76,11 +71,7 @@ def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None 
 
     The arguments, and what is raised, are those of `encode`.
     """
-    try:
-        return CODECS[field.codec].encode_bands(field, array, quality)
-    except Exception:  # on the way of each record: where nothing fails, this costs nothing
-        with calling(f"the codec {field.codec}", BuildError, _ADVICE):
-            raise
+    return CODECS[field.codec].encode_bands(field, array, quality)
 
 
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, DependencyError, UsageError
+from tpucache.errors import BuildError, DamageError, DependencyError, UsageError, calling
 from tpucache.native import FileRecords
 
 Array = npt.NDArray[Any]
@@ -142,6 +143,10 @@ class Codec(ABC):
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
         return data
+
+    def _calling_library(self) -> AbstractContextManager[None]:
+        """Raise BuildError for whatever the library that encodes raises within."""
+        return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""

@@ -34,8 +34,9 @@ class PictureCodec(Codec):
         from PIL import Image
 
         target = io.BytesIO()
-        image = Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
-        image.save(target, self.name.upper(), **self._save_options(quality))
+        with self._calling_library():
+            image = Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
+            image.save(target, self.name.upper(), **self._save_options(quality))
         return target.getvalue()
 
     @abstractmethod

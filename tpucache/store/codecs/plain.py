@@ -71,8 +71,9 @@ class Zstd(Codec):
     mask_codec = "zstd"
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        compressor = load_zstandard(self.name).ZstdCompressor(level=quality or _DEFAULT_LEVEL)
-        return bytes(compressor.compress(array.tobytes()))
+        with self._calling_library():
+            compressor = load_zstandard(self.name).ZstdCompressor(level=quality or _DEFAULT_LEVEL)
+            return bytes(compressor.compress(array.tobytes()))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         plain = unpack_frame(self.name, data, field.nbytes, field.nbytes)

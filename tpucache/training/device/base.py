@@ -78,7 +78,7 @@ class Device(Protocol):
         ...
 
     def reserve(self, chunks: int, chunk: torch.Tensor) -> Table:
-        """Return memory that stays there, for so many chunks like this one, which was put, on all cores together."""
+        """Return memory that stays there, for this number of chunks like this one (which was put), on all cores."""
         ...
 
     def free_bytes(self) -> int | None:

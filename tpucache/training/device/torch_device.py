@@ -67,7 +67,7 @@ class TorchDevice:
         return model
 
     def reserve(self, chunks: int, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for so many chunks."""
+        """Return memory for this number of chunks."""
         return TorchTable(chunks, chunk)
 
     def free_bytes(self) -> int | None:

@@ -182,7 +182,7 @@ class XlaDevice:
         return sent
 
     def reserve(self, chunks: int, chunk: torch.Tensor) -> XlaTable:
-        """Return memory for so many chunks, on each core for its rows of them."""
+        """Return memory for this number of chunks, on each core for its rows of them."""
         return XlaTable(chunks, chunk, self.cores, self._mesh)
 
     def free_bytes(self) -> int | None:

@@ -173,7 +173,7 @@ class PaceMeter:
             self._from = None
 
     def end_epoch(self) -> Pace:
-        """Return the pace after `pause`; what is sent later is told from what the first epoch needed."""
+        """Return the pace after `pause`; what is sent later is counted apart from what the first epoch needed."""
         if self._at_epoch is None:
             self._at_epoch = self._sent()
         return self.pace()

@@ -39,7 +39,7 @@ class DeviceMemory:
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def reserve(self, chunks: int, chunk: torch.Tensor) -> Table:
-        """Return memory for so many chunks."""
+        """Return memory for this number of chunks."""
         return self.device.reserve(chunks, chunk)
 
 

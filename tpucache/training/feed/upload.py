@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
-from tpucache.store.fields import IMAGE, LABEL
+from tpucache.ondevice.resident import as_named, channels_last
+from tpucache.store.fields import LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 
@@ -16,24 +16,12 @@ _MEASURED_BYTES: Final = 4 << 20  # a core: 28 images of 224 pixels
 _MEASURED_SECONDS: Final = 0.5
 
 
-def as_named(batch: Any) -> Mapping[str, torch.Tensor]:
-    """Return a loader's batch, (images, labels) or a dict, as a dict of tensors with the labels under "label"."""
-    if isinstance(batch, Mapping):
-        return batch
-    images, labels = batch
-    return {IMAGE: images, LABEL: labels}
-
-
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
     """Send a loader's batch, and random numbers that go with it. See `Device.put` for when it is there."""
     named = as_named(batch)
     return DeviceBatch(
-        # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
-        {
-            name: device.put(array.permute(0, 2, 3, 1) if name == IMAGE and array.ndim == 4 else array)
-            for name, array in named.items()
-            if name != LABEL
-        },
+        # That view is contiguous, so nothing is transposed on the host.
+        {name: device.put(channels_last(name, array)) for name, array in named.items() if name != LABEL},
         device.put(named[LABEL]),
         None if draws is None else device.put(draws),
     )

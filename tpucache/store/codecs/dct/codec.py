@@ -73,12 +73,17 @@ class DctCodec(PackedCodec):
         layout, at, found = packed_layout(field), 0, []
         packed = coefficients.pack(checked(field, array), layout)
         for band in layout.parts:
-            found.append(self._compress(sparse.squeeze(packed[at : at + band.nbytes], self.packing)))
+            found.append(self._compressed(packed[at : at + band.nbytes]))
             at += band.nbytes
         return found
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        return self._compress(sparse.squeeze(coefficients.pack(array, packed_layout(field)), self.packing))
+        return self._compressed(coefficients.pack(array, packed_layout(field)))
+
+    def _compressed(self, packed: bytes) -> bytes:
+        form = sparse.squeeze(packed, self.packing)
+        with self._calling_library():
+            return self._compress(form)
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
         """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
