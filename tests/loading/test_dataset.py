@@ -262,3 +262,13 @@ def test_a_variant_is_a_whole_number(cache: Path) -> None:
 def test_drop_last_is_a_bool(cache: Path, value: object) -> None:
     with pytest.raises(UsageError, match="drop_last"):
         CachedLoader(CachedDataset(cache), 8, drop_last=value)  # type: ignore[arg-type]  # what is wrong with it
+
+
+def test_where_selects_of_a_dataset_what_it_shows(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    half = dataset[::-2]
+    some = half.where("class == 'bee' and path > 'bee/0050'")
+    assert 0 < len(some) < 38
+    assert [path for path in half.paths if "bee/0050" < path < "c"] == some.paths
+    assert set(some.labels.tolist()) == {1}
+    assert len(dataset.where("label == 9")) == 0

@@ -128,11 +128,13 @@ def test_a_whole_cache_is_left_alone(source: Path, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_all_shards_and_tables_can_be_lost(source: Path, grown: Path, cache: Path, digests: Digests) -> None:
-    for path in cache.iterdir():
-        if path.name != "manifest.json":
-            path.unlink()
+    for entry in Manifest.load(cache).files:
+        (cache / entry.name).unlink()
     repair_cache(source, cache, jobs=2)
     assert digests(cache) == digests(grown)
+    (cache / "version-1.json").unlink()
+    with pytest.raises(DamageError, match=r"not 'version-1\.json', which earlier versions have alone"):
+        repair_cache(source, cache, jobs=2)
 
 
 @pytest.mark.slow

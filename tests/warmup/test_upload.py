@@ -58,12 +58,13 @@ def held(url: str) -> dict[str, bytes]:
     """Return the files at a URL by their names."""
     files = fsspec.filesystem("memory")
     folder = "/" + url.partition("://")[2]
-    return {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(folder, detail=False)}
+    found = {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(folder, detail=False)}
+    return {name: data for name, data in found.items() if name != "times.json"}
 
 
 def files_of(cache: Path) -> dict[str, bytes]:
     """Return the files of a folder by their names."""
-    return {path.name: path.read_bytes() for path in cache.iterdir()}
+    return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "times.json"}
 
 
 @pytest.mark.parametrize("keep", [True, False])

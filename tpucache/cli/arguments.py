@@ -316,10 +316,10 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
         raise UsageError("--stage copies the folder of a cache; one at a URL is kept in --cache-dir: leave --stage out")
     from tpucache.loading.reading.views import bands_for
     from tpucache.progress import Progress
+    from tpucache.store.cache import Cache
     from tpucache.store.copying import stage_cache
-    from tpucache.store.manifest import Manifest
 
-    manifest, resolution = Manifest.load(cache), options.resolution
+    manifest, resolution = Cache.open(cache).manifest, options.resolution
     bands = len(manifest.layouts) if resolution is None else bands_for(manifest, resolution)
     total = sum(entry.bytes for entry in (*manifest.tables, *(each for each in manifest.shards if each.band < bands)))
     with Progress(total, "stage", "bytes") as progress:
@@ -352,6 +352,14 @@ def cache_or_url(text: str) -> str | Path:
     from tpucache.store.files import is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
+
+
+def at_version(place: str | Path, version: int) -> str | Path:
+    """Return the place of a version of a cache: "cache@2" for version 2 of "cache". Raises UsageError for two."""
+    from tpucache.store.history import one_version, split_version
+
+    folder, named = split_version(place)
+    return type(place)(f"{folder}@{one_version(version, named, folder)}")
 
 
 def positive_number(text: str) -> float:

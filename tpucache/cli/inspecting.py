@@ -44,9 +44,13 @@ def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, how large it is, and how it was made."""
     from tpucache.insight.facts import findings
     from tpucache.loading.find import open_cache
-    from tpucache.report.inspect import describe, describe_lines
+    from tpucache.report.inspect import describe, describe_lines, describe_versions, version_lines
 
     opened = open_cache(options.cache, **keeping(options))
+    if options.versions:
+        versions = describe_versions(*opened.versions())
+        show(options, {"versions": versions}, version_lines(versions))
+        return 0
     manifest, found = opened.manifest, findings(opened)
     lines = [*describe_lines(manifest), *(f"look at      {line}" for line in found.lines())]
     show(options, {**describe(manifest), "findings": found.to_dict()}, lines)
@@ -302,6 +306,9 @@ def add(commands: Any) -> None:
     """Add inspect, preview, report, bench and doctor."""
     command = add_command(commands, inspect, "cache/train --json")
     add_cache_or_url(command)
+    command.add_argument(
+        "--versions", action="store_true", help="list its versions: what changed, when, and by which command"
+    )
     command = add_command(
         commands,
         preview,

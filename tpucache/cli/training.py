@@ -18,6 +18,7 @@ from tpucache.cli.arguments import (
     add_options,
     add_reading,
     at_least,
+    at_version,
     choose_backend,
     from_options,
     given_options,
@@ -25,6 +26,7 @@ from tpucache.cli.arguments import (
     keeping,
     launched,
     local_path,
+    positive,
     seconds,
     staged,
 )
@@ -72,6 +74,10 @@ def train(options: argparse.Namespace) -> int:
         if options.folds or options.lr == FIND:
             raise UsageError("--folds and --lr find read a finished cache: run `tpucache warmup` first")
         options.cached_size, options.size = options.size, None
+    if options.version is not None:
+        if options.build is not None:
+            raise UsageError("--version is of a finished cache, and --cache builds one: leave one of them out")
+        options.cache = at_version(options.cache, options.version)
     options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
@@ -298,6 +304,9 @@ def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "cache/train --run runs/first --valid 0.2", _BASIC)
     add_cache_or_url(command)
+    command.add_argument(
+        "--version", type=positive, metavar="N", help="train on this version of the cache; the newest if not given"
+    )
     command.add_argument(
         "--cache",
         dest="build",

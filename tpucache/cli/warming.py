@@ -210,11 +210,57 @@ def relabel(options: argparse.Namespace) -> int:
     return 0
 
 
+def delete(options: argparse.Namespace) -> int:
+    """Make a version of a cache without some of its samples; their records stay in it until `compact`."""
+    from tpucache.errors import UsageError
+    from tpucache.report.inspect import describe
+    from tpucache.warmup.deleting import delete_samples, read_paths, undo_delete
+
+    if [options.where, options.paths, options.undo or None].count(None) != 2:
+        raise UsageError("give one of --where EXPR, --paths FILE and --undo")
+    if options.undo:
+        manifest = undo_delete(options.cache)
+    else:
+        paths = None if options.paths is None else read_paths(options.paths)
+        manifest = delete_samples(options.cache, where=options.where, paths=paths)
+    lines = [
+        f"{options.cache}: version {manifest.number} has {manifest.samples:,} samples, {len(manifest.deleted):,} are "
+        "deleted",
+    ]
+    if manifest.deleted:
+        lines.append("  their records are still on the disk: `tpucache compact` removes them, and earlier versions")
+    show(options, describe(manifest), lines)
+    return 0
+
+
+def compact(options: argparse.Namespace) -> int:
+    """Write a cache without what was deleted and without earlier versions, as a fresh warmup would."""
+    from tpucache.report.inspect import describe
+    from tpucache.store.history import version_files
+    from tpucache.store.manifest import Manifest
+    from tpucache.warmup.compacting import compact_cache
+
+    before = Manifest.load(options.cache)
+    size = sum(entry.bytes for entry in version_files(options.cache, before))
+    manifest = compact_cache(options.cache)
+    lines = [
+        f"{options.cache}: {manifest.samples:,} samples in one version, {size_text(manifest.total_bytes)}, "
+        f"{size_text(size)} before",
+    ]
+    if manifest.deleted:
+        lines.append(
+            f"  numbers stay, {len(manifest.deleted):,} of them without a sample: augmented variants were drawn by "
+            "them, and a fresh warmup would draw others"
+        )
+    show(options, {**describe(manifest), "bytes_before": size}, lines)
+    return 0
+
+
 def verify(options: argparse.Namespace) -> int:
     """Compare every byte of a cache with its manifest; with --repair, build again what is damaged."""
     from tpucache.errors import UsageError
     from tpucache.progress import Progress
-    from tpucache.store.manifest import Manifest
+    from tpucache.store.cache import Cache
     from tpucache.store.verify import verify_cache
 
     if options.repair is None:
@@ -222,7 +268,7 @@ def verify(options: argparse.Namespace) -> int:
             raise UsageError("what a table's columns mean is for --repair: name the .csv with it")
         if options.augment is not None:
             raise UsageError("--augment is for --repair, which may have to augment again: give --repair SOURCE, too")
-        manifest = Manifest.load(options.cache)
+        manifest = Cache.open(options.cache).manifest
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
             damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
     else:
@@ -337,6 +383,22 @@ def add(commands: Any) -> None:
     add_options(command, BuildOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
     add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
+    command = add_command(commands, delete, "cache/train --where \"fold == 3 and class == 'blurred'\"")
+    add_cache(command)
+    command.add_argument(
+        "--where", metavar="EXPR", help="samples of which this is true: a condition on columns, as CachedDataset.where"
+    )
+    command.add_argument(
+        "--paths",
+        type=local_path,
+        metavar="FILE",
+        help="samples with these paths: one in each line, or `path` of a .csv",
+    )
+    command.add_argument(
+        "--undo", action="store_true", help="bring back what the newest version deleted, by one more version"
+    )
+    command = add_command(commands, compact, "cache/train")
+    add_cache(command)
     command = add_command(commands, verify, "cache/train", ("--json", "--repair", "--augment", "--jobs", "--label-col"))
     add_cache(command)
     command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import FormatError, UsageError
-from tpucache.loading.filter import matching
 from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
@@ -34,6 +33,7 @@ from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
+from tpucache.store.filter import matching
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
@@ -81,6 +81,7 @@ class CachedDataset(Dataset[Item]):
         cache_bytes: int | None = None,
         resolution: int | tuple[int, int] | None = None,
         frequencies: int | None = None,
+        version: int | None = None,
     ) -> None:
         """Open a cache; no shard is opened before it is read.
 
@@ -90,6 +91,9 @@ class CachedDataset(Dataset[Item]):
         variant each epoch, all K in K epochs; in a cache without any the clean image, with a warning in the log. A
         CachedLoader counts epochs itself; for a DataLoader call `set_epoch`. A warning in the log says where more
         samples than the dataset has were read without that.
+
+        `version` is one of the cache's versions, from 1; if not given, the newest. "cache@2" names one, too. A dataset
+        keeps its version while others are made.
 
         `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
         ones are refused here, because -1 is how many tables say "not found".
@@ -103,7 +107,7 @@ class CachedDataset(Dataset[Item]):
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
         """
-        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes)
+        opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes, version)
         self.place: str = opened.place
         self.directory: Path = opened.directory
         self._resolution = resolution, frequencies

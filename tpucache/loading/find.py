@@ -15,6 +15,7 @@ from tpucache.errors import NotACacheError, StoreError, UsageError
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.history import split_version
 from tpucache.store.manifest import Manifest
 
 #: Where to look instead of the usual mounts: folders, separated as in PATH.
@@ -34,27 +35,38 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def locate(cache: str | Path) -> Path:
-    """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths."""
+    """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths.
+
+    A version behind it, as in "cache@2", stays there.
+    """
     text = os.fspath(cache)
     if text.startswith(KAGGLE):
-        return find_cache(text)
+        name, version = split_version(text)
+        found = find_cache(name)
+        return found if version is None else found.with_name(f"{found.name}@{version}")
     refuse_url(text)
     return Path(text)
 
 
-def open_cache(cache: str | Path, cache_dir: str | Path | None = None, cache_bytes: int | None = None) -> Cache:
+def open_cache(
+    cache: str | Path,
+    cache_dir: str | Path | None = None,
+    cache_bytes: int | None = None,
+    version: int | None = None,
+) -> Cache:
     """Read the manifest of a cache given by its folder, "kaggle:slug" or a URL; nothing else of a folder is opened.
 
     `cache_dir` and `cache_bytes` say where and how much of a cache at a URL is kept, as `RemoteCache.open_url` does.
-    With `cache_dir` a folder, such as that of a mounted bucket, is read in the same way.
+    With `cache_dir` a folder, such as that of a mounted bucket, is read in the same way. `version` is one of the
+    cache's versions, the newest if not given; "cache@2" names version 2 of "cache" as well.
     """
     is_remote = is_url(cache) and not os.fspath(cache).startswith(KAGGLE)
     if is_remote or cache_dir is not None:
         from tpucache.store.remote.cache import RemoteCache
 
         place = as_url(cache) if is_remote else os.fspath(locate(cache).absolute())
-        return RemoteCache.open_url(place, cache_dir, cache_bytes)
-    return Cache.open(locate(cache).absolute())  # files are opened later, perhaps from another working folder
+        return RemoteCache.open_url(place, cache_dir, cache_bytes, version=version)
+    return Cache.open(locate(cache).absolute(), version)  # files are opened later, perhaps from another working folder
 
 
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:

@@ -268,7 +268,7 @@ def digest_of(
         "variant": variant,
         "fields": [field.to_dict() for field in manifest.fields],
         "classes": manifest.classes,
-        "shards": [(entry.name, entry.first, entry.records, entry.records_sha256) for entry in shards],
+        "shards": [(entry.name, entry.first, entry.records, entry.records_sha256, *entry.deleted) for entry in shards],
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for array in (np.empty(0) if labels is None else labels, positions):

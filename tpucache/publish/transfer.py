@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
@@ -36,7 +36,17 @@ from tpucache.store.copying import (
     stage_cache,
 )
 from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
-from tpucache.store.format import MANIFEST_NAME, most_index_bytes, most_table_bytes
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, most_index_bytes, most_table_bytes, version_name
+from tpucache.store.history import (
+    earlier_version,
+    joined_files,
+    load_earlier,
+    parse_times,
+    read_times,
+    split_version,
+    to_times,
+    versions_before,
+)
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import is_whole
@@ -59,28 +69,39 @@ def fetch_cache(
     Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
     cut off the next one continues, in the middle of a file. `on_progress` is called with the bytes done and all bytes.
     Of a cache with bands of frequencies, those are copied that images of a `resolution` need. Hashes of pictures that
-    were pushed or published with the cache come, too.
+    were pushed or published with the cache come, too. The versions before come as well, but for a `resolution`; where
+    the folder has one of them, only what it lacks. A URL that ends with "@2" is version 2 and those before it.
 
     Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
     when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
     the URL, or is inside of it, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
+    url, number = split_version(url)
     with closing(Remote(url)) as remote:
         if remote.local is not None:
             check_apart(remote.local, target)
         manifest, text = remote.manifest()
+        if number is not None:
+            manifest = earlier_version(manifest, number, remote.shown, remote.small_file)
+            text = manifest.text.encode()
         _check_tables(remote, manifest)
         made: dict[str, bytes] = {}
+        before: list[Manifest] = []
         if (bands := _bands(manifest, resolution, remote.shown)) < len(manifest.layouts):
             with _table_of(remote, manifest, manifest.index) as folder:
                 manifest, data = first_bands(manifest, Cache(folder, manifest).index.read_all(), bands)
             text, made[manifest.index.name] = manifest.text.encode(), data
+        else:
+            before = _before(remote, manifest, target)
+            made |= {version_name(each.number): each.text.encode() for each in before}
+        files = joined_files(manifest, before)
         try:
             with hold_folder(target, "fetching into"):
-                _check_target(remote, manifest, target)
-                _fetch_files(remote, manifest, target, on_progress, made)
+                _check_target(remote, manifest, target, files)
+                _fetch_files(remote, manifest, target, on_progress, made, files)
                 _fetch_hashes(remote, manifest, target)
+                _fetch_times(remote, manifest, target)
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
         except OSError as error:
@@ -98,6 +119,9 @@ def push_cache(
 ) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
+    The versions before it are sent as well, but for a `resolution`; where a copy of one of them is, only what it lacks.
+    "cache@2" is version 2 of "cache" and those before it.
+
     Each file's SHA-256 is checked before it is sent. What an earlier call sent is read back and, where it is right, not
     sent again. `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, those
     are sent that images of a `resolution` need. With `hashes`, those of all pictures are sent, which are computed where
@@ -107,20 +131,21 @@ def push_cache(
     anything else, leads to the cache itself or into it, DependencyError without fsspec or the store's own library, and
     what `Manifest.load` raises.
     """
-    source = folder_path(cache)
-    manifest = Manifest.load(source)
+    opened = Cache.open(folder_path(cache))
+    source, manifest = opened.directory, opened.manifest
     remote = Remote(url)
     if remote.is_http:
         raise UsageError(f"{remote.shown} can be read only: push to gs://, s3://, hf:// or a folder")
     if (bands := _bands(manifest, resolution, str(source))) < len(manifest.layouts):
         with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
-            part = stage_cache(source, folder, bands=bands)
+            part = stage_cache(opened.place, folder, bands=bands)
             return push_cache(part, url, on_progress, hashes=hashes)
-    hashed = hashes_file(Cache(source, manifest)) if hashes else None
+    hashed = hashes_file(opened) if hashes else None
+    before = list(versions_before(source, manifest))
     try:
         with _hold(source, remote):
-            finished = _check_place(remote, source, manifest)
-            _push_files(remote, source, manifest, on_progress, finished=finished)
+            finished = _check_place(remote, source, manifest, before)
+            _push_files(remote, source, manifest, on_progress, joined_files(manifest, before), finished=finished)
             if hashed is not None:
                 remote.put(*hashed)
     except OSError as error:
@@ -149,24 +174,45 @@ def _check_tables(remote: Remote, manifest: Manifest) -> None:
         )
 
 
-def _check_target(remote: Remote, manifest: Manifest, target: Path) -> None:
+def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
+    """Return the manifests of the versions before one, those that a folder has already from there.
+
+    Raises DamageError or FormatError for one that is missing or another one.
+    """
+    found = []
+    for number in range(1, manifest.number):
+        try:
+            each = load_earlier(target, manifest, number)
+        except (DamageError, FormatError):
+            each = earlier_version(manifest, number, remote.shown, remote.small_file)
+        _check_tables(remote, each)
+        found.append(each)
+    return found
+
+
+def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
     """Raise UsageError unless a folder may take the cache at a URL."""
     names = [path.name for path in target.iterdir()]
-    check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest))
+    check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
     if MANIFEST_NAME in names:
         existing = Manifest.load(target)
-        if not has_same_table(existing, manifest):
+        if not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
             with _table_of(remote, manifest, manifest.table) as folder:
                 check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
 def _fetch_files(
-    remote: Remote, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
+    remote: Remote,
+    manifest: Manifest,
+    target: Path,
+    on_progress: OnProgress,
+    made: Mapping[str, bytes],
+    files: Sequence[FileEntry],
 ) -> None:
     """Fetch the files that a folder lacks, and claim the folder before the first of them; some are `made` here."""
-    missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
+    missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
-    claim_folder(target, Claim.of("fetch", manifest))
+    claim_folder(target, Claim.of("fetch", manifest, files))
 
     def fetch(entry: FileEntry, advance: Callable[[int], None]) -> None:
         if entry.name in made:
@@ -174,7 +220,21 @@ def _fetch_files(
         else:
             _fetch_file(remote, target, entry, advance)
 
-    copy_missing(manifest, missing, fetch, on_progress)
+    copy_missing(files, missing, fetch, on_progress)
+
+
+def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
+    """Copy when versions were made, where that is known: it is no part of the cache."""
+    if not manifest.parents:
+        return
+    try:
+        times = parse_times(remote.small_file(TIMES_NAME))
+    except StoreError as error:
+        _log.info("when versions were made was not fetched: %s", error)
+        return
+    known = {**read_times(target), **times}
+    if kept := {name: known[name] for name in (*manifest.parents, manifest.identity) if name in known}:
+        write_atomically(target / TIMES_NAME, to_times(kept))
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
@@ -207,7 +267,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
     return hold_folder(remote.local, "pushing into")
 
 
-def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
+def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
     """Return whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
     names = remote.names() - _OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
@@ -216,28 +276,45 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest) -> bool:
     if MANIFEST_NAME in names:
         existing = remote.manifest()[0]
         _check_tables(remote, existing)
-        claims.append(Claim.of(FINISHED, existing))
-    check_ours(remote.shown, names, claims, Claim.of("push", manifest))
-    if existing is not None and not has_same_table(existing, manifest):
+        # A version before this one has the files of those before it; of another cache these are not known.
+        is_before = existing.identity in (*manifest.parents, manifest.identity)
+        claims.append(Claim.of(FINISHED, existing, joined_files(existing, before) if is_before else None))
+    check_ours(remote.shown, names, claims, Claim.of("push", manifest, joined_files(manifest, before)))
+    if existing is not None and not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
         with _table_of(remote, existing, existing.table) as folder:
             check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
     return existing is not None and existing.identity == manifest.identity
 
 
-def _push_files(remote: Remote, source: Path, manifest: Manifest, on_progress: OnProgress, *, finished: bool) -> None:
+def _push_files(
+    remote: Remote,
+    source: Path,
+    manifest: Manifest,
+    on_progress: OnProgress,
+    files: Sequence[FileEntry],
+    *,
+    finished: bool,
+) -> None:
     """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL holds all of it."""
-    claim = Claim.of("push", manifest)
-    missing = find_missing(manifest, lambda entry: _has_arrived(remote, entry), on_progress)
+    claim = Claim.of("push", manifest, files)
+    missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
         return
     remote.make_folder()
     remote.put(CLAIM_NAME, claim.to_json().encode())
-    copy_missing(manifest, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
+    copy_missing(files, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
         raise StoreError(f"{remote.shown} was claimed by another push meanwhile: remove it, and push one cache to it")
-    if Manifest.load(source).identity != claim.identity:
+    now = Manifest.load(source)
+    if claim.identity not in (now.identity, *now.parents):
         raise StoreError(f"{source} was changed while it was pushed: push it again")
-    remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
+    if times := read_times(source):
+        known = {name: times[name] for name in (*manifest.parents, manifest.identity) if name in times}
+        remote.put(TIMES_NAME, to_times(known))
+    if claim.identity == now.identity:
+        remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
+    else:  # another version was made meanwhile, or this one was asked for
+        remote.put(MANIFEST_NAME, manifest.text.encode())
     try:
         remote.remove(CLAIM_NAME)
     except StoreError as error:  # a store may take files and not let them be removed

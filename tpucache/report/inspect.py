@@ -27,6 +27,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "variants": manifest.augmented,
         "records": manifest.records,
         "shards": len(manifest.shards),
+        "version": manifest.number,
+        "deleted": len(manifest.deleted),
         "bytes": manifest.total_bytes,
         "fields": [field.to_dict() for field in manifest.fields],
         "classes": list(manifest.classes),
@@ -39,6 +41,58 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "recipe": dict(manifest.recipe),
         "created_by": dict(manifest.created_by),
     }
+
+
+def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what each version of a cache is, and how it differs from the one before, as JSON values.
+
+    `times` are when they were made, by their identities; that of one which is not known is None.
+    """
+    found = []
+    for at, manifest in enumerate(versions):
+        before = versions[at - 1] if at else None
+        found.append(
+            {
+                "version": manifest.number,
+                "time": times.get(manifest.identity),
+                "command": manifest.history.command if manifest.history else "warmup",
+                "samples": manifest.samples,
+                "variants": manifest.augmented,
+                "deleted": len(manifest.deleted),
+                "classes": len(manifest.classes),
+                "bytes": manifest.total_bytes,
+                "identity": manifest.identity,
+                "changes": [] if before is None else _changes(before, manifest),
+            }
+        )
+    return found
+
+
+def _changes(before: Manifest, now: Manifest) -> list[str]:
+    """Return in words how a version of a cache differs from the one before."""
+    gone = {each.number for each in now.deleted} - {each.number for each in before.deleted}
+    back = {each.number for each in before.deleted} - {each.number for each in now.deleted}
+    added = now.samples - before.samples + len(gone) - len(back)
+    counts = {"added": added, "deleted": len(gone), "brought back": len(back)}
+    texts = [f"{count_text(count, 'sample')} {what}" for what, count in counts.items() if count]
+    if now.augmented != before.augmented:
+        texts.append(f"{count_text(now.augmented - before.augmented, 'variant')} added")
+    if now.classes != before.classes:
+        texts.append(f"classes {len(before.classes)} to {len(now.classes)}")
+    if not texts and now.table.sha256 != before.table.sha256:
+        texts.append("labels or columns changed")
+    return texts
+
+
+def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what `describe_versions` returns as lines for people, the newest version last."""
+    return [
+        printable(
+            f"{each['version']:>4}  {each['time'] or 'time not known':20}  {each['samples']:>9,} samples  "
+            f"{each['command']}{': ' if each['changes'] else ''}{', '.join(each['changes'])}"
+        )
+        for each in versions
+    ]
 
 
 def _frequency_lines(manifest: Manifest) -> list[str]:
@@ -81,6 +135,9 @@ def describe_lines(manifest: Manifest) -> list[str]:
     counts = manifest.statistics.class_counts
     lines += [f"  {count:>9,}  {printable(name)}" for name, count in zip(manifest.classes, counts, strict=False)]
     lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
+    if manifest.parents:
+        gone = f", {count_text(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
+        lines.append(f"version      {manifest.number}{gone}: `inspect --versions` lists all")
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, UsageError
 from tpucache.store.codecs import CODECS, decode_bands, decode_luma
 from tpucache.store.fields import RecordLayout
+from tpucache.store.history import OpenVersion, one_version, read_times, split_version, versions_before
 from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
@@ -27,24 +28,44 @@ class Cache:
     close when nothing refers to the cache, its index or its reader any more.
     """
 
-    def __init__(self, directory: str | Path, manifest: Manifest) -> None:
-        """Take a cache whose manifest is read already; nothing is opened."""
+    def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
+        """Take a cache whose manifest is read already; nothing is opened.
+
+        With the `opened` version, files that were replaced since are told from its own.
+        """
         self.directory = Path(directory)
         self.manifest = manifest
+        self._check = None if opened is None else opened.check
+        self._asked: int | None = None
         self._variants = np.array(manifest.variants, np.int64)
         self._index: RecordIndex | None = None
         self._samples: SampleTable | None = None
         self._reader: ShardReader | None = None
 
     @classmethod
-    def open(cls, directory: str | Path) -> Cache:
-        """Read a cache's manifest; nothing else is opened. Raises what `Manifest.load` raises."""
-        return cls(directory, Manifest.load(directory))
+    def open(cls, directory: str | Path, version: int | None = None) -> Cache:
+        """Read a cache's manifest; nothing else is opened. Raises what `load_version` raises.
+
+        `version` is one of its versions, the newest if not given; "cache@2" names version 2 of "cache" as well.
+        """
+        folder, number = split_version(directory)
+        number = one_version(version, number, str(directory))
+        opened = OpenVersion(Path(folder), number)
+        cache = cls(folder, opened.manifest, opened)
+        cache._asked = number
+        return cache
 
     @property
     def place(self) -> str:
-        """Where the cache is, as it may be shown: its folder, or its URL."""
-        return str(self.directory)
+        """Where the cache is, as it may be shown: its folder, or its URL, with the version that was asked for."""
+        return str(self.directory) if self._asked is None else f"{self.directory}@{self._asked}"
+
+    def versions(self) -> tuple[list[Manifest], dict[str, str]]:
+        """Return the manifests of this version and all before it, and when they were made, in UTC, by their identities.
+
+        Times are those that are known. Raises DamageError or FormatError for a version that is missing or damaged.
+        """
+        return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
     @property
     def is_finished(self) -> bool:
@@ -61,7 +82,7 @@ class Cache:
     def index(self) -> RecordIndex:
         """Where each record lies. Raises DamageError, FormatError or StoreError when it cannot be opened."""
         if self._index is None:
-            self._index = RecordIndex(self.directory, self.manifest)
+            self._index = RecordIndex(self.directory, self.manifest, self._check)
         return self._index
 
     @property
@@ -77,7 +98,7 @@ class Cache:
     def reader(self) -> ShardReader:
         """What reads records by their rows of the index; a shard is opened when a record of it is read."""
         if self._reader is None:
-            self._reader = ShardReader(self.directory, self.manifest.shards)
+            self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
         return self._reader
 
     def rows(self, variant: int | npt.NDArray[Any], positions: npt.ArrayLike, band: int = 0) -> Numbers:
@@ -123,7 +144,7 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
     data = encode_index(index[: bands * manifest.samples * len(manifest.variants)])
     entry = FileEntry(manifest.index.name, len(data), hashlib.sha256(data).hexdigest())
     shards = tuple(shard for shard in manifest.shards if shard.band < bands)
-    return manifest.changed(fields=fields, shards=shards, tables=(entry, manifest.table)), data
+    return manifest.changed(fields=fields, shards=shards, tables=(entry, manifest.table), history=None), data
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -141,11 +162,16 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built."""
+    """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built.
+
+    Where samples were deleted, it is one of the records before, and of which of them were deleted.
+    """
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
         if entry.variant == 0:
             digest.update(bytes.fromhex(entry.records_sha256))
+            if entry.deleted:
+                digest.update(np.array(entry.deleted, "<u8").tobytes())
     return digest.hexdigest()
 
 

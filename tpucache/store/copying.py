@@ -43,6 +43,7 @@ from tpucache.store.files import (
     write_atomically,
 )
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.history import known_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
@@ -122,33 +123,40 @@ _NAMED: Final = 5
 class Claim:
     """What a folder is filled with: by which command, the cache's identity, and the SHA-256 of each file by name.
 
-    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED.
+    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED. `parents` are
+    the identities of the versions before it.
     """
 
     command: str
     identity: str
     files: Mapping[str, str]
+    parents: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, command: str, manifest: Manifest) -> Claim:
-        """Return the claim of a command that copies a cache."""
-        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in manifest.files})
+    def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
+        """Return the claim of a command that copies a version of a cache, or these files of it and of those before."""
+        entries = manifest.files if files is None else files
+        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries}, manifest.parents)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Claim | None:
         """Return the claim that a text holds, None for a text that no tpucache wrote."""
         try:
             content = parse_json(text)
-            claim = cls(content["command"], content["identity"], dict(content["files"]))
+            command, identity, files = content["command"], content["identity"], dict(content["files"])
+            claim = cls(command, identity, files, tuple(content.get("parents", ())))
         except (ValueError, TypeError, KeyError):
             return None
-        texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
+        texts = (claim.command, claim.identity, *claim.files, *claim.files.values(), *claim.parents)
         is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
         return claim if is_ours else None
 
     def to_json(self) -> str:
         """Return the claim as JSON text, with a note for people."""
-        return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
+        content = asdict(self)
+        if not self.parents:
+            del content["parents"]
+        return json.dumps({"format": _FORMAT, "note": _NOTE, **content}, indent=1) + "\n"
 
     @property
     def names(self) -> set[str]:
@@ -162,8 +170,8 @@ class Claim:
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether this is the other's cache, or one to which shards were added to make the other."""
-        if self.identity == other.identity:
+        """Return whether this is the other's cache, a version before it, or one to which shards were added."""
+        if self.identity in (other.identity, *other.parents):
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
         tables = {name: digest for name, digest in self.files.items() if TABLE_NAME.fullmatch(name)}
@@ -213,7 +221,8 @@ def read_claims(folder: Path) -> list[Claim]:
             raise UsageError(f"{path} cannot be read: {error.strerror}. Move it away, or use another folder") from error
         claims.append(parse_claim(text, str(path)))
     if (folder / MANIFEST_NAME).exists():
-        claims.append(Claim.of(FINISHED, Manifest.load(folder)))
+        manifest = Manifest.load(folder)
+        claims.append(Claim.of(FINISHED, manifest, known_files(folder, manifest)))
     return claims
 
 
@@ -265,7 +274,7 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
     read.
     """
     before, after = old.manifest, new.manifest
-    if has_same_table(before, after):
+    if has_same_table(before, after) or before.identity in after.parents:
         return
     first, second = old.samples, new.samples
     count = before.samples
@@ -305,16 +314,18 @@ def stage_cache(
 
     The folder's name holds the cache's identity; whoever stages the same cache there waits until it is done. Every
     file's SHA-256 is checked while it is copied, and that of a file which an earlier call copied is checked again: an
-    interrupted copy continues, and a changed file is copied again. `on_progress` is called with the bytes done and all
+    interrupted copy continues, and a changed file is copied again. Of a cache with several versions, the newest is
+    copied, or version 2 of "cache@2". `on_progress` is called with the bytes done and all
     bytes. Of a cache with bands of frequencies, `bands` copies that many, the first ones.
 
     Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
     folder holds anything else, and what `Manifest.load` raises.
     """
     source, below = Path(cache), folder_path(place)
-    manifest, made = Manifest.load(source), dict[str, bytes]()
+    opened = Cache.open(source)
+    source, manifest, made = opened.directory, opened.manifest, dict[str, bytes]()
     if bands is not None and bands < len(manifest.layouts):
-        manifest, data = first_bands(manifest, Cache(source, manifest).index.read_all(), bands)
+        manifest, data = first_bands(manifest, opened.index.read_all(), bands)
         made[manifest.index.name] = data
     target = below / _folder_name(manifest)
     if is_same_folder(source, target):
@@ -343,7 +354,7 @@ def _copy_cache(
     for path in target.iterdir():
         if claim.wrote_aside(path.name):  # a process that was killed left it
             path.unlink()
-    missing = find_missing(manifest, lambda entry: is_whole(target, entry), on_progress)
+    missing = find_missing(manifest.files, lambda entry: is_whole(target, entry), on_progress)
     if missing or not (target / MANIFEST_NAME).exists():
         needed = sum(entry.bytes for entry in missing)
         check_room(target, needed)
@@ -356,34 +367,37 @@ def _copy_cache(
             else:
                 copy_file(source, target, entry)
 
-        copy_missing(manifest, missing, copy, on_progress)
+        copy_missing(manifest.files, missing, copy, on_progress)
         write_atomically(target / MANIFEST_NAME, manifest.text.encode())
     remove_claim(target)
 
 
-def find_missing(manifest: Manifest, is_there: Callable[[FileEntry], bool], on_progress: OnProgress) -> list[FileEntry]:
+def find_missing(
+    files: Sequence[FileEntry], is_there: Callable[[FileEntry], bool], on_progress: OnProgress
+) -> list[FileEntry]:
     """Return the files of a cache that have not arrived yet; those that have count as done."""
-    done, missing = 0, []
-    for entry in manifest.files:
+    done, total, missing = 0, sum(entry.bytes for entry in files), []
+    for entry in files:
         if is_there(entry):
             done += entry.bytes
-            on_progress(done, manifest.total_bytes)
+            on_progress(done, total)
         else:
             missing.append(entry)
     return missing
 
 
 def copy_missing(
-    manifest: Manifest,
+    files: Sequence[FileEntry],
     missing: Sequence[FileEntry],
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy the missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
-    before = manifest.total_bytes - sum(entry.bytes for entry in missing)
+    """Copy the missing ones of a cache's files; `copy` is given a file and a function to call with its bytes done."""
+    total = sum(entry.bytes for entry in files)
+    before = total - sum(entry.bytes for entry in missing)
 
     def advance(done: int) -> None:
-        on_progress(before + done, manifest.total_bytes)
+        on_progress(before + done, total)
 
     for entry in missing:
         copy(entry, advance)

@@ -12,6 +12,8 @@ FORMAT: Final = "tpucache"
 VERSION: Final = 6
 #: Of caches whose images are in bands of frequencies, and of no others.
 BANDED_VERSION: Final = 7
+#: Of caches of which samples were deleted, whose shards hold records that belong to no sample.
+DELETED_VERSION: Final = 8
 
 MANIFEST_NAME: Final = "manifest.json"
 INDEX_NAME: Final = "index.npy"
@@ -21,6 +23,11 @@ SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})(?:-([1-7]))?\.lmdb")
 WORK_NAME: Final = ".warmup"
 #: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
+
+#: What an earlier version of a cache is described by: the manifest that it had.
+VERSION_NAME: Final = re.compile(r"version-([1-9]\d{0,5})\.json")
+#: When each version was made. No part of a cache needs it.
+TIMES_NAME: Final = "times.json"
 
 #: One row a record, 20 bytes, little-endian: where its bytes are and their checksum.
 INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("shard", "<u4")])
@@ -34,6 +41,7 @@ MAX_SHARDS: Final = 1 << 20
 MAX_VARIANTS: Final = 1 << 12
 MAX_FIELDS: Final = 64
 MAX_BANDS: Final = 8
+MAX_VERSIONS: Final = 999_999
 MAX_DIMENSIONS: Final = 8
 #: In caches with bands, of the records that one value of a shard holds: a value begins on a page of its own.
 VALUE_BYTES: Final = 256 << 10
@@ -55,6 +63,11 @@ def table_name(first: str, generation: int) -> str:
     """Name a table of a generation: `index.npy` and `index-1.npy`, for the tables that were first `index.npy`."""
     stem, dot, suffix = first.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
+
+
+def version_name(number: int) -> str:
+    """Name the manifest of an earlier version: `version-3.json`."""
+    return f"version-{number}.json"
 
 
 def most_index_bytes(records: int) -> int:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, read_npy_header
 from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import FileEntry, Manifest
 
 _BLOCK_BITS: Final = 12
 _BLOCK: Final = 1 << _BLOCK_BITS  # rows read at once: 80 KiB
@@ -46,14 +47,15 @@ class RecordIndex:
     in memory that forked processes share. A pickled copy opens the file again where it is used.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        """Open a cache's index.
+    def __init__(self, directory: Path, manifest: Manifest, check: Callable[[FileEntry], None] | None = None) -> None:
+        """Open a cache's index; `check` raises StoreError where it is another file by now than it was.
 
         Raises DamageError when the file is missing or has another size than the manifest says, FormatError when its
         dtype or length is wrong, StoreError when too many files are open.
         """
         self._directory = directory
         self._manifest = manifest
+        self._check = check
         self._longest = max(layout.largest_bytes for layout in manifest.layouts)
         self._opened: _Table | None = self._open()
 
@@ -128,6 +130,8 @@ class RecordIndex:
         try:
             file = OpenFile(path)
             size = os.fstat(file.number).st_size
+            if self._check is not None:
+                self._check(self._manifest.index)
             if size != self._manifest.index.bytes:
                 raise DamageError(
                     f"{path} is {size:,} bytes, the manifest says {self._manifest.index.bytes:,}: copy it again"

@@ -27,6 +27,8 @@ from tpucache.strict_json import LARGEST, parse_json
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 #: The line of a manifest that has the SHA-256 of all its others.
 _DIGEST: Final = "digest"
+#: Keys that caches of one version of which nothing was deleted do not have.
+_LATER: Final = ("deleted", "history")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
@@ -124,6 +126,7 @@ def _integer(value: object, low: int, high: int, where: str) -> int:
     return value
 
 
+_VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
 _MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
@@ -142,8 +145,9 @@ class FileEntry:
 class ShardEntry(FileEntry):
     """A shard: one variant of the kept samples of one block, or one band of it.
 
-    `first` is the position, among all kept samples, of its first one. `records_sha256` is a hash of the keys and
-    values alone, which does not depend on LMDB's page size.
+    `first` is the position, among all kept samples, of its first one, and `records` counts their records. The file
+    also has records of the samples with the numbers `deleted`, which belong to no sample any more. `records_sha256` is
+    a hash of the keys and values of all of them alone, which does not depend on LMDB's page size.
     """
 
     variant: int
@@ -152,6 +156,7 @@ class ShardEntry(FileEntry):
     records: int
     records_sha256: str
     band: int = 0
+    deleted: tuple[int, ...] = ()
 
     @property
     def part(self) -> fmt.Part:
@@ -159,8 +164,8 @@ class ShardEntry(FileEntry):
         return fmt.Part(self.variant, self.band)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shard as plain values; the first band is not named."""
-        return {name: value for name, value in vars(self).items() if name != "band" or value}
+        """Return the shard as plain values; the first band is not named, nor are no deleted samples."""
+        return {name: value for name, value in vars(self).items() if name not in ("band", "deleted") or value}
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,23 @@ class Skipped:
     number: int
     path: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A sample that was deleted: its number, and where it came from. Its records stay in their shards."""
+
+    number: int
+    path: str
+
+
+@dataclass(frozen=True)
+class History:
+    """Which version of a cache it is, the command that made it, and the identities of all versions before, in order."""
+
+    number: int
+    command: str
+    parents: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -223,7 +245,8 @@ class Manifest:
     `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
     this order, and as many runs again for each further band of frequencies. `recipe`, `source` and `created_by` are for
     warmup and for people: readers do not interpret them.
-    `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`.
+    `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`. `deleted` are
+    the samples that were deleted and of which records are still in shards. `history` is None in the first version.
     """
 
     samples: int
@@ -239,6 +262,8 @@ class Manifest:
     source: Mapping[str, Any]
     created_by: Mapping[str, Any]
     version: int = fmt.VERSION
+    deleted: tuple[Deleted, ...] = ()
+    history: History | None = None
 
     @property
     def identity(self) -> str:
@@ -247,6 +272,16 @@ class Manifest:
         `fingerprint` compares recipes and clean records only; this also covers labels, variants and skipped samples.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @property
+    def number(self) -> int:
+        """Which version of its cache it is, from 1."""
+        return self.history.number if self.history else 1
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """The identities of the versions before, the first one first."""
+        return self.history.parents if self.history else ()
 
     @property
     def layouts(self) -> tuple[RecordLayout, ...]:
@@ -300,7 +335,8 @@ class Manifest:
 
     def changed(self, **changes: Any) -> Manifest:
         """Return the manifest with other values, in this version of the format."""
-        return dataclasses.replace(self, **{**changes, "version": version_of(changes.get("fields", self.fields))})
+        fields, deleted = changes.get("fields", self.fields), changes.get("deleted", self.deleted)
+        return dataclasses.replace(self, **{**changes, "version": version_of(fields, deleted)})
 
     def to_json(self) -> str:
         """Return the manifest as indented JSON text with sorted keys, without its digest."""
@@ -316,6 +352,9 @@ class Manifest:
         content["fields"] = [field.to_dict() for field in self.fields]
         content["statistics"] = self.statistics.to_dict()
         content["shards"] = [entry.to_dict() for entry in self.shards]
+        for name in _LATER:
+            if not content[name]:
+                del content[name]
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
@@ -376,22 +415,28 @@ def unknown_keys(text: bytes) -> list[str]:
     return [] if _DIGEST in content else sorted(content.keys() - known)
 
 
-def version_of(fields: Sequence[Field]) -> int:
-    """Return the version of the format that records of these fields are written in."""
-    return fmt.BANDED_VERSION if any(field.bands is not None for field in fields) else fmt.VERSION
+def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
+    """Return the version of the format of a cache with records of these fields, of which these samples were deleted."""
+    if deleted:
+        return fmt.DELETED_VERSION
+    return fmt.BANDED_VERSION if _has_bands(fields) else fmt.VERSION
 
 
 def value_bytes_of(fields: Sequence[Field]) -> int:
     """Return how many bytes of records a value of a shard holds together: 0 where each record is one of its own."""
-    return fmt.VALUE_BYTES if version_of(fields) == fmt.BANDED_VERSION else 0
+    return fmt.VALUE_BYTES if _has_bands(fields) else 0
+
+
+def _has_bands(fields: Sequence[Field]) -> bool:
+    return any(field.bands is not None for field in fields)
 
 
 def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version not in (fmt.VERSION, fmt.BANDED_VERSION, *earlier.VERSIONS):
-        known = f"versions {fmt.VERSION} and {fmt.BANDED_VERSION}, and "
+    if type(version) is not int or version not in (*_VERSIONS, *earlier.VERSIONS):
+        known = f"versions {fmt.VERSION} to {fmt.DELETED_VERSION}, and "
         known += f"{min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
         raise FormatError(
             f"format version {version!r}, but this tpucache reads {known}: install the tpucache that wrote it, or "
@@ -411,6 +456,8 @@ def _read_manifest(item: JsonObject) -> Manifest:
         source=item.object("source").content,
         created_by=item.object("created_by").content,
         version=version,
+        deleted=tuple(map(_read_deleted, _optional(item, "deleted"))),
+        history=_read_history(item.object("history")) if "history" in item.content else None,
     )
     _check_whole(manifest)
     return manifest
@@ -453,16 +500,36 @@ def _read_shard(item: JsonObject) -> ShardEntry:
         records=item.integer("records", 0, fmt.MAX_SAMPLES),
         records_sha256=item.sha256("records_sha256"),
         band=item.integer("band", 1, fmt.MAX_BANDS - 1) if "band" in item.content else 0,
+        deleted=item.integers("deleted", fmt.MAX_SAMPLES) if "deleted" in item.content else (),
     )
     if name != fmt.shard_name(entry.part, entry.block):
         raise FormatError(f"{item.where}: {name} is not block {entry.block}, {entry.part}")
-    if entry.bytes > (entry.records + 1) * _MAX_BYTES_A_RECORD:
-        raise FormatError(f"{item.where}: {name} has {entry.bytes:,} bytes, more than {entry.records:,} records take")
+    records = entry.records + len(entry.deleted)
+    if entry.bytes > (records + 1) * _MAX_BYTES_A_RECORD:
+        raise FormatError(f"{item.where}: {name} has {entry.bytes:,} bytes, more than {records:,} records take")
     return entry
 
 
 def _read_skipped(item: JsonObject) -> Skipped:
     return Skipped(item.integer("number", 0, fmt.MAX_SAMPLES), item.string("path"), item.string("reason"))
+
+
+def _optional(item: JsonObject, key: str) -> Sequence[JsonObject]:
+    return item.objects(key, fmt.MAX_SAMPLES) if key in item.content else ()
+
+
+def _read_deleted(item: JsonObject) -> Deleted:
+    return Deleted(item.integer("number", 0, fmt.MAX_SAMPLES), item.string("path"))
+
+
+def _read_history(item: JsonObject) -> History:
+    parents = item.strings("parents")
+    if wrong := next((each for each in parents if not _SHA256.fullmatch(each)), None):
+        raise FormatError(f"{item.where}: {wrong!r:.80} is no SHA-256")
+    history = History(item.integer("number", 2, fmt.MAX_VERSIONS), item.string("command"), parents)
+    if len(parents) != history.number - 1:
+        raise FormatError(f"{item.where}: version {history.number} has {len(parents)} versions before it")
+    return history
 
 
 def _read_statistics(item: JsonObject) -> Statistics:
@@ -496,8 +563,13 @@ def _check_whole(manifest: Manifest) -> None:
         raise FormatError(f"the tables are not {' and '.join(_TABLES)}, or a later generation of them")
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
-    if (manifest.version == fmt.BANDED_VERSION) != any(field.bands is not None for field in manifest.fields):
-        raise FormatError(f"version {fmt.BANDED_VERSION} is that of images in bands, and of nothing else")
+    expected = version_of(manifest.fields, manifest.deleted)
+    if manifest.version != expected and not (expected == fmt.VERSION and manifest.version in earlier.VERSIONS):
+        raise FormatError(
+            f"version {fmt.BANDED_VERSION} is that of images in bands, {fmt.DELETED_VERSION} that of deleted samples, "
+            f"and this is version {manifest.version}"
+        )
+    _check_deleted(manifest)
     bands = range(len(manifest.layouts))
     position = {fmt.Part(variant, band): 0 for band in bands for variant in manifest.variants}
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
@@ -511,6 +583,16 @@ def _check_whole(manifest: Manifest) -> None:
             of_band = f", band {part.band}," if part.band else ""
             raise FormatError(f"variant {part.variant}{of_band} has {records} records, not {manifest.samples}")
     _check_statistics(manifest)
+
+
+def _check_deleted(manifest: Manifest) -> None:
+    numbers = [each.number for each in manifest.deleted]
+    if numbers != sorted(set(numbers)):
+        raise FormatError("the numbers of the deleted samples are not ascending")
+    known = set(numbers)
+    for entry in manifest.shards:
+        if entry.deleted and (list(entry.deleted) != sorted(set(entry.deleted)) or not known.issuperset(entry.deleted)):
+            raise FormatError(f"{entry.name} has records of deleted samples that are not listed in order")
 
 
 def _check_statistics(manifest: Manifest) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock
-from tpucache.store.manifest import ShardEntry
+from tpucache.store.manifest import FileEntry, ShardEntry
 
 MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -68,8 +68,14 @@ class ShardReader:
     copy is safe: `pread` has no position to share.
     """
 
-    def __init__(self, directory: str | Path, shards: Sequence[ShardEntry]) -> None:
-        """Take the shards of a manifest, in its order; nothing is opened yet."""
+    def __init__(
+        self, directory: str | Path, shards: Sequence[ShardEntry], check: Callable[[FileEntry], None] | None = None
+    ) -> None:
+        """Take the shards of a manifest, in its order; nothing is opened yet.
+
+        `check` is called with each one that was opened, and raises StoreError where it is another file by now.
+        """
+        self._check = check
         self._directory = Path(directory)
         self._shards = tuple(shards)
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
@@ -79,10 +85,11 @@ class ShardReader:
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_directory": self._directory, "_shards": self._shards}
+        return {"_directory": self._directory, "_shards": self._shards, "_check": self._check}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_directory"], state["_shards"])  # type: ignore[misc]  # a fresh lock, no open files
+        # A fresh lock, no open files.
+        self.__init__(state["_directory"], state["_shards"], state["_check"])  # type: ignore[misc]
 
     #: Whether a shard's file holds all of its records, so that it may be mapped.
     is_whole: bool = True
@@ -299,6 +306,8 @@ class ShardReader:
             raise DamageError(
                 f"Shard {entry.name} cannot be opened in {self._directory}: {error.strerror}. {self._remedy()}"
             ) from error
+        if self._check is not None:
+            self._check(entry)
         if size != entry.bytes:
             raise DamageError(
                 f"Shard {entry.name} is {size:,} bytes, the manifest says {entry.bytes:,}: "

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,10 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError
 from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.fields import IMAGE
+from tpucache.store.fields import IMAGE, RecordLayout
 from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_file
-from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, encode_key
+from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, encode_key, version_name
+from tpucache.store.history import load_earlier
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
 
 _THREADS: Final = 2
@@ -49,14 +50,14 @@ class Damage:
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage found in a cache: of tables, of shards in the manifest's order, then of the manifest itself.
 
-    It is empty when all is well.
+    Last comes that of earlier versions: of their manifests, tables, and shards that were replaced since. It is empty
+    when all is well. "cache@2" is version 2 of "cache", and those before it.
 
     `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
-    directory = Path(directory)
-    manifest = Manifest.load(directory)
+    cache = Cache.open(directory)
+    directory, manifest = cache.directory, cache.manifest
     damages = [damage for entry in manifest.tables for damage in _check_file(directory, entry, {})]
-    cache = Cache(directory, manifest)
     has_index, numbers = _has_index(cache, damages), _sample_numbers(cache, damages)
     others = {entry.sha256: entry.name for entry in manifest.shards}
 
@@ -66,8 +67,8 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
-            has_values = bool(manifest.value_bytes)
-            found += _check_records(directory / entry.name, position, entry, cache.index_of(entry), keys, has_values)
+            layout = manifest.layouts[entry.band] if manifest.value_bytes else None
+            found += _check_records(directory / entry.name, position, entry, cache.index_of(entry), keys, layout)
         on_progress(entry)
         return found
 
@@ -75,7 +76,29 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         for found in threads.map(check, range(len(manifest.shards))):
             damages += found
     damages += (Damage(MANIFEST_NAME, reason) for reason in _check_manifest(cache, has_table=numbers is not None))
+    damages += _check_before(directory, manifest)
     return damages
+
+
+def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
+    """Yield the damage of the versions before one, in files that it does not name itself."""
+    known = {entry.name: entry.sha256 for entry in manifest.files}
+    for number in range(1, manifest.number):
+        try:
+            before = load_earlier(directory, manifest, number)
+        except (DamageError, FormatError) as error:
+            yield Damage(version_name(number), f"cannot be used: {error}")
+            continue
+        for entry in before.files:
+            if known.setdefault(entry.name, entry.sha256) != entry.sha256:
+                yield Damage(version_name(number), f"means another {entry.name} than a later version")
+        own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
+        found = [damage for entry in own for damage in _check_file(directory, entry, {})]
+        if not any(entry in before.tables for entry in own if any(each.name == entry.name for each in found)):
+            cache = Cache(directory, before)
+            _has_index(cache, found)
+            _sample_numbers(cache, found)
+        yield from found
 
 
 def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
@@ -144,6 +167,42 @@ def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
     return numbers
 
 
+def _with_deleted(
+    file: BinaryIO,
+    extents: Sequence[pages.Extent],
+    shard: int,
+    entry: ShardEntry,
+    keys: Rows,
+    rows: Rows,
+    layout: RecordLayout | None,
+) -> tuple[Rows, Rows]:
+    """Return the numbers and index rows of all records in a shard, those of deleted samples by what the file says.
+
+    Raises DamageError where it has another number of records, FormatError or OSError where it cannot be read.
+    """
+    places: list[tuple[int, int]] = []
+    for extent in extents:
+        at, lengths = extent.offset, [extent.length]
+        if layout is not None:
+            file.seek(extent.offset)
+            lengths = layout.lengths_in(memoryview(file.read(extent.length)))
+        for length in lengths:
+            places.append((at, length))
+            at += length
+    every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
+    if len(every) != len(places) or len(every) != len(keys) + len(entry.deleted):
+        raise DamageError(f"has {len(places):,} records, and {len(every):,} are listed, deleted ones among them")
+    whole = np.zeros(len(every), rows.dtype)
+    for number, (offset, length) in enumerate(places):
+        whole[number] = (offset, length, 0, shard)
+    is_gone = np.isin(every, entry.deleted)
+    for number in np.flatnonzero(is_gone).tolist():
+        file.seek(int(whole["offset"][number]))
+        whole["crc32"][number] = zlib.crc32(file.read(int(whole["length"][number])))
+    whole[~is_gone] = rows
+    return every, whole
+
+
 def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> Iterator[Damage]:
     path = directory / entry.name
     try:
@@ -165,21 +224,27 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
 
 
 def _check_records(
-    path: Path, shard: int, entry: ShardEntry, rows: Rows, keys: Rows, has_values: bool
+    path: Path, shard: int, entry: ShardEntry, rows: Rows, keys: Rows, layout: RecordLayout | None
 ) -> Iterator[Damage]:
     """Compare each record's bytes with its CRC, all of them with their digest, and the file's pages with the index.
 
-    `has_values` says that records which follow one another without a gap are one value, with the first one's key.
+    With a `layout`, records which follow one another without a gap are one value, with the first one's key.
     """
     try:
         with open_file(path, CHUNK) as file:  # records follow one another
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
+            if entry.deleted:
+                try:
+                    keys, rows = _with_deleted(file, extents, shard, entry, keys, rows, layout)
+                except DamageError as error:
+                    yield Damage(path.name, str(error))
+                    return
             expected: list[tuple[bytes, int, int]] = []
             for key, offset, length in zip(
                 keys.tolist(), rows["offset"].tolist(), rows["length"].tolist(), strict=True
             ):
-                if has_values and expected and sum(expected[-1][1:]) == offset:
+                if layout is not None and expected and sum(expected[-1][1:]) == offset:
                     expected[-1] = *expected[-1][:2], expected[-1][2] + length
                 else:
                     expected.append((encode_key(key), offset, length))

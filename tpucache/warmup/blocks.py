@@ -108,7 +108,7 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block
     manifest = cache.manifest
     variants = tuple(variant for variant in range(recipe.variants + 1) if variant not in manifest.variants)
     blocks = _blocks_of(cache, listing, variants) if variants else []
-    known = manifest.samples + len(manifest.skipped)
+    known = manifest.samples + len(manifest.skipped) + len(manifest.deleted)
     first = 1 + max((entry.block for entry in manifest.shards), default=-1)
     return [*blocks, *plan_blocks(listing.samples[known:], manifest.fields, recipe, first)]
 
@@ -170,6 +170,11 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
         raise UsageError(
             f"the source or the options have more samples or variants than {cache.directory}: add them first, by the "
             "same command without --retry"
+        )
+    if cache.manifest.deleted:
+        raise UsageError(
+            f"samples of {cache.directory} were deleted, and their records would come back: run `tpucache compact` "
+            "first, which removes them"
         )
     if earlier_tables(cache.manifest):
         raise SourceError(

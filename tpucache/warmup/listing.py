@@ -33,6 +33,7 @@ SIZE_COLUMN: Final = "source_bytes"
 #: The columns of the samples table that every cache may have; all others came from its source.
 OWN_COLUMNS: Final = ("number", "path", LABEL, SIZE_COLUMN, *IMAGE_COLUMNS)
 _NAMED: Final = 3
+_ABSENT: Final = "-"
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -45,6 +46,8 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
 def number_samples(listing: Listing, cache: Cache) -> Listing:
     """Return a listing in which every sample of the cache, kept or skipped, has its old number, and new ones follow.
 
+    A sample that was deleted has its old number, too, whether the source still has it or not: it is not built again.
+
     To a cache that was relabelled since belong its own labels and columns, not the source's, unless samples are added.
     Raises SourceError when one of the cache's samples is missing, or has another size or label now, or boxes only then
     or now.
@@ -54,19 +57,26 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
     numbers = dict(zip(table.paths, table.numbers.tolist(), strict=True))
     skipped = {skip.path: skip.number for skip in cache.manifest.skipped}
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
+    deleted = {each.path: each.number for each in cache.manifest.deleted if each.path}
     missing = [path for path in (*numbers, *skipped) if path not in places]
     if missing:
         raise SourceError(
             f"the source lacks {len(missing):,} of the samples that {cache.directory} was made of: "
             f"{name_some(missing)}. Bring them back, or give another folder to build anew"
         )
-    old = {**numbers, **skipped}
-    if earlier_tables(cache.manifest) and len(old) == len(places):
+    old = {**numbers, **skipped, **deleted}
+    if earlier_tables(cache.manifest) and old.keys() >= places.keys():
         listing = _relabelled(listing, cache, places)
     _check_sizes_and_labels(listing, cache, places)
-    order = sorted(old, key=old.__getitem__)
+    paths = {number: path for path, number in old.items()}
+    order = [paths.get(number, "") for number in range(len(old) + len(cache.manifest.deleted) - len(deleted))]
     order += [sample.path for sample in listing.samples if sample.path not in old]
-    return _reordered(listing, [places[path] for path in order])
+    numbered = _reordered(listing, [places.get(path, 0) for path in order])
+    samples = [  # deleted samples keep their numbers, though the source may have them no more, and nothing reads them
+        sample if path in places else Sample(number, path)
+        for number, (path, sample) in enumerate(zip(order, numbered.samples, strict=True))
+    ]
+    return dataclasses.replace(numbered, samples=samples)
 
 
 def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Listing:
@@ -86,16 +96,41 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return where the samples of a numbered listing are in the source's own, as slices such as `5:155 0:5`."""
+    """Return where the samples of a numbered listing are in the source's own, as `to_slices` writes it."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
+    return to_slices([places.get(sample.path) for sample in numbered.samples])
+
+
+def to_slices(places: Sequence[int | None]) -> str:
+    """Return places in a source as slices such as `5:155 0:5`; `-` for each deleted sample that it no longer has."""
     slices: list[list[int]] = []
-    for sample in numbered.samples:
-        at = places[sample.path]
-        if slices and slices[-1][1] == at:
+    for at in places:
+        if at is None:
+            slices.append([])
+        elif slices and slices[-1] and slices[-1][1] == at:
             slices[-1][1] += 1
         else:
             slices.append([at, at + 1])
-    return " ".join(f"{start}:{stop}" for start, stop in slices)
+    return " ".join(f"{each[0]}:{each[1]}" if each else _ABSENT for each in slices)
+
+
+def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
+    """Return where in its source each sample of a cache was, by its number; nothing where the manifest does not say.
+
+    `samples` counts all numbers: those of kept, skipped and deleted samples.
+    """
+    places, number = dict[int, int](), 0
+    for part in str(manifest.source.get("order", "")).split():
+        if part == _ABSENT:
+            number += 1
+            continue
+        start, _, stop = part.partition(":")
+        if not (start.isdecimal() and stop.isdecimal()) or number + int(stop) - int(start) > samples:
+            return {}
+        for at in range(int(start), int(stop)):
+            places[number] = at
+            number += 1
+    return places if number == samples else {}
 
 
 def put_in_order(listing: Listing, order: str) -> Listing:

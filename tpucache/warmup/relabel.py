@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -14,19 +13,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import BuildError, SourceError, UsageError
+from tpucache.errors import SourceError, UsageError
 from tpucache.redact import from_cell, to_cell, to_heading
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
-from tpucache.store.files import link_or_copy
-from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_NAME, table_name
-from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
+from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.warmup.build_options import LabelKind, SoftOptions
+from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
-from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
-from tpucache.warmup.run.plan_file import is_adding_to
 from tpucache.warmup.sources.cells import Table, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
@@ -88,14 +85,15 @@ def relabel_cache(
         raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
     content = read_table(table)
     changes: dict[str, Any] = {}
-    with _held(cache) as opened:
+    with changing(cache, "relabel") as opened:
         if soft.soft_labels:
             columns: dict[str, Column] = {**opened.samples, **_soft_columns(opened, content, options, soft)}
         elif corrections:
             columns, changes = _corrected(opened, content, options)
         else:
             columns, changes = _new_columns(opened, content, options, labels, names, missing_label)
-        return _write(opened, columns, changes)
+        command = "relabel --soft-labels" if soft.soft_labels else "relabel --corrections" if corrections else "relabel"
+        return _write(opened, columns, changes, command)
 
 
 def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[Any]]) -> Manifest:
@@ -106,40 +104,14 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
     another number of values; else as `relabel_cache` does.
     """
     cache = Path(cache).absolute()
-    with _held(cache) as opened:
+    with changing(cache, "relabel") as opened:
         for name, column in columns.items():
             if name in OWN_COLUMNS or not FIELD_NAME.fullmatch(name):
                 raise UsageError(f"no column can be called {name!r} here: labels are given by a table, to relabel")
             if len(column) != opened.manifest.samples:
                 samples = opened.manifest.samples
                 raise UsageError(f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples")
-        return _write(opened, {**opened.samples, **columns}, {})
-
-
-@contextlib.contextmanager
-def _held(cache: Path) -> Iterator[Cache]:
-    """Yield a finished cache that nobody else writes to meanwhile. Raises BuildError."""
-    manifest = Manifest.load(cache)
-    finished_cache(cache)  # refuses one that lacks files
-    work = cache / WORK_NAME
-    try:
-        if work.exists() and is_adding_to(work, manifest):
-            raise BuildError(
-                f"a warmup is adding to {cache} and is not finished: run it again to its end, or remove {work} to give "
-                "it up, then relabel"
-            )
-        work.mkdir(exist_ok=True)
-        with hold(work):
-            try:
-                yield Cache.open(cache)
-            finally:
-                remove_old_files(cache, Manifest.load(cache))
-                remove_folder(work)
-    except OSError as error:
-        raise BuildError(
-            f"{cache} cannot be written: {error}. Its labels are whole, either as before or new: make room, or copy "
-            "the cache to a folder that can be written, then run the same command again"
-        ) from error
+        return _write(opened, {**opened.samples, **columns}, {}, f"relabel: {', '.join(columns)}")
 
 
 def _new_columns(
@@ -378,21 +350,18 @@ def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[
         )  # fmt: skip
 
 
-def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any]) -> Manifest:
-    """Write the tables of a new generation, and the manifest last. Raises OSError."""
+def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
+    """Write the tables of a new version, and its manifest last. Raises OSError."""
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():
         return before
     generation = before.generation + 1
-    index = table_name(INDEX_NAME, generation)
-    link_or_copy(folder / before.index.name, folder / index, folder / WORK_NAME / f"{index}.tmp")  # it has no labels
     source = changes.get("source", before.source)
     changes["tables"] = (
-        FileEntry(index, before.index.bytes, before.index.sha256),
+        keep_table(folder, before.index, INDEX_NAME, generation),  # it has no labels
         write_table(folder, table_name(SAMPLES_NAME, generation), data),
     )
     changes["source"] = {**source, "relabelled": [*earlier_tables(before), before.table.sha256]}
-    manifest = before.changed(**changes)
-    manifest.save(folder, folder / WORK_NAME / f"{MANIFEST_NAME}.tmp")
-    return manifest
+    changes["history"] = next_history(folder, before, command)
+    return save_manifest(folder, before.changed(**changes))

@@ -75,10 +75,11 @@ def repair_cache(
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)
-    damages = verify_cache(folder, on_verified)
+    damages, lost = _divided(verify_cache(folder, on_verified), opened.manifest)
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
     if not damages and not work.exists():
+        _refuse_lost(folder, lost)
         return []
     case = _examine(source, opened, damages, augment) if damages else None
     with cache_folder(folder):
@@ -92,7 +93,24 @@ def repair_cache(
                 remove_folder(unfinished)
                 raise
         remove_folder(unfinished)
+    _refuse_lost(folder, lost)
     return damages
+
+
+def _divided(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage]]:
+    """Return the damage of a version's own files, and that of files which only versions before it have."""
+    own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
+    return [each for each in damages if each.name in own], [each for each in damages if each.name not in own]
+
+
+def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
+    """Raise DamageError where files of earlier versions are damaged, which no source can make again."""
+    if lost:
+        raise DamageError(
+            f"the newest version of {folder} is sound, but not {name_some([each.name for each in lost])}, which "
+            "earlier versions have alone: copy them from another copy of the cache, or give these versions up by "
+            "`tpucache compact`"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,8 +142,9 @@ class _Case:
         ]
 
     def numbers_of(self, entry: ShardEntry) -> list[int]:
-        """Return the numbers of a shard's samples."""
-        return [int(number) for number in self.numbers[entry.first : entry.first + entry.records]]
+        """Return the numbers of the samples of which a shard holds records, deleted ones among them."""
+        kept = self.numbers[entry.first : entry.first + entry.records].tolist()
+        return sorted([*kept, *entry.deleted])
 
 
 def load_manifest(cache: Path) -> Manifest:
@@ -169,7 +188,11 @@ def _repair(
     try:
         shards = Scheduler(context, case.blocks, on_progress).build(executor)
     except SampleError as error:
-        reason = f"{error.reason}; it is part of {cache}: bring it back as it was"
+        gone = {each.path for each in case.cache.manifest.deleted}
+        advice = "bring it back as it was"
+        if error.path in gone:
+            advice = "it was deleted from it, and its record is in a damaged shard: bring it back, or copy the shard"
+        reason = f"{error.reason}; it is part of {cache}: {advice}"
         raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
     if manifest.index.name in case.damaged:
@@ -182,9 +205,10 @@ def _repair(
 
 
 def _numbers(manifest: Manifest) -> Array:
-    """Return the kept samples' numbers, which have no holes but where one was skipped: uint64 (samples,)."""
-    every = np.arange(manifest.samples + len(manifest.skipped), dtype=np.uint64)
-    kept = np.setdiff1d(every, np.array([skip.number for skip in manifest.skipped], np.uint64), assume_unique=True)
+    """Return the kept samples' numbers, which have holes only where one was skipped or deleted: uint64 (samples,)."""
+    gone = [*(each.number for each in manifest.skipped), *(each.number for each in manifest.deleted)]
+    every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
+    kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
     if len(kept) != manifest.samples:
         raise FormatError(f"the manifest skips samples that there cannot be among {len(every):,}")
     return kept
@@ -195,6 +219,11 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
     listing, manifest = source.list(), cache.manifest
     if manifest.table.name not in damaged:
         return number_samples(listing, cache)
+    if manifest.deleted:
+        raise DamageError(
+            f"samples of {cache.directory} were deleted, and the source does not say which: copy {manifest.table.name} "
+            "from another copy of the cache"
+        )
     if earlier_tables(manifest):
         raise DamageError(
             f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy it "
@@ -260,9 +289,10 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
 
 def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
     """Return the numbers of the samples whose records are not what the index says."""
-    before = case.cache.index_of(entry)
-    differ = (before["crc32"] != shard.rows["crc32"]).tolist()
-    return [number for number, other in zip(case.numbers_of(entry), differ, strict=True) if other]
+    before, numbers = case.cache.index_of(entry), np.array(case.numbers_of(entry), np.int64)
+    is_kept = ~np.isin(numbers, entry.deleted)
+    differ = before["crc32"] != shard.rows["crc32"][is_kept]
+    return [int(number) for number in numbers[is_kept][differ]]
 
 
 _READ_AT_ONCE: Final = 256
@@ -272,11 +302,15 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
     """Return the index of whole shards, given by name. Raises DamageError when it is not what the manifest says."""
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
-    layouts = manifest.layouts
-    runs = [
-        _rows(shards[entry.name], position, layouts[entry.band] if manifest.value_bytes else None)
-        for position, entry in numbered
-    ]
+    layouts, kept = manifest.layouts, _numbers(manifest)
+    runs = []
+    for position, entry in numbered:
+        rows = _rows(shards[entry.name], position, layouts[entry.band] if manifest.value_bytes else None)
+        own = kept[entry.first : entry.first + entry.records]
+        every = np.union1d(own, np.array(entry.deleted, np.uint64))
+        if len(every) == len(rows):  # else the comparison below tells
+            rows = rows[np.isin(every, own)]
+        runs.append(rows)
     data = encode_index(np.concatenate(runs))
     if not _matches(data, manifest.index):
         raise DamageError(

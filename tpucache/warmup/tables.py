@@ -22,7 +22,6 @@ from tpucache.store.files import link_or_copy, write_atomically
 from tpucache.store.format import (
     INDEX_DTYPE,
     INDEX_NAME,
-    MANIFEST_NAME,
     SAMPLES_NAME,
     WORK_NAME,
     shard_name,
@@ -30,11 +29,12 @@ from tpucache.store.format import (
 )
 from tpucache.store.growing import Prospect
 from tpucache.store.index import encode_index
-from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, Statistics, mean_and_std, version_of
+from tpucache.store.manifest import FileEntry, History, Manifest, ShardEntry, Statistics, mean_and_std, version_of
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
+from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
 from tpucache.warmup.plan import Plan
 from tpucache.warmup.records.frequencies import summarise_frequencies
@@ -64,7 +64,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
-        return _save(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
+        return save_manifest(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
     old_numbers = table.numbers.tolist() if table is not None else []
     numbers = np.array([*old_numbers, *new.numbers], np.uint64)
@@ -97,9 +97,19 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
             "digests": digests,
         },
         created_by=versions(),
-        version=version_of(plan.fields),
+        version=version_of(plan.fields, before.deleted if before else ()),
+        deleted=before.deleted if before else (),
+        history=_history(cache, plan),
     )
-    return _save(cache, manifest)
+    return save_manifest(cache, manifest)
+
+
+def _history(cache: Path, plan: Plan) -> History | None:
+    """Return the history of what is built. Samples that were tried again take the place of the newest version."""
+    before = plan.existing.manifest if plan.existing else None
+    if before is None or plan.is_retry:
+        return before.history if before else None
+    return next_history(cache, before, "warmup")
 
 
 def make_prospect(plan: Plan) -> Prospect:
@@ -123,11 +133,6 @@ def make_prospect(plan: Plan) -> Prospect:
         shards=tuple(shards),
         table=columns,
     )
-
-
-def _save(cache: Path, manifest: Manifest) -> Manifest:
-    manifest.save(cache, cache / WORK_NAME / f"{MANIFEST_NAME}.tmp")
-    return manifest
 
 
 def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:

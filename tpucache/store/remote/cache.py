@@ -23,6 +23,8 @@ from tpucache.errors import DamageError, NotACacheError, StoreError
 from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, OpenFolder, check_locks, read_file, sha256_file, write_atomically
+from tpucache.store.format import TIMES_NAME
+from tpucache.store.history import earlier_version, one_version, parse_times, split_version
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
@@ -82,36 +84,51 @@ class RemoteCache(Cache):
         cache_dir: str | Path | None = None,
         cache_bytes: int | None = None,
         max_age: float | None = None,
+        version: int | None = None,
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
 
         What is read is kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of its shards
         (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago
         (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before,
-        what it has is used, with a warning. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
-        what is no such URL, DependencyError without the library of a store, and on systems
-        other than Linux.
+        what it has is used, with a warning. `version` is one of the cache's versions, the newest if not given; it
+        may stand behind the URL as "@2", too. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError
+        for what is no such URL, DependencyError without the library of a store, and on systems other than Linux.
         """
         check_locks("streaming a cache from a URL", of_open_files=True)
+        url, named = split_version(url)
+        number = one_version(version, named, shown(url))
         below = Path(cache_dir) if cache_dir is not None else default_directory()
         below = below.expanduser().absolute()
         with contextlib.closing(Remote(url, silence=SILENCE_SECONDS)) as remote:
             try:
                 directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
+                if number is not None:
+                    directory, manifest = _read_version(remote, manifest, number, below)
                 check_own(directory)
                 with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
                     deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
             except OSError as error:
                 raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
-        return cls(url, directory, manifest, cache_bytes)
+        cache = cls(url, directory, manifest, cache_bytes)
+        cache._asked = number
+        return cache
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_remote_reader": None}
 
+    def versions(self) -> tuple[list[Manifest], dict[str, str]]:
+        """Return the manifests of this version and all before it, and when they were made, from the URL."""
+        with contextlib.closing(Remote(self.url, silence=SILENCE_SECONDS)) as remote:
+            numbers = range(1, self.manifest.number)
+            before = [earlier_version(self.manifest, number, remote.shown, remote.small_file) for number in numbers]
+            times = parse_times(remote.small_file(TIMES_NAME))
+        return [*before, self.manifest], times
+
     @property
     def place(self) -> str:
-        """The URL, without its secrets."""
-        return shown(self.url)
+        """The URL, without its secrets, with its version if asked."""
+        return shown(self.url) if self._asked is None else f"{shown(self.url)}@{self._asked}"
 
     @property
     def index(self) -> RecordIndex:
@@ -233,6 +250,19 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
         if not _known(below, manifest.identity):
             write_atomically(directory / MANIFEST_COPY, data)
         write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
+    return directory, manifest
+
+
+def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) -> tuple[Path, Manifest]:
+    """Return the folder of a version of a cache, and its manifest. Raises as `earlier_version` does, and OSError."""
+    if number < newest.number and (found := _known(below, newest.parents[number - 1])):
+        return found
+    manifest = earlier_version(newest, number, remote.shown, remote.small_file)
+    directory = below / manifest.identity
+    directory.mkdir(exist_ok=True)
+    check_own(directory)
+    if not _known(below, manifest.identity):
+        write_atomically(directory / MANIFEST_COPY, manifest.text.encode())
     return directory, manifest
 
 

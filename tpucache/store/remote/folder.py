@@ -135,6 +135,10 @@ class Remote:
         except FormatError as error:
             raise FormatError(f"{where}: {error}") from error
 
+    def small_file(self, name: str) -> bytes | None:
+        """Return a small file, such as an earlier manifest; None where there is none. Raises StoreError."""
+        return None if self.size(name) is None else self.read(name, MAX_MANIFEST_BYTES)
+
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
         """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
         at, failures, reached, began = start, 0, start, time.monotonic()

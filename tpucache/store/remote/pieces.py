@@ -163,6 +163,8 @@ class Pieces:
         """Raise DamageError for a run that is not inside its shard, or much longer than its records."""
         most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         entry = self.shards[shard]
+        if entry.deleted:  # records that belong to no sample lie between the others
+            most = entry.bytes
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
             raise DamageError(
                 f"the index has records of {entry.name} at the bytes {start:,} to {stop:,} of {entry.bytes:,}, which "

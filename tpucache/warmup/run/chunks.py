@@ -16,7 +16,7 @@ import operator
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -219,7 +219,7 @@ class BuiltShard:
 
 def save_receipt(work: Path, shard: BuiltShard) -> None:
     """Record durably that a shard is finished. Raises BuildError."""
-    metadata = json.dumps({"entry": asdict(shard.entry), "note": shard.info.to_dict()})
+    metadata = json.dumps({"entry": shard.entry.to_dict(), "note": shard.info.to_dict()})
     columns = {_METADATA: np.frombuffer(metadata.encode(), np.uint8), "rows": shard.rows}
     path = receipt_path(work, shard.entry.block, shard.entry.part)
     try:

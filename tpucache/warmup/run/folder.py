@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, DamageError, NotACacheError, UsageError
+from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, UsageError
 from tpucache.store import holding
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.files import check_apart
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME, WORK_NAME
 from tpucache.store.growing import LOCK_NAME
+from tpucache.store.history import version_files
 from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
@@ -127,10 +128,17 @@ def remove_leftovers(work: Path) -> None:
 
 
 def remove_old_files(cache: Path, manifest: Manifest) -> None:
-    """Remove tables and shards that a cache's manifest does not name; nothing is being added to the cache."""
-    listed = {entry.name for entry in manifest.files}
+    """Remove tables, shards and manifests of versions that no version of a cache names; nothing is being added to it.
+
+    Nothing is removed where a version before is damaged, as it is not known which files it names.
+    """
+    try:
+        listed = {entry.name for entry in version_files(cache, manifest)}
+    except (DamageError, FormatError):
+        return
     for path in cache.iterdir():
-        if (TABLE_NAME.fullmatch(path.name) or SHARD_NAME.fullmatch(path.name)) and path.name not in listed:
+        is_of_cache = any(kind.fullmatch(path.name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
+        if (is_of_cache and path.name not in listed) or (path.name == TIMES_NAME and not manifest.parents):
             path.unlink(missing_ok=True)
 
 

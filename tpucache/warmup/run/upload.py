@@ -23,7 +23,8 @@ from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, folder_path, parse_claim
 from tpucache.store.files import as_url, read_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, Part, version_name
+from tpucache.store.history import load_earlier, read_times, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache, default_directory
 from tpucache.store.remote.folder import Remote
@@ -172,12 +173,15 @@ class Upload:
                 return
             check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
+            if manifest.history and there.identity not in (manifest.identity, *manifest.parents):
+                raise StoreError(f"{self.shown} holds another version than the one that was added to: run it again")
         self._names = names
         self._take()
         self._check_taken()
         for entry in manifest.files:
             if entry.name not in names or known.get(entry.name) != entry.sha256:
                 self._send_file(entry)
+        self._send_versions(manifest, names)
         self._check_sent()
         self._check_taken()
         self._remote.put(MANIFEST_NAME, manifest.text.encode())
@@ -187,6 +191,20 @@ class Upload:
         if CLAIM_NAME in self._remote.names():
             self._remote.remove(CLAIM_NAME)
         self._clear()
+
+    def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
+        """Send the manifests of the versions before, and what they alone have, where this machine has them."""
+        for number in range(1, manifest.number):
+            name = version_name(number)
+            if (self.folder / name).exists():
+                before = load_earlier(self.folder, manifest, number)
+                for entry in before.files:
+                    if entry.name not in names and (self.folder / entry.name).exists():
+                        self._send_file(entry)
+                        names.add(entry.name)
+                self._remote.put(name, before.text.encode())
+        if times := read_times(self.folder):
+            self._remote.put(TIMES_NAME, to_times(times))
 
     def _check_sent(self) -> None:
         """Raise StoreError where a file that was sent is another one at the URL by now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpucache import CachedDataset, UsageError
-from tpucache.loading.filter import matching
+from tpucache.errors import UsageError
+from tpucache.store.filter import matching
 from tpucache.store.samples import Strings
 
 AGES = [50.0, 70.0, float("nan"), 61.0, 60.0]
@@ -145,13 +144,3 @@ def test_a_condition_may_have_ten_thousand_characters_and_no_more() -> None:
     assert found(condition) == found("fold == 1")
     with pytest.raises(UsageError, match="at most 10,000 characters, not 10,001"):
         found(condition + " ")
-
-
-def test_where_selects_of_a_dataset_what_it_shows(cache: Path) -> None:
-    dataset = CachedDataset(cache)
-    half = dataset[::-2]
-    some = half.where("class == 'bee' and path > 'bee/0050'")
-    assert 0 < len(some) < 38
-    assert [path for path in half.paths if "bee/0050" < path < "c"] == some.paths
-    assert set(some.labels.tolist()) == {1}
-    assert len(dataset.where("label == 9")) == 0

@@ -1,0 +1,237 @@
+"""The versions of a cache: which one is meant, how it is proven, and which files belong to it.
+
+`manifest.json` is the newest version. It lists the identities of those before, and `version-3.json` is the manifest
+that version 3 had. Each of them names its own tables and shards; a shard may belong to many versions. So opening an
+earlier version costs one manifest more than opening the newest, however many there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tpucache.errors import DamageError, FormatError, StoreError, UsageError
+from tpucache.store.files import is_url, read_file, refuse_too_many_files, write_atomically
+from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_VERSIONS, TIMES_NAME, version_name
+from tpucache.store.manifest import FileEntry, Manifest
+from tpucache.strict_json import parse_json
+
+_AT_VERSION: Final = re.compile(r"(?P<place>.+[^/\\])@(?P<number>[1-9]\d{0,5})", re.DOTALL)
+_TIMES_FORMAT: Final = "tpucache times"
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def split_version(place: str | Path) -> tuple[str, int | None]:
+    """Return the place of a cache, and the version that stands behind it: "cache@2" is version 2 of "cache".
+
+    None where there is none, or where a file or folder has that very name.
+    """
+    text = os.fspath(place)
+    found = _AT_VERSION.fullmatch(text)
+    if found is None or (not is_url(text) and not text.startswith("kaggle:") and os.path.lexists(text)):
+        return text, None
+    return found["place"], int(found["number"])
+
+
+def one_version(given: int | None, named: int | None, where: str) -> int | None:
+    """Return the version that is meant, of one that is given and one that stands behind a place. Raises UsageError."""
+    if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
+        raise UsageError(f"a version is a whole number from 1, not {given!r}")
+    if None not in (given, named) and given != named:
+        raise UsageError(f"{where} names version {named}, and version {given} is asked for: give one of them")
+    return named if given is None else given
+
+
+def load_version(directory: str | Path, number: int | None = None) -> Manifest:
+    """Read and validate the manifest of a version of the cache in a folder; None: of the newest.
+
+    Raises UsageError for a version that there is not, DamageError where its file is missing or is not that version's,
+    and what `Manifest.load` raises.
+    """
+    manifest = Manifest.load(directory)
+    return manifest if number is None else load_earlier(directory, manifest, number)
+
+
+def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
+    """Read the manifest of a version of the cache whose newest manifest is given. Raises as `load_version` does."""
+    return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
+
+
+def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[[str], bytes | None]) -> Manifest:
+    """Return a version of the cache whose newest manifest this is; `read` returns a file by its name, None for none.
+
+    Raises as `load_version`.
+    """
+    if number == manifest.number:
+        return manifest
+    if not 1 <= number < manifest.number:
+        has = "versions 1 to " + str(manifest.number) if manifest.parents else "one version"
+        raise UsageError(f"{where} has {has}, and no version {number}")
+    name = version_name(number)
+    data = read(name)
+    if data is None:
+        raise DamageError(f"{where}/{name} is missing, so that version {number} is not known: copy the cache again")
+    try:
+        found = Manifest.from_json(data)
+    except FormatError as error:
+        raise FormatError(f"{where}/{name}: {error}. Copy the cache again") from error
+    if found.identity != manifest.parents[number - 1]:
+        raise DamageError(
+            f"{where}/{name} is not version {number} of this cache: it was changed, or is of another one. Copy the "
+            "cache again"
+        )
+    return found
+
+
+def _reading(directory: Path) -> Callable[[str], bytes | None]:
+    """Return what reads a small file of a folder. It raises DamageError, FormatError."""
+
+    def read(name: str) -> bytes | None:
+        path = directory / name
+        try:
+            if path.stat().st_size > MAX_MANIFEST_BYTES:
+                raise FormatError(f"{path} is larger than any manifest")
+            return read_file(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            refuse_too_many_files(error)
+            raise DamageError(f"{path} cannot be read: {error}") from error
+
+    return read
+
+
+def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manifest]:
+    """Yield the manifests of all versions before one, the first one first. Raises DamageError, FormatError."""
+    for number in range(1, manifest.number):
+        yield load_earlier(directory, manifest, number)
+
+
+def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
+    """Return all files of a version and of those before it, but for its own manifest: each once.
+
+    Those of the versions before are their manifests, their tables, and shards that were replaced since.
+    Raises DamageError or FormatError for a version before that is missing or damaged.
+    """
+    return joined_files(manifest, list(versions_before(directory, manifest)))
+
+
+def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
+    """Return the files that `version_files` returns, given the manifests of all versions before."""
+    files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
+    for each in before:
+        for entry in each.files:
+            there = files.setdefault(entry.name, FileEntry(entry.name, entry.bytes, entry.sha256))
+            if there.sha256 != entry.sha256:
+                raise FormatError(
+                    f"{version_name(each.number)} means another {entry.name} than a later version: copy the cache again"
+                )
+        data = each.text.encode()
+        name = version_name(each.number)
+        files[name] = FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
+    return tuple(files.values())
+
+
+def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
+    """Return the files that `version_files` returns, without what a damaged version before would name."""
+    before = []
+    for number in range(1, manifest.number):
+        with contextlib.suppress(DamageError, FormatError):
+            before.append(load_earlier(directory, manifest, number))
+    try:
+        return joined_files(manifest, before)
+    except FormatError:
+        return manifest.files
+
+
+def new_files(files: Sequence[FileEntry], there: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
+    """Return the files that a place lacks, by their names and SHA-256."""
+    known = {(entry.name, entry.sha256) for entry in there}
+    return tuple(entry for entry in files if (entry.name, entry.sha256) not in known)
+
+
+def read_times(directory: str | Path) -> dict[str, str]:
+    """Return when versions of a cache were made, in UTC, by their identities; nothing where that is not known."""
+    with contextlib.suppress(StoreError):
+        return parse_times(_reading(Path(directory))(TIMES_NAME))
+    return {}
+
+
+def parse_times(data: bytes | None) -> dict[str, str]:
+    """Return the times of versions, by their identities, that a file of them says; nothing for another file."""
+    try:
+        content = parse_json(data or b"{}")
+    except ValueError:
+        return {}
+    times = content.get("times") if isinstance(content, dict) and content.get("format") == _TIMES_FORMAT else None
+    pairs = times.items() if isinstance(times, dict) else ()
+    return {name: text for name, text in pairs if isinstance(text, str) and _TIME.fullmatch(text)}
+
+
+def to_times(times: Mapping[str, str]) -> bytes:
+    """Return the text of the file of times."""
+    return (json.dumps({"format": _TIMES_FORMAT, "times": times}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
+    """Write down that a version is made now. Raises OSError."""
+    known = read_times(directory)
+    kept = {name: known[name] for name in manifest.parents if name in known}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    write_atomically(directory / TIMES_NAME, to_times({**kept, manifest.identity: now}), aside)
+
+
+class _State(NamedTuple):
+    """What a file is by its status: another one after it was replaced."""
+
+    device: int
+    inode: int
+    bytes: int
+    changed: int
+
+
+def _state(directory: Path) -> _State | None:
+    try:
+        found = (directory / MANIFEST_NAME).stat()
+    except OSError:
+        return None
+    return _State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class OpenVersion:
+    """A version of the cache in a folder that is open: says whether a name still means the file that it did.
+
+    A folder that is compacted, or built anew, has other files of the same names, perhaps of the same sizes.
+    """
+
+    def __init__(self, directory: Path, number: int | None) -> None:
+        """Read a version's manifest. Raises what `load_version` raises."""
+        self._directory = directory
+        self._state = _state(directory)  # before it is read: one that is replaced meanwhile is looked at again
+        self.manifest = load_version(directory, number)
+        self._identity: str | None = None
+
+    def check(self, entry: FileEntry) -> None:
+        """Raise StoreError where the folder no longer has a file, or another one of its name.
+
+        To be called once the file is open: only what is open stays what it is.
+        """
+        now = _state(self._directory)
+        if now == self._state:
+            return
+        current = Manifest.load(self._directory)
+        self._identity = self._identity or self.manifest.identity
+        is_kept = self._identity in (current.identity, *current.parents)
+        if not is_kept and not any((each.name, each.sha256) == (entry.name, entry.sha256) for each in current.files):
+            raise StoreError(
+                f"{self._directory} was compacted or built anew since it was opened here, and {entry.name} is another "
+                "file now: open it again"
+            )
+        self._state = now

@@ -1,0 +1,72 @@
+"""A change of a finished cache: nobody else writes to it meanwhile, and what it was before stays as a version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpucache.errors import BuildError, StoreError
+from tpucache.store.cache import Cache
+from tpucache.store.files import link_or_copy, write_atomically
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, table_name, version_name
+from tpucache.store.history import note_time
+from tpucache.store.manifest import FileEntry, History, Manifest
+from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
+from tpucache.warmup.run.plan_file import is_adding_to
+
+
+@contextlib.contextmanager
+def changing(cache: Path, doing: str) -> Iterator[Cache]:
+    """Yield the newest version of a finished cache, to which nobody else writes meanwhile.
+
+    `doing` is what is done to it, for messages, such as "relabel". Raises BuildError, and what opening a cache raises.
+    """
+    manifest = Manifest.load(cache)
+    finished_cache(cache)  # refuses one that lacks files
+    work = cache / WORK_NAME
+    try:
+        if work.exists() and is_adding_to(work, manifest):
+            raise BuildError(
+                f"a warmup is adding to {cache} and is not finished: run it again to its end, or remove {work} to give "
+                f"it up, then {doing}"
+            )
+        work.mkdir(exist_ok=True)
+        with hold(work):
+            try:
+                yield Cache.open(cache)
+            finally:
+                with contextlib.suppress(StoreError):  # what is damaged stays as it is
+                    remove_old_files(cache, Manifest.load(cache))
+                remove_folder(work)
+    except OSError as error:
+        raise BuildError(
+            f"{cache} cannot be written: {error}. It is whole, either as before or as it was to be: make room, or copy "
+            "the cache to a folder that can be written, then run the same command again"
+        ) from error
+
+
+def next_history(folder: Path, before: Manifest, command: str) -> History:
+    """Keep a manifest as the one of an earlier version, and return the history of the next one. Raises OSError."""
+    name = version_name(before.number)
+    write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
+    return History(before.number + 1, command, (*before.parents, before.identity))
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write a manifest, and when it was where there are versions before it; return it. Raises OSError."""
+    work = folder / WORK_NAME
+    if manifest.history is not None:
+        note_time(folder, manifest, work / f"{TIMES_NAME}.tmp")
+    manifest.save(folder, work / f"{MANIFEST_NAME}.tmp")
+    return manifest
+
+
+def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
+    """Give a table a second name, that of a later generation, and return its entry there. Raises OSError.
+
+    `first` is the name of the table in the first generation.
+    """
+    name = table_name(first, generation)
+    link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")
+    return FileEntry(name, entry.bytes, entry.sha256)

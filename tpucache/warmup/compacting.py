@@ -1,0 +1,234 @@
+"""compact_cache: one version, without what was deleted, as a fresh warmup of the remaining sources would write it.
+
+The new files get their names in two steps, because readers may have the folder open and a kill may come at any moment:
+first under names that no version has, with a manifest that names them, then under those of a fresh warmup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import DamageError
+from tpucache.recipe import Recipe, fingerprint
+from tpucache.store.cache import Cache, cache_fingerprint
+from tpucache.store.copying import check_room, earlier_tables
+from tpucache.store.fields import LABEL
+from tpucache.store.files import link_or_copy, sync_directory, write_atomically
+from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, WORK_NAME, Part, shard_name, table_name
+from tpucache.store.index import encode_index
+from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped
+from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
+from tpucache.store.writer import ShardWriter
+from tpucache.warmup.blocks import listing_sha256, parts_of, plan_blocks
+from tpucache.warmup.change import changing, save_manifest
+from tpucache.warmup.deleting import taken
+from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices
+from tpucache.warmup.run.folder import remove_old_files
+from tpucache.warmup.sources.source import Listing, Sample
+from tpucache.warmup.tables import write_table
+
+Array = npt.NDArray[Any]
+
+#: Facts of images that are whole numbers where they are known of all samples.
+_WHOLE: Final = (WIDTH, HEIGHT, TURNED)
+
+
+def compact_cache(cache: str | Path) -> Manifest:
+    """Write a cache as a fresh warmup of its remaining sources would, without them, and return its manifest.
+
+    Earlier versions, and the records, paths and labels of deleted samples, are gone from the folder afterwards. Where
+    there are no augmented variants, samples are numbered anew in the order of the source. Augmented ones were drawn by
+    the numbers of their samples, which stay therefore, as if the deleted samples had been skipped: then the manifest
+    lists the numbers that have no sample. docs/format.md says what else a fresh warmup would write in other ways.
+
+    At any moment the folder holds the cache as it was, or compacted; what reads it while it is compacted keeps its
+    files or gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not finished,
+    StoreError when the disk has no room for the new shards, DamageError for a record that is damaged.
+    """
+    folder = Path(cache).absolute()
+    with changing(folder, "compact") as opened:
+        before = opened.manifest
+        layout = _Layout.of(opened)
+        check_room(folder, sum(entry.bytes for entry in before.shards))
+        shards = [_shard(opened, layout, block, part) for part in layout.parts for block in range(len(layout.blocks))]
+        manifest, tables = _manifest(opened, layout, shards)
+        if manifest.identity == before.identity:
+            return before
+        first = 1 + max(entry.block for entry in (*before.shards, *manifest.shards))
+        _place_aside(folder, manifest, tables, first, before.generation + 1)
+        for entry in manifest.shards:
+            aside = shard_name(entry.part, first + entry.block)
+            link_or_copy(folder / aside, folder / entry.name, folder / WORK_NAME / f"{aside}.tmp")
+        sync_directory(folder)
+        for name, data in tables.items():
+            write_atomically(folder / name, data, folder / WORK_NAME / f"{name}.tmp")
+        return save_manifest(folder, manifest)
+
+
+def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:
+    """Put a cache in a folder under names that no file there has, and remove what it held before. Raises OSError."""
+    work, shards = folder / WORK_NAME, []
+    for entry in manifest.shards:
+        block = first + entry.block
+        name = shard_name(entry.part, block)
+        (work / entry.name).replace(folder / name)
+        shards.append(dataclasses.replace(entry, name=name, block=block))
+    sync_directory(folder)
+    entries = tuple(write_table(folder, table_name(name, generation), tables[name]) for name in tables)
+    aside = manifest.changed(shards=tuple(shards), tables=entries)
+    save_manifest(folder, aside)
+    remove_old_files(folder, aside)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Which samples are in which block: their positions in the cache now, and their numbers afterwards.
+
+    `numbers` has the new number of each old one that stays, kept or skipped; `blocks` the old numbers of the kept
+    samples of each block. `places` are the places in the source of all new numbers, None where there is no sample.
+    """
+
+    numbers: Mapping[int, int]
+    blocks: Sequence[Sequence[int]]
+    parts: Sequence[Part]
+    places: Sequence[int | None]
+    positions: Mapping[int, int]
+
+    @classmethod
+    def of(cls, cache: Cache) -> _Layout:
+        """Return the layout that a fresh warmup of what is left of a cache would have."""
+        manifest = cache.manifest
+        kept = cache.samples.numbers.tolist()
+        total = len(kept) + len(manifest.skipped) + len(manifest.deleted)
+        there = places_in_source(manifest, total)
+        alive = sorted(
+            {*kept, *(each.number for each in manifest.skipped)}, key=lambda number: (there.get(number, total), number)
+        )
+        ranks = {number: rank for rank, number in enumerate(alive)}
+        is_same = alive == sorted(alive) and alive == list(range(len(alive)))
+        if manifest.augmented and not is_same:
+            count, numbers = total, {number: number for number in alive}
+        else:
+            count, numbers = len(alive), ranks
+        places: list[int | None] = [None] * count
+        for old, new in numbers.items():
+            places[new] = ranks[old]
+        positions = {number: at for at, number in enumerate(kept)}
+        olds = {new: old for old, new in numbers.items()}
+        recipe = Recipe.from_dict(manifest.recipe)
+        plan = plan_blocks([Sample(number, "") for number in range(count)], manifest.fields, recipe)
+        blocks = [[olds[each.number] for each in block.samples if olds.get(each.number) in positions] for block in plan]
+        bands = range(len(manifest.layouts))
+        parts = [part for band in bands for part in parts_of(manifest.variants, manifest.fields) if part.band == band]
+        return cls(numbers, blocks, parts, places, positions)
+
+
+def _shard(cache: Cache, layout: _Layout, block: int, part: Part) -> tuple[ShardEntry, Array]:
+    """Write a shard into the work folder, and return its entry, whose `first` is not known yet, and its index rows.
+
+    Raises DamageError for a record that is not what the index says, BuildError, OSError.
+    """
+    name = shard_name(part, block)
+    path = cache.directory / WORK_NAME / name
+    olds = layout.blocks[block]
+    rows = cache.index[cache.rows(part.variant, [layout.positions[old] for old in olds], part.band)]
+    with ShardWriter(path.with_name(f"{name}.tmp"), cache.manifest.value_bytes) as writer:
+        for old, row in zip(olds, rows, strict=True):
+            record, crc = cache.reader.read(row), int(row["crc32"])
+            if zlib.crc32(record) != crc:
+                raise DamageError(
+                    f"the record of sample {old} in {cache.directory} is not what the index says: run `tpucache "
+                    "verify` with --repair SOURCE, then compact again"
+                )
+            writer.append(layout.numbers[old], bytes(record), crc)
+        sealed = writer.seal(path)
+    entry = ShardEntry(
+        name, sealed.bytes, sealed.sha256, part.variant, block, 0, len(olds), sealed.records_sha256, part.band
+    )
+    return entry, sealed.rows
+
+
+def _manifest(
+    cache: Cache, layout: _Layout, shards: Sequence[tuple[ShardEntry, Array]]
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest that a fresh warmup would write for these shards, and its tables by their names."""
+    before = cache.manifest
+    entries, runs, first = list[ShardEntry](), list[Array](), 0
+    for entry, rows in shards:
+        if entries and entries[-1].part != entry.part:
+            first = 0
+        numbered = rows.copy()
+        numbered["shard"] = len(entries)
+        entries.append(dataclasses.replace(entry, first=first))
+        runs.append(numbered)
+        first += entry.records
+    olds = [old for block in layout.blocks for old in block]
+    order = np.array([layout.positions[old] for old in olds], np.int64)
+    columns = {name: _as_built(name, taken(column, order)) for name, column in cache.samples.items()}
+    columns["number"] = np.array([layout.numbers[old] for old in olds], np.uint64)
+    tables = {INDEX_NAME: encode_index(np.concatenate(runs).astype(INDEX_DTYPE)), SAMPLES_NAME: encode_columns(columns)}
+    left = {*layout.numbers.values()}
+    skipped = [Skipped(layout.numbers[each.number], each.path, each.reason) for each in before.skipped]
+    manifest = before.changed(
+        shards=tuple(entries),
+        tables=tuple(_entry(name, data) for name, data in tables.items()),
+        skipped=tuple(sorted(skipped, key=lambda each: each.number)),
+        deleted=tuple(Deleted(number, "") for number in range(len(layout.places)) if number not in left),
+        fingerprint=cache_fingerprint(fingerprint(before.recipe), entries),
+        source=_source(cache, layout, columns),
+        history=None,
+    )
+    return manifest, tables
+
+
+def _entry(name: str, data: bytes) -> FileEntry:
+    return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _as_built(name: str, column: Column) -> Column:
+    """Return a column as a warmup of these samples alone would write it: without a missing value, of whole numbers."""
+    if name in _WHOLE and isinstance(column, np.ndarray) and column.dtype.kind == "f" and np.isfinite(column).all():
+        return column.astype(np.int64)
+    return column
+
+
+def _source(cache: Cache, layout: _Layout, columns: Mapping[str, Column]) -> dict[str, Any]:
+    """Return what the manifest says of the source, by the new numbers."""
+    before = cache.manifest
+    source = dict(before.source)
+    digests = content_digests(before)
+    renumbered = {layout.numbers[old]: text for old, text in digests.items() if old in layout.numbers}
+    source["digests"] = {str(number): renumbered[number] for number in sorted(renumbered)}
+    source["samples"], source["order"] = len(layout.places), to_slices(layout.places)
+    if not earlier_tables(before):
+        source["sha256"] = listing_sha256(_listing(before, layout, columns))
+    return source
+
+
+def _listing(before: Manifest, layout: _Layout, columns: Mapping[str, Column]) -> Listing:
+    """Return the listing of a source that has the samples that are left, as far as the cache knows it."""
+    numbers: list[int] = np.asarray(columns["number"]).tolist()
+    paths, labels = list(columns["path"]), columns.get(LABEL)
+    read = {} if labels is None else dict(zip(numbers, np.asarray(labels).tolist(), strict=True))
+    names = dict(zip(numbers, paths, strict=True))
+    names |= {layout.numbers[each.number]: each.path for each in before.skipped}
+    rows = {number: at for at, number in enumerate(numbers)}
+    places = [rows.get(number, 0) for number in range(len(layout.places))]
+    samples = [
+        Sample(number, names.get(number, ""), tuple(label) if isinstance(label := read.get(number), list) else label)
+        for number in range(len(layout.places))
+    ]
+    others = {
+        name: [column[at] for at in places] if not isinstance(column, np.ndarray) else column[places]
+        for name, column in columns.items()
+        if name not in OWN_COLUMNS
+    }
+    return Listing(samples, before.classes, others)

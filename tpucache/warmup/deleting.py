@@ -1,0 +1,234 @@
+"""delete_samples and undo_delete: a version of a cache without some of its samples, and one with them again.
+
+No shard is touched: the new version has tables without these samples, and says which records of its shards belong to
+no sample any more. `compact_cache` removes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SourceError, UsageError
+from tpucache.recipe import fingerprint
+from tpucache.redact import from_cell
+from tpucache.store.cache import Cache, cache_fingerprint, field_batches
+from tpucache.store.fields import IMAGE, LABEL
+from tpucache.store.files import read_text
+from tpucache.store.filter import matching
+from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
+from tpucache.store.history import load_earlier
+from tpucache.store.index import encode_index
+from tpucache.store.manifest import Deleted, Manifest, ShardEntry, Statistics, mean_and_std
+from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
+from tpucache.warmup.listing import name_some
+from tpucache.warmup.records.moments import add_moments, moments
+from tpucache.warmup.sources.cells import read_table
+from tpucache.warmup.tables import label_facts, write_table
+
+Positions = npt.NDArray[np.int64]
+
+_COMMAND: Final = "delete"
+_UNDO: Final = "delete --undo"
+_UNDONE: Final = re.compile(r"delete --undo: as version (\d{1,6})")
+
+
+def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterable[str] | None = None) -> Manifest:
+    """Make a version of a cache without some of its samples, and return its manifest.
+
+    They are those that meet a condition on the columns of the samples table, `where`, such as "fold == 3", or those
+    with these `paths`. At once, no table of the new version has them, and no order of an epoch. Their records stay in
+    the shards, and earlier versions have them, until `compact_cache`. A warmup does not add them again.
+
+    Raises UsageError unless there is one of the two, and where no sample or every sample is meant, SourceError for
+    paths that no sample has, BuildError when the cache cannot be written or a warmup of it is not finished, and what
+    opening a cache raises.
+    """
+    if (where is None) == (paths is None):
+        raise UsageError("say which samples are deleted, by a condition or by their paths: one of the two")
+    folder = Path(cache).absolute()
+    with changing(folder, "delete") as opened:
+        if where is not None:
+            every = np.arange(opened.manifest.samples)
+            chosen = np.flatnonzero(matching(where, opened.samples, every, opened.manifest.classes))
+            command = f"{_COMMAND} --where {where!r}"
+        else:
+            chosen, command = _positions(opened, list(paths or ())), f"{_COMMAND} --paths"
+        if not len(chosen):
+            raise UsageError(f"no sample of {folder} is meant, so nothing is deleted")
+        if len(chosen) == opened.manifest.samples:
+            raise UsageError(f"all samples of {folder} are meant: remove the folder instead, if nobody needs it")
+        return _without(opened, chosen, command)
+
+
+def read_paths(file: str | Path) -> list[str]:
+    """Return the paths of samples that a file lists: one in each line, or the column `path` of a .csv.
+
+    Raises SourceError for a file that cannot be read, or has no paths.
+    """
+    file = Path(file)
+    if file.suffix.lower() == ".csv":
+        table = read_table(file)
+        cells = table.column("path")
+        paths = list(cells) if table.is_own else list(map(from_cell, cells))
+    else:
+        try:
+            paths = [line for line in read_text(file, "utf-8-sig").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"{file} cannot be read: {error}") from error
+    if not paths:
+        raise SourceError(f"{file} lists no paths: give one in each line")
+    return paths
+
+
+def undo_delete(cache: str | Path) -> Manifest:
+    """Make a version of a cache that equals the one before its last change, a deletion, and return its manifest.
+
+    After an undo, the deletion before that one is undone. Raises UsageError where the newest version was not made by
+    deleting, else as `delete_samples` does.
+    """
+    folder = Path(cache).absolute()
+    with changing(folder, "undo") as opened:
+        now = opened.manifest
+        before = _undone(folder, now)
+        generation = now.generation + 1
+        tables = (
+            keep_table(folder, before.index, INDEX_NAME, generation),
+            keep_table(folder, before.table, SAMPLES_NAME, generation),
+        )
+        history = next_history(folder, now, f"{_UNDO}: as version {before.number}")
+        return save_manifest(folder, before.changed(tables=tables, history=history))
+
+
+def _undone(folder: Path, now: Manifest) -> Manifest:
+    """Return the version that the newest one becomes when its deletion is undone. Raises UsageError."""
+    version = now
+    while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
+        version = load_earlier(folder, version, int(undone[1]))
+    if version.history is None or not version.history.command.startswith(f"{_COMMAND} "):
+        made = f"by `{version.history.command}`" if version.history else "by a warmup alone"
+        raise UsageError(
+            f"the newest version of {folder} was made {made}, not by deleting, so there is nothing to undo: "
+            "`tpucache inspect --versions` lists what each version was made by, and each can be read"
+        )
+    return load_earlier(folder, now, version.number - 1)
+
+
+def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
+    """Return where in a cache the samples with some paths are, ascending. Raises SourceError for others."""
+    places = {path: at for at, path in enumerate(cache.samples.paths)}
+    if unknown := [path for path in paths if path not in places]:
+        gone = {each.path for each in cache.manifest.deleted}
+        was = " (deleted already)" if gone.issuperset(unknown) else ""
+        raise SourceError(
+            f"{len(unknown):,} of {len(paths):,} paths are those of no sample of {cache.directory}{was}: "
+            f"{name_some(unknown)}. Nothing is deleted"
+        )
+    return np.array(sorted({places[path] for path in paths}), np.int64)
+
+
+def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
+    """Write the version without the samples at these positions. Raises OSError, DamageError."""
+    folder, before = cache.directory, cache.manifest
+    is_kept = np.ones(before.samples, np.bool_)
+    is_kept[chosen] = False
+    numbers, paths = cache.samples.numbers, cache.samples.paths
+    gone = [Deleted(int(numbers[at]), paths[at]) for at in chosen.tolist()]
+    columns = {name: taken(column, np.flatnonzero(is_kept)) for name, column in cache.samples.items()}
+    shards = without_numbers(before.shards, numbers, {each.number for each in gone})
+    index = cache.index.read_all()[np.tile(is_kept, len(before.variants) * len(before.layouts))]
+    generation = before.generation + 1
+    manifest = before.changed(
+        samples=before.samples - len(chosen),
+        shards=shards,
+        deleted=tuple(sorted((*before.deleted, *gone), key=lambda each: each.number)),
+        statistics=_statistics(cache, chosen, columns),
+        fingerprint=cache_fingerprint(fingerprint(before.recipe), shards),
+        source=_source(before, columns, {each.number for each in gone}),
+    )
+    tables = (
+        write_table(folder, table_name(INDEX_NAME, generation), encode_index(index)),
+        write_table(folder, table_name(SAMPLES_NAME, generation), encode_columns(columns)),
+    )
+    history = next_history(folder, before, command)
+    return save_manifest(folder, manifest.changed(tables=tables, history=history))
+
+
+def taken(column: Column, places: Positions) -> Column:
+    """Return some values of a column, by their positions."""
+    if isinstance(column, np.ndarray):
+        return column[places]
+    every = list(column)
+    return Strings.pack([every[at] for at in places.tolist()])
+
+
+def without_numbers(
+    shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
+) -> tuple[ShardEntry, ...]:
+    """Return the entries of shards without samples of some numbers, given those of all samples that they have."""
+    changed, firsts = [], dict[Any, int]()
+    for entry in shards:
+        own = numbers[entry.first : entry.first + entry.records].tolist()
+        deleted = [number for number in own if number in gone]
+        first = firsts.get(entry.part, 0)
+        records = entry.records - len(deleted)
+        firsts[entry.part] = first + records
+        every = tuple(sorted((*entry.deleted, *deleted)))
+        changed.append(dataclasses.replace(entry, first=first, records=records, deleted=every))
+    return tuple(changed)
+
+
+def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
+    """Return the statistics without some samples, whose clean records are decoded for that. Raises UsageError."""
+    before, manifest = cache.manifest.statistics, cache.manifest
+    counts = class_counts(columns, manifest.classes) if before.class_counts else ()
+    if not before.sums or manifest.fields[0].name != IMAGE:
+        return dataclasses.replace(before, class_counts=counts)
+    if 0 not in manifest.variants:
+        raise UsageError(
+            f"{cache.directory} has no clean images, by which mean and deviation are known: delete the samples where "
+            "the whole cache is"
+        )
+    left = list(before.sums), list(before.squares)
+    for images in field_batches(cache, cache.rows(0, chosen), IMAGE):
+        for image in images:
+            found = moments(image)
+            left = add_moments(left, ([-value for value in found[0]], [-value for value in found[1]]))
+    field = manifest.fields[0]
+    pixels = (manifest.samples - len(chosen)) * field.shape[0] * field.shape[1]
+    mean, std = mean_and_std(*left, pixels, field.dtype)
+    return dataclasses.replace(
+        before, mean=mean, std=std, class_counts=counts, sums=tuple(left[0]), squares=tuple(left[1])
+    )
+
+
+def class_counts(columns: Mapping[str, Column], classes: Sequence[str]) -> tuple[int, ...]:
+    """Return how many samples each class has, by the labels among the columns."""
+    labels = np.asarray(columns[LABEL])
+    if labels.ndim > 1:
+        return tuple((labels > 0).sum(0).tolist())
+    return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
+
+
+def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
+    """Return what a manifest says of its source, without what is known of the samples with some numbers.
+
+    How many annotations they had in the source is not known, so all of these counts are left out.
+    """
+    source = dict(before.source)
+    digests = source.get("digests")
+    if isinstance(digests, dict):
+        source["digests"] = {number: text for number, text in digests.items() if number not in set(map(str, gone))}
+    source["annotations"] = {}
+    read = source.get("labels")
+    if LABEL in columns and isinstance(read, dict):
+        asked = str(read.get("asked", "auto"))
+        source["labels"] = label_facts(asked, np.asarray(columns[LABEL]), bool(before.classes))
+    return source
