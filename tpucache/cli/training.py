@@ -64,20 +64,7 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
-    if options.refit and not options.folds:
-        raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
-    if options.folds and options.valid is not None:
-        raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
-    if options.resolution is not None and (options.size or options.grow or options.valid_size):
-        raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
-    if options.build is not None:
-        if options.folds or options.lr == FIND:
-            raise UsageError("--folds and --lr find read a finished cache: run `tpucache warmup` first")
-        options.cached_size, options.size = options.size, None
-    if options.version is not None:
-        if options.build is not None:
-            raise UsageError("--version is of a finished cache, and --cache builds one: leave one of them out")
-        options.cache = at_version(options.cache, options.version)
+    _settle(options)
     options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
@@ -106,6 +93,24 @@ def train(options: argparse.Namespace) -> int:
         if options.export is not None:
             _export(options, manifest)
     return 0
+
+
+def _settle(options: argparse.Namespace) -> None:
+    """Refuse options that do not go together, and put what some stand for in the place of others. Raises UsageError."""
+    if options.refit and not options.folds:
+        raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
+    if options.folds and options.valid is not None:
+        raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
+    if options.resolution is not None and (options.size or options.grow or options.valid_size):
+        raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
+    if options.build is not None:
+        if options.folds or options.lr == FIND:
+            raise UsageError("--folds and --lr find read a finished cache: run `tpucache warmup` first")
+        options.cached_size, options.size = options.size, None
+    if options.version is not None:
+        if options.build is not None:
+            raise UsageError("--version is of a finished cache, and --cache builds one: leave one of them out")
+        options.cache = at_version(options.cache, options.version)
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
