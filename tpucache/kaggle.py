@@ -1,11 +1,20 @@
-"""Kaggle's limits, for warmup and for publishing: what `/kaggle/working` keeps, and how many files a dataset has."""
+"""Kaggle's rules, for warmup and for publishing: what `/kaggle/working` keeps, what a dataset has and is called."""
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import Final
 
+from tpucache.errors import UsageError
+
+#: What a dataset at Kaggle begins with where a place is given: kaggle:owner/slug.
+PREFIX: Final = "kaggle:"
 #: What /kaggle/working keeps, in bytes.
 WORKING_BYTES: Final = 20_000_000_000
+#: What a dataset may have, in bytes.
+MAX_BYTES: Final = 200_000_000_000
 #: With more files kagglehub zips all of them, and so does the web page. The metadata beside them is not uploaded.
 MAX_FILES: Final = 50
 #: What a published cache has beside its shards: manifest, index, samples, card, and tpucache's wheel.
@@ -14,3 +23,22 @@ COMPANIONS: Final = 5
 MAX_SHARDS: Final = MAX_FILES - COMPANIONS
 #: The most shards that `--target kaggle` makes: they leave room for the sheet of samples, too.
 TARGET_SHARDS: Final = MAX_SHARDS - 1
+
+SLUG_LENGTH: Final = range(6, 51)
+_ID: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
+
+
+def check_id(dataset_id: str, what: str = "--id") -> str:
+    """Return an owner/slug that Kaggle takes. Raises UsageError."""
+    found = _ID.fullmatch(dataset_id)
+    if not found or len(found[2]) not in SLUG_LENGTH:
+        raise UsageError(
+            f"{what} is owner/slug, the slug {SLUG_LENGTH[0]} to {SLUG_LENGTH[-1]} small letters, digits and single "
+            f"hyphens between them, not {dataset_id!r}"
+        )
+    return dataset_id
+
+
+def is_kaggle(place: str | Path) -> bool:
+    """Return whether a text names a dataset at Kaggle, and no file of this machine."""
+    return os.fspath(place).startswith(PREFIX) and not Path(place).exists()

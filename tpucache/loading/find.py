@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
+from tpucache.kaggle import PREFIX as KAGGLE
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
@@ -20,7 +21,6 @@ from tpucache.store.manifest import Manifest
 
 #: Where to look instead of the usual mounts: folders, separated as in PATH.
 PATH_VARIABLE: Final = "TPUCACHE_PATH"
-KAGGLE: Final = "kaggle:"
 
 # /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five deep, and a cache
 # may be a folder or two further down. Folders of photographs are there, too: a few entries of each are enough.

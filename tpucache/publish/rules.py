@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import UsageError
-from tpucache.kaggle import MAX_FILES
+from tpucache.kaggle import MAX_BYTES, MAX_FILES, check_id
 from tpucache.options import option
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
 
 METADATA_NAME: Final = "dataset-metadata.json"
-MAX_BYTES: Final = 200_000_000_000
 _TAG: Final = re.compile("cp3[1-9][0-9]")
 TITLE_LENGTH: Final = range(6, 51)
-SLUG_LENGTH: Final = range(6, 51)
 
 #: The names Kaggle knows licences by.
 LICENSES: Final = (
@@ -54,24 +52,12 @@ LICENSES: Final = (
     "unknown",
 )
 
-_ID: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 _UNPACKED: Final = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".7z", ".rar", ".csv", ".tsv")
 _SKIPPED: Final = (
     "datapackage.json",
     *(f"{kind}-metadata.json" for kind in ("kernel", "model", "model-instance")),
     *(f"dataset-cover-image.{kind}" for kind in ("png", "jpg", "jpeg", "webp")),
 )
-
-
-def check_id(dataset_id: str) -> str:
-    """Return an owner/slug that Kaggle takes. Raises UsageError."""
-    found = _ID.fullmatch(dataset_id)
-    if not found or len(found[2]) not in SLUG_LENGTH:
-        raise UsageError(
-            f"--id is owner/slug, the slug {SLUG_LENGTH[0]} to {SLUG_LENGTH[-1]} small letters, digits and single "
-            f"hyphens between them, not {dataset_id!r}"
-        )
-    return dataset_id
 
 
 def check_title(title: str) -> str:

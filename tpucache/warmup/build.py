@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, UsageError
+from tpucache.kaggle import is_kaggle
 from tpucache.recipe import Recipe
+from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import as_url, check_is_local, is_url
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
@@ -49,7 +52,7 @@ from tpucache.warmup.run.growing import GrowingScheduler, can_grow, has_arrivals
 from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
-from tpucache.warmup.run.upload import Upload, local_folder
+from tpucache.warmup.run.upload import Companions, Upload, local_folder, open_place
 from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
 from tpucache.warmup.sources.labelled import class_names, labels_before
@@ -88,6 +91,7 @@ def build_cache(
     local: str | Path | None = None,
     keep_local: bool = True,
     on_prospect: Callable[[Prospect], None] | None = None,
+    companions: Companions | None = None,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
@@ -108,6 +112,10 @@ def build_cache(
     continues, on another machine, too. Without `keep_local` a shard is removed here once it is at the URL, so that a
     cache may be larger than the disk.
 
+    Where `cache` is "kaggle:owner/slug", shards go to Kaggle in the same way, with `target` "kaggle", and one private
+    dataset without a stated licence is made of them in the end. What the next run needs stays in the folder `local`.
+    `companions` returns the files that go with the cache, by their names: a card, a wheel.
+
     `on_prospect` lets others read a new cache while it is built, and is given what is known of it beforehand, where
     that is possible: samples are built in the order in which readers ask for them (see `tpucache.store.growing`). Where
     another process builds the cache already, this one waits for it, and takes over if it ends.
@@ -119,7 +127,9 @@ def build_cache(
     """
     deadline = Deadline.of(time_limit)
     recipe = recipe or Recipe()
-    upload = _open_upload(cache, local, keep_local)
+    upload = _open_upload(cache, local, keep_local, companions)
+    if upload and upload.place.needs_work:
+        target = "kaggle"
     cache = upload.folder if upload else Path(cache).absolute()  # workers that are used again may be in another folder
     if isinstance(source, (str, Path)):
         check_source(source, cache)
@@ -146,15 +156,14 @@ def build_cache(
                         f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
                         f"`tpucache fetch` it into {cache}, then run this again"
                     )
+                _check_addition(plan, upload)
         work = cache / WORK_NAME
-        is_growing = bool(plan.blocks) and not plan.is_retry
-        if existing is not None and not is_growing and work.exists() and not is_adding_to(work, existing.manifest):
+        is_needed = upload is not None and upload.place.needs_work
+        is_left = existing is not None and (plan.is_retry or not plan.blocks) and not is_needed and work.exists()
+        if existing is not None and is_left and not is_adding_to(work, existing.manifest):
             _clean_up(cache, existing.manifest)  # what was left is of something that is finished
         if existing is not None and not plan.blocks:
-            if target == "kaggle":
-                check_kaggle_files(len(existing.manifest.shards))
-            if upload:
-                upload.finish(existing.manifest)
+            _send_existing(existing, cache, upload, target)
             kept.discard()
             return existing.manifest
         rule = plan.label_rule
@@ -172,6 +181,22 @@ def build_cache(
         return manifest
 
 
+def _check_addition(plan: Plan, upload: Upload | None) -> None:
+    """Raise BuildError where samples or variants would be added to a finished cache to which none can be added."""
+    if upload and plan.blocks and plan.existing:
+        upload.check_addition(plan.existing)
+
+
+def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: Target) -> None:
+    """Send a finished cache to which nothing is added. Raises BuildError for one that Kaggle does not take."""
+    if target == "kaggle":
+        check_kaggle_files(len(existing.manifest.shards))
+    if upload:
+        upload.finish(existing.manifest)
+        if upload.place.needs_work and cache.exists():
+            _clean_up(cache, existing.manifest)
+
+
 def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
     """Raise SampleError for the first sample that the listing says cannot be used, unless such samples are skipped."""
     for block in () if skip else plan.blocks:
@@ -180,17 +205,19 @@ def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
                 raise SampleError(sample.path, reason)
 
 
-def _open_upload(cache: str | Path, local: str | Path | None, keep_local: bool) -> Upload | None:
+def _open_upload(
+    cache: str | Path, local: str | Path | None, keep_local: bool, companions: Companions | None
+) -> Upload | None:
     """Return what sends a cache to its URL, None for one in a folder of this machine. Raises UsageError."""
-    if not is_url(cache):
+    if not is_url(cache) and not is_kaggle(cache):
         if local is not None or not keep_local:
             raise UsageError(f"{cache} is a folder of this machine: say what is kept there only where a URL is built")
         return None
-    url = as_url(cache)
+    url = os.fspath(cache) if is_kaggle(cache) else as_url(cache)
     if url.startswith("file://"):
         check_is_local(cache)
-    folder = Path(local) if local is not None else local_folder(url)
-    return Upload(url, folder.expanduser().absolute(), keeps_local=keep_local)
+    folder = (Path(local) if local is not None else local_folder(url)).expanduser().absolute()
+    return Upload(open_place(url, folder, companions), folder, keeps_local=keep_local)
 
 
 @dataclass(frozen=True)
@@ -307,10 +334,12 @@ class _Build:
             room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
             expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
         self.announce(expected)
-        if self.upload is None or self.upload.keeps_local:
+        is_kept = self.upload is None or self.upload.keeps_local
+        if is_kept:
             check_room(expected, cache, advice)
         if self.target == "kaggle":
-            check_kaggle_bytes(expected, cache)
+            sent = self.upload.place.sent_bytes if self.upload else 0
+            check_kaggle_bytes(expected, cache, sent, is_kept=is_kept)
 
 
 def _warn_of_slow_parts(plan: Plan) -> None:

@@ -212,11 +212,20 @@ def check_kaggle_files(shards: int) -> None:
         )
 
 
-def check_kaggle_bytes(expected: Estimate, cache: Path) -> None:
-    """Raise BuildError when a cache, with what is still to be done, is larger than what Kaggle keeps."""
+def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kept: bool = True) -> None:
+    """Raise BuildError when a cache, with what is still to be done, is larger than what Kaggle keeps.
+
+    Of one that is not kept on this machine, `sent` are the bytes that are at Kaggle already: a dataset may have more
+    than /kaggle/working.
+    """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
-    if total > kaggle.WORKING_BYTES:
+    if is_kept and total > kaggle.WORKING_BYTES:
         raise BuildError(
             f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps "
             f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec dct-zstd, a smaller --size or fewer --variants"
+        )
+    if total + sent > kaggle.MAX_BYTES:
+        raise BuildError(
+            f"the cache would take about {(total + sent) / 1e9:,.1f} GB, and a dataset at Kaggle at most "
+            f"{kaggle.MAX_BYTES / 1e9:.0f}: use --codec dct-zstd, a smaller --size or fewer --variants"
         )

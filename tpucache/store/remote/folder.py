@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from typing import Final, TypeVar
@@ -186,6 +186,21 @@ class Remote:
     def remove(self, name: str) -> None:
         """Remove a file. Raises StoreError."""
         self._retry(name, lambda: self._writable.remove(name))
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether `send` writes and removes all of its files at once, or none."""
+        return False
+
+    def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
+        """Write files, in their order, and then remove others: all at once where it `is_atomic`. Raises StoreError."""
+        for name, data in files.items():
+            if isinstance(data, bytes):
+                self.put(name, data)
+            else:
+                self.write(name, data, lambda done: None)
+        for name in remove:
+            self.remove(name)
 
     def make_folder(self) -> None:
         """Make the folder, where the store has folders. Raises StoreError."""

@@ -1,0 +1,370 @@
+"""Caches that are built into a dataset at Kaggle, against the stand-in: the bytes of a local build, after any kill."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stops import Stopped, stop_after
+
+from scripts.kaggle_server import KEY, PIECE, Blob, KaggleServer
+from tpucache import BuildError, Recipe, UnfinishedError, UsageError, build_cache
+from tpucache.errors import PublishError
+from tpucache.store.remote import draft, kaggle
+from tpucache.store.remote.draft import Draft
+from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.warmup.run import kaggle_place, scheduler, tasks
+
+_RECIPE = Recipe(size=160, shard_mb=1)
+_PLACE, _ID = "kaggle:ann/birds-at-160", "ann/birds-at-160"
+_SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_photos(tmp_path_factory.mktemp("kaggle") / "photos", 40, size=(20, 20)))
+
+
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the cache, built in a folder."""
+    cache = tmp_path_factory.mktemp("built") / "cache"
+    build_cache(source, cache, _RECIPE, jobs=1, target="kaggle")
+    return {path.name: path.read_bytes() for path in cache.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[KaggleServer]:
+    with KaggleServer(page=3).running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: KaggleServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KaggleServer:
+    """The stand-in, of which nobody waits long for an answer."""
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(draft, "_FIRST_POLL", 0.001)
+    monkeypatch.setattr(draft, "_LONGEST_POLL", 0.001)
+    monkeypatch.setattr(kaggle, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(scheduler, "SMALL_BYTES", 0)
+    running.reset()
+    return running
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the shards that are built."""
+    names: list[str] = []
+    install = tasks.install_shard
+    monkeypatch.setattr(
+        scheduler, "install_shard", lambda context, one: names.append(one.shard.entry.name) or install(context, one)
+    )
+    return names
+
+
+def warm_up(source: Path, folder: Path, **options: Any) -> None:
+    build_cache(source, _PLACE, _RECIPE, jobs=1, local=folder, **{"keep_local": False, **options})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_dataset_has_the_bytes_of_a_local_build_in_one_version(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, keep: bool
+) -> None:
+    server.faults.lag = 5
+    for _ in range(2):  # the second time it is there
+        warm_up(source, tmp_path / "work", keep_local=keep, companions=lambda manifest: {"README.md": b"card"})
+        assert server.files(_ID) == {**built, "README.md": b"card"}
+    assert sum(name.endswith(".lmdb") for name in built) == _SHARDS
+    dataset = server.datasets[_ID]
+    assert (len(dataset.versions), dataset.is_private) == (1, True)
+    assert server.received == sum(map(len, server.files(_ID).values()))
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "work").glob("*")}
+    assert kept == (built if keep else {})
+
+
+def test_the_same_cache_is_built_once_and_sent_from_its_folder(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, made: list[str]
+) -> None:
+    build_cache(source, tmp_path / "cache", _RECIPE, jobs=1, target="kaggle")
+    before = list(made)
+    warm_up(source, tmp_path / "cache", keep_local=True)
+    assert made == before
+    assert server.files(_ID) == built
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {*built}
+
+
+@pytest.mark.slow
+def test_a_build_that_is_stopped_at_any_step_ends_in_the_same_one_version(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [0]
+
+    def stopping(real: Any) -> Any:
+        def step(*words: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Stopped
+            found = real(*words, **options)
+            left[0] -= 1
+            if left[0] == 0:
+                raise Stopped
+            return found
+
+        return step
+
+    for kind, name in ((KaggleDataset, "_ask"), (KaggleDataset, "_put"), (Draft, "_save"), (Path, "touch")):
+        monkeypatch.setattr(kind, name, stopping(getattr(kind, name)))
+    for first in itertools.count(1, 7):
+        folder, steps = tmp_path / f"work-{first}", first
+        for _ in range(99):  # each run gets a little further
+            left[0] = steps
+            steps += 5
+            try:
+                warm_up(source, folder)
+            except Stopped:
+                continue
+            break
+        assert server.files(_ID) == built
+        assert len(server.datasets[_ID].versions) == 1
+        assert not folder.exists()
+        server.reset()
+        if left[0] > 0 and steps == first + 5:
+            break
+    assert first > 30
+
+
+def test_shards_whose_uploads_have_expired_are_built_again_and_no_others(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, made: list[str]
+) -> None:
+    with pytest.raises(Stopped):
+        warm_up(source, tmp_path / "work", on_progress=stop_after(30))
+    sent = [path.with_suffix("").name for path in (tmp_path / "work/.warmup").glob("*.sent")]
+    assert sent
+    assert not [*(tmp_path / "work").glob("*.lmdb")]
+    gone = next(blob.name for blob in server.blobs.values() if blob.is_whole)
+    server.expire(gone)
+    before = len(made)
+    warm_up(source, tmp_path / "work")
+    assert gone in made[before:]
+    assert len(made) == _SHARDS + 1
+    assert server.files(_ID) == built
+    assert len(server.datasets[_ID].versions) == 1
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_what_expires_before_the_version_is_made_is_found_out_then(
+    source: Path,
+    built: dict[str, bytes],
+    server: KaggleServer,
+    tmp_path: Path,
+    made: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_early: bool,
+) -> None:
+    name = next(name for name in built if name.endswith(".lmdb"))
+    kind, step = (Draft, "commit") if is_early else (KaggleDataset, "create")  # Kaggle itself refuses the second
+    real = getattr(kind, step)
+
+    def late(*words: Any, **options: Any) -> Any:
+        server.expire(name)
+        return real(*words, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, step, late)
+        with pytest.raises(
+            UnfinishedError, match=rf"1 files .* have expired at Kaggle \({name}\): no version was made"
+        ):
+            warm_up(source, tmp_path / "work")
+    assert not server.datasets
+    warm_up(source, tmp_path / "work")
+    assert made[_SHARDS:] == [name]
+    assert server.files(_ID) == built
+
+
+def test_a_broken_connection_continues_in_the_middle_of_a_file(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
+) -> None:
+    server.faults.cuts = [PIECE + 1000, 10, 2 * PIECE]
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert server.received == sum(map(len, built.values())) + 1000 + 10
+
+
+def test_a_kill_in_the_middle_of_a_file_continues_there(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = KaggleDataset._put
+
+    def stop(*words: Any) -> None:
+        put(*words)
+        raise Stopped
+
+    server.faults.cuts = [2 * PIECE + 7]
+    with monkeypatch.context() as patch:
+        patch.setattr(KaggleDataset, "_put", stop)
+        with pytest.raises(Stopped):
+            warm_up(source, tmp_path / "work")
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert server.received == sum(map(len, built.values())) + 7
+
+
+def test_busy_broken_and_lost_answers_make_one_version(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
+) -> None:
+    server.faults.busy, server.faults.broken, server.faults.lost = 3, 2, 1
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert len(server.datasets[_ID].versions) == 1
+
+
+def test_a_version_that_lacks_a_file_is_noticed_and_the_next_one_has_it(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft, "_GRACE_SECONDS", 0.0)
+    server.faults.left_out = 1
+    lacking = sorted(built)[0]
+    with pytest.raises(PublishError, match=rf"{_ID} is not what was sent: {lacking} is missing"):
+        warm_up(source, tmp_path / "work")
+    received = server.received
+    monkeypatch.setattr(draft, "_GRACE_SECONDS", 60.0)
+    server.faults.lag = 4
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert server.received == received + len(built[lacking])
+    assert len(server.datasets[_ID].versions) == 2
+
+
+def test_an_account_without_room_loses_nothing_that_was_sent(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, made: list[str]
+) -> None:
+    server.faults.quota = 1000
+    with pytest.raises(PublishError, match=r"no room \(https://www.kaggle.com/datasets/ann/birds-at-160\)"):
+        warm_up(source, tmp_path / "work")
+    server.faults.quota = None
+    del server.datasets[_ID]
+    received = server.received
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert server.received == received
+    assert len(made) == _SHARDS
+
+
+@pytest.mark.parametrize("fault", ["forbidden", "unknown", "broken", "no answer"])
+def test_no_message_and_no_file_holds_a_key_or_an_address_to_write_to(
+    source: Path,
+    server: KaggleServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    caplog.set_level(logging.DEBUG, "tpucache")
+    with pytest.raises(Stopped):
+        warm_up(source, tmp_path / "work", on_progress=stop_after(30))
+    ids = [token[::-1] for token in server.blobs]
+    journal = tmp_path / "work/.warmup/kaggle.json"
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o600
+    for path in (tmp_path / "work").rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes()
+        assert path.is_dir() or path == journal or not any(each.encode() in path.read_bytes() for each in ids)
+    if fault == "unknown":
+        monkeypatch.setenv("KAGGLE_KEY", f"another than {KEY}")
+    server.faults.is_forbidden = fault == "forbidden"
+    server.faults.broken = 99 if fault == "broken" else 0
+    if fault == "no answer":
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with pytest.raises(PublishError) as found:
+        warm_up(source, tmp_path / "work")
+    texts = [str(found.value), *(record.getMessage() for record in caplog.records)]
+    assert not [text for text in texts if KEY in text or any(each in text for each in ids)]
+    assert "\n" not in str(found.value)
+    if fault == "unknown":
+        assert "set KAGGLE_API_TOKEN, or KAGGLE_USERNAME and KAGGLE_KEY" in str(found.value)
+
+
+def test_a_dataset_that_no_warmup_made_is_left_alone(source: Path, server: KaggleServer, tmp_path: Path) -> None:
+    with contextlib.closing(KaggleDataset(_ID)) as theirs:
+        blob = theirs.start("thesis.txt", 4, 1)
+        server.blobs[blob.token] = Blob("thesis.txt", 4, bytearray(b"mine"))
+        theirs.create("birds-at-160", "", [blob.token])
+    with pytest.raises(UsageError, match="is a dataset that no warmup made"):
+        warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == {"thesis.txt": b"mine"}
+    assert not (tmp_path / "work").exists()
+    with pytest.raises(UsageError, match="the dataset is owner/slug"):
+        build_cache(source, "kaggle:birds", _RECIPE)
+
+
+def test_nothing_is_added_to_a_finished_dataset(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, write_photos: Any
+) -> None:
+    warm_up(source, tmp_path / "work")
+    more = write_photos(tmp_path / "more", 50, size=(20, 20))
+    with pytest.raises(BuildError, match=r"a cache of 40 samples is finished, .* publish --version-notes"):
+        warm_up(more, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert len(server.datasets[_ID].versions) == 1
+
+
+def test_two_processes_do_not_send_one_folder(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
+) -> None:
+    refused: list[str] = []
+
+    def begin_other(_: object) -> None:
+        if not refused:
+            with pytest.raises(BuildError) as found:
+                warm_up(source, tmp_path / "work")
+            refused.append(str(found.value))
+
+    warm_up(source, tmp_path / "work", on_progress=begin_other)
+    assert "another process sends" in refused[0]
+    assert server.files(_ID) == built
+
+
+def test_two_machines_that_build_the_same_cache_make_one_version(
+    source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = KaggleDataset.create
+
+    def after_other(*words: Any) -> None:
+        monkeypatch.setattr(KaggleDataset, "create", create)
+        warm_up(source, tmp_path / "other")
+        create(*words)
+
+    monkeypatch.setattr(KaggleDataset, "create", after_other)
+    warm_up(source, tmp_path / "work")
+    assert server.files(_ID) == built
+    assert len(server.datasets[_ID].versions) == 1
+
+
+def test_a_journal_that_cannot_be_read_is_named(source: Path, server: KaggleServer, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        warm_up(source, tmp_path / "work", on_progress=stop_after(30))
+    journal = tmp_path / "work/.warmup/kaggle.json"
+    content = json.loads(journal.read_text())
+    for text in ("{", "[]", json.dumps({**content, "files": {"a": {}}}), json.dumps({**content, "format": 9})):
+        journal.write_text(text)
+        with pytest.raises(BuildError, match=r"kaggle.json cannot be read: .*\. Remove it to send everything again"):
+            warm_up(source, tmp_path / "work")
+    journal.write_text(json.dumps({**content, "dataset": "ann/others"}))
+    with pytest.raises(BuildError, match="is of 'ann/others', not of"):
+        warm_up(source, tmp_path / "work")
+
+
+def test_a_dataset_has_no_more_files_than_kaggle_takes(
+    source: Path, server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kaggle_place, "MAX_FILES", _SHARDS + 2)
+    with pytest.raises(PublishError, match=r"would have 7 files, and a dataset has at most 6"):
+        warm_up(source, tmp_path / "work")

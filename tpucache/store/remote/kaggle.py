@@ -1,0 +1,358 @@
+"""Kaggle's calls for a dataset: files go up one by one, and a version is made of those that are named.
+
+kagglesdk does the talking. Kaggle's own clients send a whole folder, and keep no part of it for another day. kagglesdk
+has the calls below that: start an upload, make a version of a list of tokens, list files. What it lacks is here: the
+bytes are sent in ranges to the address that Kaggle answers with, a resumable upload of Google Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final, TypeVar
+
+from tpucache.errors import DependencyError, PublishError
+from tpucache.redact import redact, url_secrets
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger("tpucache")
+_TRIES: Final = 8
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
+_SECONDS: Final = (30.0, 600.0)  # to connect, and without a byte; 600 is kagglehub's
+_PAGE: Final = 100
+_MAX_PAGES: Final = 100
+_MOST_TEXT: Final = 500
+_CHUNK: Final = 8 << 20
+_INCOMPLETE: Final = 308
+_GONE: Final = (404, 410)  # a session that has expired, or never was
+_HIDDEN: Final = (403, 404)  # what Kaggle answers for a dataset that is not there, or not yet
+_RANGE: Final = re.compile(r"bytes=0-(\d+)")
+_USER, _KEY, _TOKEN = "KAGGLE_USERNAME", "KAGGLE_KEY", "KAGGLE_API_TOKEN"
+
+
+class RefusedError(PublishError):
+    """Kaggle answered a request with a refusal; `status` is that of HTTP, 200 where only its text says so."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NoAnswerError(PublishError):
+    """No answer came, so that nobody knows whether Kaggle did what was asked."""
+
+
+class ExpiredError(PublishError):
+    """What was uploaded is no longer kept for a version, and has to be sent again."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file that Kaggle keeps, or receives, for a version: its token, and the address that its bytes go to.
+
+    Who has them can write this one file, and only until they expire; they open nothing else of the account.
+    """
+
+    token: str
+    url: str
+
+
+class KaggleDataset:
+    """A dataset of a Kaggle account, as kagglesdk reaches it."""
+
+    def __init__(self, dataset_id: str) -> None:
+        """Open no connection yet; `dataset_id` is owner/slug. Raises DependencyError without kagglesdk."""
+        try:
+            from kagglesdk import KaggleClient
+        except ImportError as error:
+            raise DependencyError("sending to Kaggle needs its library: `pip install kagglesdk`") from error
+        self.dataset_id = dataset_id
+        self._owner, _, self._slug = dataset_id.partition("/")
+        user, key = os.environ.get(_USER), os.environ.get(_KEY)
+        # kagglesdk itself finds a token, and ~/.kaggle/kaggle.json.
+        self._client = KaggleClient(username=user, password=key) if user and key else KaggleClient()
+        self._secrets = [secret for secret in (key, os.environ.get(_TOKEN)) if secret]
+
+    def close(self) -> None:
+        """Close the connections; the next call opens others."""
+        self._client.__exit__(None, None, None)
+
+    @property
+    def page(self) -> str:
+        """The address of its page."""
+        return f"https://www.kaggle.com/datasets/{self.dataset_id}"
+
+    def start(self, name: str, size: int, modified: int) -> Blob:
+        """Begin the upload of a file of `size` bytes; `modified` is in seconds of the epoch. Raises PublishError."""
+        from kagglesdk.blobs.types.blob_api_service import ApiBlobType, ApiStartBlobUploadRequest
+
+        request = ApiStartBlobUploadRequest()
+        request.type, request.name = ApiBlobType.DATASET, name
+        request.content_length, request.last_modified_epoch_seconds = size, modified
+        answer = self._ask(
+            f"the upload of {name}", lambda: self._client.blobs.blob_api_client.start_blob_upload(request)
+        )
+        if not answer.token or not answer.create_url.startswith(("https://", "http://")):
+            raise PublishError(f"Kaggle gave no token for {name}: run the same command again")
+        return Blob(answer.token, answer.create_url)
+
+    def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:
+        """Send what Kaggle lacks of a file, continuing where a connection broke; `advance` is given the bytes there.
+
+        Raises ExpiredError, PublishError.
+        """
+        failures, reached = 0, -1
+        while True:
+            there = self.arrived(blob, name, size)
+            if there is None:
+                raise ExpiredError(f"the upload of {name} has expired at Kaggle")
+            advance(there)
+            if there == size:
+                return
+            failures = 0 if there > reached >= 0 else failures + 1
+            reached = there
+            if failures > _TRIES:
+                raise PublishError(f"{name} does not arrive at Kaggle: {there:,} of {size:,} bytes. Run it again later")
+            if failures > 1:
+                time.sleep(_pause(failures - 1))
+            self._put(blob, name, file, there, size)
+
+    def arrived(self, blob: Blob, name: str, size: int) -> int | None:
+        """Return how many of a file's bytes Kaggle has, None where the upload has expired. Raises PublishError."""
+        answer = self._ask(f"what has arrived of {name}", lambda: self._request(blob, f"bytes */{size}", b""))
+        if answer.status_code in _GONE:
+            return None
+        if answer.status_code == _INCOMPLETE:
+            found = _RANGE.fullmatch(answer.headers.get("Range", ""))
+            return min(int(found[1]) + 1, size) if found else 0
+        if answer.status_code not in (200, 201):
+            raise RefusedError(f"Kaggle answers {answer.status_code} for the upload of {name}", answer.status_code)
+        return size
+
+    def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
+        """Send a file from `start` to its end. An answer that it is not whole, or none, is left to the caller."""
+        file.seek(start)
+        try:
+            answer = self._request(blob, f"bytes {start}-{size - 1}/{size}", file)
+        except Exception as error:  # noqa: BLE001  # what arrived is asked for next
+            _log.warning("%s: the connection broke: %s", name, self._clean(error))
+            return
+        if answer.status_code in (200, 201) and (stated := _stated_md5(answer.headers.get("X-Goog-Hash", ""))):
+            file.seek(0)
+            if _md5(file) != stated:
+                raise PublishError(f"{name} arrived with other bytes at Kaggle: run the same command again")
+
+    def _request(self, blob: Blob, content_range: str, data: BinaryIO | bytes) -> Any:
+        """Make one request of a resumable upload and return the answer; no account's key goes with it."""
+        import requests
+
+        self._secrets = list(dict.fromkeys([*url_secrets(blob.url), *self._secrets]))
+        headers = {"Content-Range": content_range, "Content-Type": "application/octet-stream"}
+        # `auth` keeps requests from looking for a key of its own, in ~/.netrc.
+        with closing(
+            requests.put(blob.url, data=data, headers=headers, timeout=_SECONDS, auth=lambda each: each)
+        ) as answer:
+            if answer.status_code == 429 or answer.status_code >= 500:
+                answer.raise_for_status()
+            return answer
+
+    def version(self) -> int | None:
+        """Return the number of the current version, None where no dataset is to be seen. Raises PublishError."""
+        from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
+
+        request = ApiGetDatasetRequest()
+        request.owner_slug, request.dataset_slug = self._owner, self._slug
+        try:
+            found = self._ask("the dataset", lambda: self._client.datasets.dataset_api_client.get_dataset(request))
+        except RefusedError as error:
+            if error.status in _HIDDEN:
+                return None
+            raise
+        return int(found.current_version_number or 1)
+
+    def status(self) -> str:
+        """Return what Kaggle does with the newest version: "READY", "FAILED" or another word; "" where it is not told.
+
+        Raises PublishError.
+        """
+        from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
+
+        request = ApiGetDatasetStatusRequest()
+        request.owner_slug, request.dataset_slug = self._owner, self._slug
+        try:
+            answer = self._ask(
+                "the dataset's status", lambda: self._client.datasets.dataset_api_client.get_dataset_status(request)
+            )
+        except RefusedError as error:
+            if error.status in _HIDDEN:
+                return ""
+            raise
+        return str(answer.status.name)
+
+    def files(self) -> dict[str, int]:
+        """Return the names of the files of the current version and their bytes; none where it is not to be seen.
+
+        Raises PublishError.
+        """
+        from kagglesdk.datasets.types.dataset_api_service import ApiListDatasetFilesRequest
+
+        request = ApiListDatasetFilesRequest()
+        request.owner_slug, request.dataset_slug, request.page_size = self._owner, self._slug, _PAGE
+        listed: dict[str, int] = {}
+        for _ in range(_MAX_PAGES):
+            try:
+                page = self._ask(
+                    "its files", lambda: self._client.datasets.dataset_api_client.list_dataset_files(request)
+                )
+            except RefusedError as error:
+                if error.status in _HIDDEN:
+                    return {}
+                raise
+            listed |= {file.name: int(file.total_bytes or 0) for file in page.dataset_files or ()}
+            if not page.next_page_token:
+                return listed
+            request.page_token = page.next_page_token
+        raise PublishError(f"{self.dataset_id} has more than {_MAX_PAGES * _PAGE:,} files")
+
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Return a file of the current version; None where there is none, or of more than `limit` bytes.
+
+        Raises PublishError.
+        """
+        from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
+
+        request = ApiDownloadDatasetRequest()
+        request.owner_slug, request.dataset_slug, request.file_name = self._owner, self._slug, name
+
+        def download() -> bytes | None:
+            data = bytearray()
+            with closing(self._client.datasets.dataset_api_client.download_dataset(request)) as answer:
+                for chunk in answer.iter_content(_CHUNK):
+                    data += chunk
+                    if len(data) > limit:
+                        return None
+            return bytes(data)
+
+        try:
+            return self._ask(name, download)
+        except RefusedError as error:
+            if error.status in _HIDDEN:
+                return None
+            raise
+
+    def create(self, title: str, description: str, tokens: Iterable[str]) -> None:
+        """Make a new, private dataset of uploaded files. Nothing states a licence.
+
+        Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
+        """
+        from kagglesdk.datasets.types.dataset_api_service import ApiCreateDatasetRequest
+
+        request = ApiCreateDatasetRequest()
+        request.owner_slug, request.slug, request.title = self._owner, self._slug, title
+        request.description, request.is_private = description, True
+        request.files = _new_files(tokens)
+        self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset(request))
+
+    def create_version(self, notes: str, tokens: Iterable[str]) -> None:
+        """Make the next version of the dataset, which has the uploaded files and no others.
+
+        Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
+        """
+        from kagglesdk.datasets.types.dataset_api_service import (
+            ApiCreateDatasetVersionRequest,
+            ApiCreateDatasetVersionRequestBody,
+        )
+
+        body = ApiCreateDatasetVersionRequestBody()
+        body.version_notes, body.files = notes, _new_files(tokens)
+        request = ApiCreateDatasetVersionRequest()
+        request.owner_slug, request.dataset_slug, request.body = self._owner, self._slug, body
+        self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset_version(request))
+
+    def _commit(self, call: Callable[[], Any]) -> None:
+        answer = self._ask("a version", call, is_repeatable=False)
+        if answer.error or "error" in answer.status.lower():
+            text = self._clean(answer.error or answer.status)
+            raise RefusedError(f"Kaggle made no version of {self.dataset_id}: {text}", 200)
+
+    def _ask(self, what: str, call: Callable[[], T], *, is_repeatable: bool = True) -> T:
+        """Return a call's answer, asking again where Kaggle is busy or silent. Raises RefusedError, NoAnswerError."""
+        failures = 0
+        while True:
+            try:
+                return call()
+            except PublishError:
+                raise
+            except Exception as error:  # noqa: BLE001  # requests, urllib3 and kagglesdk raise whatever they raise
+                failure, failures = error, failures + 1
+                if (answer := getattr(error, "response", None)) is not None:
+                    answer.close()  # kagglesdk reads no further, and the connection would stay open
+            status, after = _status(failure), None
+            text = f"{self.dataset_id}: {what}: {self._clean(failure)}"
+            if status == 401:
+                raise RefusedError(
+                    f"{text}. Kaggle does not know the account: set {_TOKEN}, or {_USER} and {_KEY}", status
+                ) from None
+            if status is not None and status < 500 and status != 429:
+                raise RefusedError(text, status) from None
+            if status == 429:  # it was not done
+                after = _retry_after(failure)
+            elif not is_repeatable:
+                raise NoAnswerError(text) from None
+            if failures > _TRIES:
+                raise NoAnswerError(f"{text}. Run the same command again later") from None
+            pause = min(_LONGEST_PAUSE, _pause(failures) if after is None else after)
+            _log.warning("%s; trying again in %.1f s", text, pause)
+            time.sleep(pause)
+
+    def _clean(self, error: object) -> str:
+        text = " ".join(redact(str(error), self._secrets).split())[:_MOST_TEXT]
+        return text or type(error).__name__
+
+
+def _new_files(tokens: Iterable[str]) -> list[Any]:
+    from kagglesdk.datasets.types.dataset_api_service import ApiDatasetNewFile
+
+    files = []
+    for token in tokens:
+        file = ApiDatasetNewFile()
+        file.token = token
+        files.append(file)
+    return files
+
+
+def _status(error: Exception) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Return the seconds that an answer asks to wait, None where it does not say: a date is not read."""
+    text = getattr(error, "response").headers.get("Retry-After", "")  # noqa: B009  # only errors of requests have it
+    return float(text) if re.fullmatch(r"\d{1,6}", text) else None
+
+
+def _pause(failures: int) -> float:
+    return min(_LONGEST_PAUSE, _FIRST_PAUSE * float(2 ** (failures - 1)))
+
+
+def _stated_md5(header: str) -> str | None:
+    """Return the MD5 that Google Cloud Storage states in X-Goog-Hash, in base64."""
+    parts = (part.strip().partition("=") for part in header.split(","))
+    return next((value for kind, _, value in parts if kind == "md5"), None)
+
+
+def _md5(file: BinaryIO) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return b64encode(digest.digest()).decode()

@@ -1,0 +1,217 @@
+"""KagglePlace: a cache that goes to Kaggle while it is built, of which one version of a dataset is made in the end.
+
+Kaggle shows nothing of it until then, so that what the next run needs stays on this machine, in the work folder: the
+plan, the receipts of the shards, and the journal of what was sent. A shard that Kaggle keeps no longer is built again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from tpucache.errors import BuildError, DamageError, FormatError, PublishError, UnfinishedError, UsageError
+from tpucache.kaggle import MAX_FILES, PREFIX, check_id
+from tpucache.store.cache import Cache
+from tpucache.store.format import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    WORK_NAME,
+    Part,
+    most_index_bytes,
+    most_table_bytes,
+)
+from tpucache.store.holding import hold
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.store.remote.draft import JOURNAL_NAME, Content, Draft
+from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.verify import is_whole
+from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, sent_path, sent_shards
+from tpucache.warmup.run.plan_file import has_plan
+
+_LOCK_NAME: Final = "kaggle.lock"
+_PATIENCE_SECONDS: Final = 600.0  # that Kaggle may take for a version
+_NAMED: Final = 5
+
+
+class KagglePlace:
+    """A Kaggle dataset that does not exist yet, or was made of the draft in the same folder."""
+
+    needs_work = True
+
+    def __init__(
+        self, place: str, folder: Path, companions: Callable[[Manifest], Mapping[str, bytes]] | None = None
+    ) -> None:
+        """Open no connection yet; `place` is kaggle:owner/slug. Raises UsageError, DependencyError.
+
+        `companions` returns files that go with the cache, by their names, such as its card.
+        """
+        self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
+        self.dataset_id = check_id(place.removeprefix(PREFIX), "the dataset")
+        self.adds_not = (
+            "a dataset's version has to be sent as a whole. Give another name, or build in a folder and send what is "
+            "new by `tpucache publish --version-notes`"
+        )
+        self._dataset = KaggleDataset(self.dataset_id)
+        self._companions = companions or (lambda manifest: {})
+        self._exits = ExitStack()
+        self._draft: Draft | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes of the files that were sent, most of which are not on this machine."""
+        return self._draft.bytes if self._draft else 0
+
+    def resume(self) -> Cache | None:
+        """Ask which of the files that were sent Kaggle still keeps; the others are built, or made, again.
+
+        Returns the finished cache that the dataset has, None where there is no such dataset or it was made of this
+        draft. Raises UsageError for a dataset with anything else, PublishError, BuildError.
+        """
+        draft = self._open_draft()
+        if draft.asked_after is None:  # else a version may have been made of them
+            draft.forget_expired()
+        for block, part in sent_shards(self._work):
+            shard = load_receipt(self._folder, self._work, block, part)
+            if shard is None or not draft.sent(shard.entry.name, shard.entry.sha256):
+                sent_path(self._work, block, part).unlink(missing_ok=True)
+        for path in self._work.glob("shard-*.npz"):  # a kill may have come before a shard was marked as sent
+            found = RECEIPT_NAME.fullmatch(path.name)
+            shard = load_receipt(self._folder, self._work, int(found[1]), Part.parse(found[2])) if found else None
+            if shard is not None and draft.sent(shard.entry.name, shard.entry.sha256):
+                sent_path(self._work, shard.entry.block, shard.entry.part).touch()
+        if draft.asked_after is None:
+            self._reopen()
+        if draft.asked_after is not None or draft.has_version or self._dataset.version() is None:
+            return None
+        return self._cache_there()
+
+    def start(self) -> None:
+        """Send nothing yet: what was planned is of no use to Kaggle."""
+
+    def has(self, entry: ShardEntry) -> bool:
+        """Return whether a shard was sent."""
+        return self._open_draft().sent(entry.name, entry.sha256)
+
+    def send(self, entries: Sequence[ShardEntry]) -> None:
+        """Send shards, and mark them; only then may they go here. Raises PublishError, DamageError."""
+        for entry in entries:
+            self._send_entry(entry)
+            sent_path(self._work, entry.block, entry.part).touch()
+
+    def finish(self, manifest: Manifest) -> None:
+        """Send tables, manifest and companions, and make one version of all; nothing where the dataset has this cache.
+
+        Raises UnfinishedError where shards have expired, which the next run builds again, PublishError, DamageError.
+        """
+        draft, text = self._open_draft(), manifest.text.encode()
+        if draft.asked_after is None and not draft.has_version and self._dataset.read(MANIFEST_NAME, len(text)) == text:
+            self._check_listed(manifest)
+            return
+        others = {MANIFEST_NAME: text, **self._companions(manifest)}
+        contents = {entry.name: self._content(entry) for entry in manifest.files}
+        contents |= {name: in_memory(data) for name, data in others.items()}
+        if len(contents) > MAX_FILES:
+            raise PublishError(f"{self.shown} would have {len(contents)} files, and a dataset has at most {MAX_FILES}")
+        try:
+            if draft.asked_after is None:
+                self._send_left(manifest, {name: contents[name] for name in others})
+            notes = f"{manifest.samples:,} samples, {manifest.records:,} records, {manifest.fingerprint[:12]}"
+            draft.commit(contents, self.dataset_id.partition("/")[2], notes, _PATIENCE_SECONDS)
+        except (UnfinishedError, PublishError):
+            if draft.asked_after is None:
+                self._reopen()
+            raise
+
+    def close(self) -> None:
+        """Let go of the work folder, and of connections."""
+        self._dataset.close()
+        self._exits.close()
+        with contextlib.suppress(OSError):  # something is in it
+            self._work.rmdir()
+
+    def _open_draft(self) -> Draft:
+        """Return the draft, of which this process alone has the folder. Raises BuildError, OSError."""
+        if self._draft is None:
+            self._work.mkdir(parents=True, exist_ok=True)
+            self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
+            self._draft = Draft(self._dataset, self._work / JOURNAL_NAME)
+        return self._draft
+
+    def _refusal(self, holder: str) -> BuildError:
+        return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
+
+    def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
+        """Send what is not at Kaggle. Raises UnfinishedError where a shard is neither there nor here."""
+        lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
+        if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
+            raise UnfinishedError(
+                f"{', '.join(gone[:_NAMED])}: neither here nor at Kaggle any more. Run the same command again to build "
+                "them again"
+            )
+        for entry in lacking:
+            self._send_entry(entry)
+        for name, content in others.items():
+            self._open_draft().send(name, content)
+
+    def _send_entry(self, entry: FileEntry) -> None:
+        if not is_whole(self._folder, entry):
+            raise DamageError(f"{self._folder / entry.name} is not what was built: remove it, and run this again")
+        self._open_draft().send(entry.name, self._content(entry))
+
+    def _content(self, entry: FileEntry) -> Content:
+        return Content(entry.bytes, entry.sha256, partial(_open, self._folder / entry.name))
+
+    def _reopen(self) -> None:
+        """Have the build go on from its plan where the manifest lists shards that are neither here nor at Kaggle."""
+        if (self._folder / MANIFEST_NAME).exists() and has_plan(self._work):
+            shards = Manifest.load(self._folder).shards
+            if not all(self.has(entry) or (self._folder / entry.name).exists() for entry in shards):
+                (self._folder / MANIFEST_NAME).unlink()
+
+    def _check_listed(self, manifest: Manifest) -> None:
+        """Raise PublishError where the dataset has this manifest, and not its files."""
+        listed = self._dataset.files()
+        if missing := [entry.name for entry in manifest.files if listed.get(entry.name) != entry.bytes]:
+            raise PublishError(
+                f"{self.shown} has the manifest of this cache, and lacks {', '.join(missing[:_NAMED])}: remove the "
+                f"dataset there ({self._dataset.page}), or give another name"
+            )
+
+    def _cache_there(self) -> Cache:
+        """Return the finished cache that the dataset has, without its shards. Raises UsageError, PublishError."""
+        data = self._dataset.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        try:
+            if data is None:
+                raise FormatError(f"there is no {MANIFEST_NAME}")
+            manifest = Manifest.from_json(data)
+        except FormatError as error:
+            raise UsageError(f"{self.shown} is a dataset that no warmup made ({error}): give another name") from error
+        folder = Path(self._exits.enter_context(tempfile.TemporaryDirectory(prefix="tpucache-")))
+        most = {manifest.index.name: most_index_bytes(manifest.records)}
+        for entry in manifest.tables:
+            limit = min(entry.bytes, most.get(entry.name, most_table_bytes(manifest.samples)))
+            table = self._dataset.read(entry.name, limit)
+            if table is None or hashlib.sha256(table).hexdigest() != entry.sha256:
+                raise PublishError(f"{self.shown}/{entry.name} is not what the manifest there says: give another name")
+            (folder / entry.name).write_bytes(table)
+        return Cache(folder, manifest)
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def in_memory(data: bytes) -> Content:
+    """Return a file whose bytes are in memory."""
+
+    def opened() -> BinaryIO:
+        return io.BytesIO(data)
+
+    return Content(len(data), hashlib.sha256(data).hexdigest(), opened)

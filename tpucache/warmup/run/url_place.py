@@ -1,0 +1,187 @@
+"""UrlPlace: a cache that goes to a URL while it is built, its manifest last.
+
+Until the cache is whole, the URL also holds what another machine needs to go on with the build: the plan, what the
+source is like, and a receipt for each shard that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tpucache.errors import BuildError, StoreError, UsageError
+from tpucache.redact import shown
+from tpucache.store.cache import Cache
+from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
+from tpucache.store.files import read_file, write_atomically
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
+from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
+from tpucache.store.remote.cache import RemoteCache
+from tpucache.store.remote.folder import Remote
+from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
+from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan
+
+_COMMAND: Final = "warmup"
+_PREFIX: Final = "unfinished-"  # of the names, at the URL, of the files of the work folder
+_MOST_PLAN_BYTES: Final = 4 << 30
+
+
+class UrlPlace:
+    """The URL that a cache goes to. Each request leaves there what the next run can go on with."""
+
+    needs_work = False
+    adds_not = ""
+    sent_bytes = 0
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Open no connection yet. Raises UsageError for what cannot be written to, DependencyError."""
+        self._url, self._folder, self._work = url, folder, folder / WORK_NAME
+        self.shown = shown(url)
+        self._remote = Remote(url)
+        if self._remote.is_http:
+            raise UsageError(f"{self.shown} can be read only: build into gs://, s3://, hf:// or a folder")
+        self._names: set[str] = set()
+        self._claim, self._is_taken = Claim(_COMMAND, secrets.token_hex(16), {}), False
+        self._versions: dict[str, tuple[int | None, str | None]] = {}  # of the files that this process has sent
+        self._sent: dict[str, str] = {}  # the SHA-256 of each shard that is at the URL
+
+    def resume(self) -> Cache | None:
+        """Look what the URL holds; copy what an earlier run left there for the next one to the work folder.
+
+        Returns the finished cache that is there, None where there is none. Raises UsageError for anything else that the
+        URL holds, StoreError.
+        """
+        self._names = self._remote.names()
+        if not self._names:
+            return None
+        has_claim = CLAIM_NAME in self._names
+        is_ours = self._read_claim().command == _COMMAND if has_claim else MANIFEST_NAME in self._names
+        if not is_ours:
+            raise UsageError(f"{self.shown} holds files that no warmup left there: give another place")
+        if CLAIM_NAME in self._names and not has_plan(self._work) and not (self._folder / MANIFEST_NAME).exists():
+            self._fetch_work()
+        for block, part in sent_shards(self._work):
+            shard = load_receipt(self._folder, self._work, block, part)
+            if shard is None or shard.entry.name not in self._names:  # somebody removed it from the URL
+                sent_path(self._work, block, part).unlink()
+            else:
+                self._sent[shard.entry.name] = shard.entry.sha256
+        return RemoteCache.open_url(self._url, max_age=0.0) if MANIFEST_NAME in self._names else None
+
+    def start(self) -> None:
+        """Claim the URL for the build whose plan is in the work folder."""
+        self._take()
+        self._remote.send({f"{_PREFIX}{name}": read_file(self._work / name) for name in PLAN_FILES})
+
+    def has(self, entry: ShardEntry) -> bool:
+        """Return whether a shard is at the URL."""
+        return self._sent.get(entry.name) == entry.sha256
+
+    def send(self, entries: Sequence[ShardEntry]) -> None:
+        """Send shards, and then their receipts; only then may they go here. Raises BuildError, StoreError."""
+        self._check_taken()
+        receipts: dict[str, bytes] = {}
+        for entry in entries:
+            receipt = receipt_path(self._work, entry.block, entry.part)
+            with contextlib.suppress(FileNotFoundError):  # the build that is followed has ended, and removed it
+                receipts[f"{_PREFIX}{receipt.name}"] = read_file(receipt)
+        self._send_files(entries, receipts)
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                sent_path(self._work, entry.block, entry.part).touch()
+            self._sent[entry.name] = entry.sha256
+
+    def finish(self, manifest: Manifest) -> None:
+        """Send what is left of a finished cache, its manifest last. Raises StoreError, UsageError for another cache."""
+        names = self._remote.names()
+        known = dict(self._sent)
+        if MANIFEST_NAME in names:
+            there = self._remote.manifest()[0]
+            if there.identity == manifest.identity and CLAIM_NAME not in names:
+                return
+            check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
+            known |= {entry.name: entry.sha256 for entry in there.files}
+        self._names = names
+        self._take()
+        self._check_taken()
+        self._send_files(
+            [entry for entry in manifest.files if entry.name not in names or known.get(entry.name) != entry.sha256]
+        )
+        self._check_sent()
+        self._check_taken()
+        unfinished = sorted(name for name in names if name.startswith(_PREFIX))
+        self._remote.send({MANIFEST_NAME: manifest.text.encode()}, remove=[*unfinished, CLAIM_NAME])
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._remote.close()
+
+    def _take(self) -> None:
+        """Claim the URL for this process. What a build that was stopped has claimed is taken over from it.
+
+        Raises BuildError where another process claims it at the same time, StoreError.
+        """
+        if self._is_taken:
+            return
+        self._remote.make_folder()
+        claim = self._claim.to_json().encode()
+        if CLAIM_NAME in self._names:
+            self._remote.put(CLAIM_NAME, claim)
+        elif not self._remote.create(CLAIM_NAME, claim):
+            raise self._lost()
+        self._is_taken = True
+
+    def _check_taken(self) -> None:
+        """Raise BuildError where another process has claimed the URL since, or has finished there; StoreError."""
+        names = self._remote.names()
+        if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
+            raise self._lost()
+
+    def _read_claim(self) -> Claim:
+        return parse_claim(self._remote.read(CLAIM_NAME, MAX_CLAIM_BYTES), f"{self.shown}/{CLAIM_NAME}")
+
+    def _lost(self) -> BuildError:
+        return BuildError(
+            f"another process builds into {self.shown}, and has claimed it: this one has stopped, and has not written "
+            "its manifest there. Wait until the other has ended and run this again, or give another place"
+        )
+
+    def _check_sent(self) -> None:
+        """Raise StoreError where a file that was sent is another one at the URL by now."""
+        for name, version in self._versions.items():
+            if self._remote.version(name) != version:
+                raise StoreError(
+                    f"{self.shown}/{name} was replaced after it was sent: another process writes there. Give another "
+                    "place, or end the other and run this again"
+                )
+
+    def _fetch_work(self) -> None:
+        """Copy the plan, and the receipts of the shards that are at the URL, to the work folder."""
+        names = sorted(name.removeprefix(_PREFIX) for name in self._names if name.startswith(_PREFIX))
+        self._work.mkdir(parents=True, exist_ok=True)
+        for name in [name for name in names if name in PLAN_FILES or RECEIPT_NAME.fullmatch(name)]:
+            write_atomically(self._work / name, self._remote.read(f"{_PREFIX}{name}", _MOST_PLAN_BYTES))
+        for name in names:
+            if found := RECEIPT_NAME.fullmatch(name):
+                sent_path(self._work, int(found[1]), Part.parse(found[2])).touch()
+
+    def _send_files(self, entries: Sequence[FileEntry], others: dict[str, bytes] | None = None) -> None:
+        """Send files of the cache, then others, and look that they are there. Raises StoreError."""
+        files = {entry.name: self._folder / entry.name for entry in entries}
+        together = others or {}
+        if self._remote.is_atomic:
+            self._remote.send({**files, **together})
+            together = {}
+        else:
+            self._remote.send(files)
+        for entry in entries:
+            size, tag = self._remote.version(entry.name)
+            if size != entry.bytes:
+                raise StoreError(
+                    f"{self.shown}/{entry.name} has {size} bytes after writing {entry.bytes:,}: run it again"
+                )
+            self._versions[entry.name] = size, tag
+        self._remote.send(together)
