@@ -46,7 +46,7 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -136,6 +136,8 @@ class KaggleServer:
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.received = 0  # bytes of files
+        #: Is told of each request: its call, and whether it is "asked" or "done", which is before the answer.
+        self.watch: Callable[[str, str], None] = lambda call, moment: None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -184,6 +186,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         found = re.fullmatch(r"/api/v1/\w+\.\w+/(\w+)", urlsplit(self.path).path)
         name = found[1] if found else "unknown"
+        self.state.watch(name, "asked")
         with self.state.lock:
             self.state.calls[name] += 1
             try:
@@ -196,6 +199,7 @@ class Handler(BaseHTTPRequestHandler):
                 content = {"code": refusal.status, "message": str(refusal)}
                 self.answer(refusal.status, json.dumps(content).encode(), **refusal.headers, **JSON)
                 return
+        self.state.watch(name, "done")
         if answer is None:
             self.close_connection = True  # without an answer
         elif isinstance(answer, str):
@@ -321,6 +325,8 @@ class Handler(BaseHTTPRequestHandler):
         token = parse_qs(urlsplit(self.path).query)["upload_id"][0][::-1]
         length = int(self.headers.get("Content-Length") or 0)
         blob = self.state.blobs.get(token)
+        call = "PUT" if length else "PUT of nothing"
+        self.state.watch(call, "asked")
         found = re.fullmatch(r"bytes (?:\*|(\d+)-(\d+))/(\d+)", self.headers["Content-Range"])
         if blob is None or blob.has_expired or found is None or int(found[3]) != blob.size or self.is_signed():
             self.rfile.read(length)
@@ -331,6 +337,7 @@ class Handler(BaseHTTPRequestHandler):
         if length and int(found[1]) == len(blob.data):
             self.state.received += len(data)
             blob.data += data if len(data) == length else data[: len(data) // PIECE * PIECE]
+        self.state.watch(call, "done")
         if cut is not None and cut < length:
             self.close_connection = True
         elif blob.is_whole:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tpucache
+from scripts.kaggle_server import KaggleServer
 from tpucache.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,28 @@ def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsy
     assert "150 samples, 450 records: the clean one and 2 augmented variants of each" in out
     assert "all sound" in out
     assert "epoch   2 " in out
+
+
+@pytest.mark.slow
+def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(photos, tmp_path, monkeypatch, capsys):
+    shutil.copytree(photos, tmp_path / "photos" / "train")
+    monkeypatch.chdir(tmp_path)
+    shown = [words for _, text in blocks(ROOT / "docs/kaggle.md") for words in commands(text)]
+    (example,) = [words for words in shown if "kaggle:ann/my-photographs" in words]
+    with KaggleServer().running() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        assert main([*example, "--jobs", "1"]) == 0
+        files = server.files("ann/my-photographs")
+    assert "kaggle:ann/my-photographs: 150 samples" in capsys.readouterr().out
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    data = tpucache.CachedDataset(tmp_path)
+    assert len(data) == 150
+    assert 'CachedDataset("kaggle:ann/my-photographs"' in files["README.md"].decode()
+    assert "Licence: not stated yet" in files["README.md"].decode()
+    assert [name for name in files if name.endswith(".whl")]
+    assert not (tmp_path / "build").exists()
 
 
 def test_the_pages_hold_what_these_tests_look_for():

@@ -20,10 +20,12 @@ from stores import KEYS, serve_s3
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import NotACacheError, StoreError
+from tpucache.store.copying import Claim
 from tpucache.store.remote.folder import Remote
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
 from tpucache.warmup.run.scheduler import BuildProgress
+from tpucache.warmup.run.url_place import UrlPlace
 
 Digests = Callable[[Path], dict[str, str]]
 
@@ -210,7 +212,7 @@ def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
     create = Remote.create
 
     def race(self: Remote, name: str, data: bytes) -> bool:
-        self.put(name, upload.Claim("warmup", "the other's", {}).to_json().encode())
+        self.put(name, Claim("warmup", "the other's", {}).to_json().encode())
         return create(self, name, data)
 
     monkeypatch.setattr(Remote, "create", race)
@@ -222,14 +224,14 @@ def test_a_claim_that_another_process_makes_at_the_same_moment_is_a_lost_race(
 def test_a_shard_that_another_process_replaces_leaves_no_manifest(
     source: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = upload.Upload._check_sent
+    check = UrlPlace._check_sent
 
-    def replace(self: upload.Upload) -> None:
+    def replace(self: UrlPlace) -> None:
         name = next(name for name in held(store) if name.endswith(".lmdb"))
         fsspec.filesystem("memory").pipe_file(f"/caches/one/{name}", held(store)[name])
         check(self)
 
-    monkeypatch.setattr(upload.Upload, "_check_sent", replace)
+    monkeypatch.setattr(UrlPlace, "_check_sent", replace)
     with pytest.raises(StoreError, match="was replaced after it was sent"):
         build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local")
     assert "manifest.json" not in held(store)

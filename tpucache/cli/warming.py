@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,6 +65,7 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
+    from tpucache.kaggle import is_kaggle
     from tpucache.redact import shown
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
@@ -107,6 +109,7 @@ def warmup(options: argparse.Namespace) -> int:
             announce=announce,
             local=options.local,
             keep_local=options.keep_local == "yes",
+            companions=_companions(options.cache),
         )
     except SampleError as error:
         if options.on_error == "skip":
@@ -127,7 +130,7 @@ def warmup(options: argparse.Namespace) -> int:
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]
-    if options.truncate:
+    if options.truncate and not is_kaggle(options.cache):  # what is at Kaggle is not read from here
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # what is at a URL would have to be read again
@@ -136,6 +139,19 @@ def warmup(options: argparse.Namespace) -> int:
         report["findings"] = found.to_dict()
     show(options, report, lines)
     return 0
+
+
+def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] | None:
+    """Return what makes the files that go with a cache to Kaggle; None for one that goes elsewhere."""
+    from tpucache.kaggle import PREFIX, is_kaggle
+
+    if not is_kaggle(place):
+        return None
+    from tpucache.publish.bundle import companions
+    from tpucache.report.template import check_jinja
+
+    check_jinja()  # the card is filled in at the end, hours later
+    return partial(companions, str(place).removeprefix(PREFIX))
 
 
 def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:
@@ -338,18 +354,18 @@ def add(commands: Any) -> None:
         "cache",
         metavar="CACHE",
         type=cache_place,
-        help="the folder to write, or a URL (gs://, s3://, hf://) to which shards go as they are finished; run again "
-        "to resume",
+        help="the folder to write, or a URL (gs://, s3://, hf://) or kaggle:owner/slug to which shards go as they are "
+        "finished; run again to resume",
     )
     command.add_argument(
-        "--local", type=local_path, metavar="FOLDER", help="with a URL: where it is built on this machine"
+        "--local", type=local_path, metavar="FOLDER", help="with a URL or kaggle:…: where it is built on this machine"
     )
     command.add_argument(
         "--keep-local",
         choices=("yes", "no"),
         default="yes",
-        help="with a URL: whether a shard stays on this machine once it is there; no: a cache may be larger than the "
-        "disk (yes)",
+        help="with a URL or kaggle:…: whether a shard stays on this machine once it is there; no: a cache may be "
+        "larger than the disk (yes)",
     )
     add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
     add_options(command, BoxOptions)

@@ -130,6 +130,12 @@ def make_bundle(
     return Bundle(folder, metadata, {path.name: path.stat().st_size for path in uploaded}, packages)
 
 
+def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
+    """Return what a cache that is built at Kaggle has with it: its card and tpucache's wheel. No licence is stated."""
+    card = make_card(manifest, dataset_id.partition("/")[2], dataset_id, None, sheet=False)
+    return {CARD_NAME: card.encode(), wheel_name(): wheel_bytes()}
+
+
 def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
     """Return the wheels of the packages that a cache's codecs need. Raises PublishError where no file may be added."""
     packages = needed_packages(manifest)

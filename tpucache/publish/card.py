@@ -27,15 +27,15 @@ def make_card(
     manifest: Manifest,
     title: str,
     dataset_id: str,
-    license_name: str,
+    license_name: str | None,
     wheels: Sequence[PackageWheel] = (),
     *,
     sheet: bool,
 ) -> str:
     """Return a cache's card: what it is, how to read it, how it was made.
 
-    `wheels` are those of other packages that are published with it. With `sheet` the card shows the sheet of samples.
-    Raises DependencyError without jinja2.
+    No licence is one that its owner has not stated yet. `wheels` are those of other packages that are published with
+    it. With `sheet` the card shows the sheet of samples. Raises DependencyError without jinja2.
     """
     inside = [wheel.package for wheel in wheels]
     statistics = manifest.statistics
@@ -65,7 +65,7 @@ def make_card(
         "more_classes": _more(len(manifest.classes), _CLASSES),
         "recipe": list(recipe_texts(manifest).items()),
         "made_by": ", ".join(map(" ".join, version_texts(manifest).items())),
-        "license": license_name,
+        "license": license_name or "not stated yet",
         "metadata": METADATA_NAME,
         "wheels": [tuple(wheel.to_dict().values()) for wheel in wheels],
         "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],

@@ -22,15 +22,21 @@ def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) 
     return _environment(package, escape).get_template(name).render(values)
 
 
-@functools.cache
-def _environment(package: str, escape: Escape) -> Environment:
+def check_jinja() -> None:
+    """Raise DependencyError without jinja2."""
     try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
+        import jinja2  # noqa: F401  # whether it is there
     except ImportError as error:
         raise DependencyError(
             f"pages and cards are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache[report]"
         ) from error
+
+
+@functools.cache
+def _environment(package: str, escape: Escape) -> Environment:
+    check_jinja()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     def escaped(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(value))  # noqa: S704  # it is escaped

@@ -78,9 +78,12 @@ class Draft:
         file = self._files.get(name)
         return file is not None and file.is_whole and file.sha256 == sha256
 
-    def names(self) -> list[str]:
-        """Return the names of the files all of which were sent, as far as the journal knows."""
-        return sorted(name for name, file in self._files.items() if file.is_whole)
+    def as_asked_for(self, name: str, content: Content) -> Content:
+        """Return a file as it is in the version that was asked for: a card may be another one on another day."""
+        file = self._files.get(name)
+        if self.asked_after is None or file is None:
+            return content
+        return dataclasses.replace(content, bytes=file.bytes, sha256=file.sha256)
 
     @property
     def bytes(self) -> int:

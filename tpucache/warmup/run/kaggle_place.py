@@ -44,6 +44,7 @@ class KagglePlace:
     """A Kaggle dataset that does not exist yet, or was made of the draft in the same folder."""
 
     needs_work = True
+    takes_several = False
 
     def __init__(
         self, place: str, folder: Path, companions: Callable[[Manifest], Mapping[str, bytes]] | None = None
@@ -114,9 +115,9 @@ class KagglePlace:
         if draft.asked_after is None and not draft.has_version and self._dataset.read(MANIFEST_NAME, len(text)) == text:
             self._check_listed(manifest)
             return
-        others = {MANIFEST_NAME: text, **self._companions(manifest)}
+        others = {MANIFEST_NAME: text, **self._companions(Manifest.from_json(text))}
         contents = {entry.name: self._content(entry) for entry in manifest.files}
-        contents |= {name: in_memory(data) for name, data in others.items()}
+        contents |= {name: draft.as_asked_for(name, in_memory(data)) for name, data in others.items()}
         if len(contents) > MAX_FILES:
             raise PublishError(f"{self.shown} would have {len(contents)} files, and a dataset has at most {MAX_FILES}")
         try:

@@ -47,6 +47,8 @@ class Place(Protocol):
     shown: str
     #: Whether the work folder is needed until all is sent, and not only until the cache is built.
     needs_work: bool
+    #: Whether one request takes all shards that wait, or one after the other is sent.
+    takes_several: bool
     #: Why samples and variants cannot be added to a finished cache there; empty where they can.
     adds_not: str
 
@@ -168,7 +170,7 @@ class Upload:
             while True:
                 shards = [self._waiting.get()]
                 with contextlib.suppress(queue.Empty):
-                    while shards[-1] is not None:
+                    while shards[-1] is not None and self.place.takes_several:
                         shards.append(self._waiting.get_nowait())
                 entries = [shard.entry for shard in shards if shard is not None]
                 self.place.send(entries)

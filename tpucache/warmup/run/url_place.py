@@ -41,6 +41,7 @@ class UrlPlace:
         self._url, self._folder, self._work = url, folder, folder / WORK_NAME
         self.shown = shown(url)
         self._remote = Remote(url)
+        self.takes_several = self._remote.is_atomic
         if self._remote.is_http:
             raise UsageError(f"{self.shown} can be read only: build into gs://, s3://, hf:// or a folder")
         self._names: set[str] = set()

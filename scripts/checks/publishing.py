@@ -1,0 +1,200 @@
+"""Builds a cache 12 times as large as the disk into a dataset at Kaggle's stand-in, killed again and again.
+
+    python -m scripts.checks.publishing --kills 50
+
+Each run is a process of its own, `tpucache warmup SOURCE kaggle:ann/… --keep-local no`, on a tmpfs of a twelfth of the
+cache (or, where none may be mounted, in a folder that is measured). SIGKILL comes at requests that are drawn by chance:
+before one is carried out, or after it and before its answer, so between any two calls. Now and then an upload expires,
+or a connection breaks. Each build that ends has to leave one version with the bytes of a local warmup, and no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from scripts.kaggle_server import PIECE, KaggleServer
+
+SAMPLES, SIZE, SHARDS = 900, 128, 44
+DATASET = "ann/larger-than-the-disk"
+#: Requests of which a run makes few: those that make the version, and look at it.
+RARE = ("GetDataset", "CreateDataset", "GetDatasetStatus", "ListDatasetFiles", "DownloadDataset")
+
+
+def write_source(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(SAMPLES):
+        path = folder / "ab"[number % 2] / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+
+
+def command(source: Path, place: str, *options: str) -> list[str]:
+    """Return the command that builds a cache of one variant, in as many shards as a dataset has."""
+    words = [sys.executable, "-m", "tpucache", "warmup", str(source), place, "--size", str(SIZE), "--shard-mb", "1"]
+    return [*words, "--jobs", "1", "--target", "kaggle", *options]
+
+
+@contextlib.contextmanager
+def small_disk(size: int, folder: Path) -> Iterator[bool]:
+    """Mount a tmpfs of this size at a folder; give whether that worked."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False, capture_output=True
+    )
+    try:
+        yield not done.returncode
+    finally:
+        if not done.returncode:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class Killer:
+    """Kills a process at a request that is drawn by chance, and notes which."""
+
+    def __init__(self, server: KaggleServer, rng: random.Random) -> None:
+        self.server, self.rng = server, rng
+        self.process: subprocess.Popen[bytes] | None = None
+        self.killed: Counter[str] = Counter()
+        self._left: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def draw(self) -> None:
+        """Draw where the next run is to be killed: the number of a kind of requests, and the moment of it."""
+        kind = self.rng.choice(["StartBlobUpload", "PUT", "PUT", "PUT of nothing", *RARE])
+        most = {"StartBlobUpload": 9, "PUT": 9, "PUT of nothing": 60}.get(kind, 3)
+        self._left = Counter({f"{kind} {self.rng.choice(['asked', 'done'])}": self.rng.randint(1, most)})
+
+    def spare(self) -> None:
+        """Kill none of the next run."""
+        self._left = Counter()
+
+    def watch(self, call: str, moment: str) -> None:
+        """Kill the process where this is the request that was drawn."""
+        with self._lock:
+            key = f"{call} {moment}"
+            if self.process is None or key not in self._left:
+                return
+            self._left[key] -= 1
+            if self._left[key] == 0:
+                os.kill(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+                self.process = None
+                self.killed[key] += 1
+
+
+def size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def run(words: list[str], environment: dict[str, str], killer: Killer, disk: Path, log: Path) -> tuple[int, int]:
+    """Run a command; return its exit status and the most bytes that the disk held."""
+    most = 0
+    with log.open("ab") as output:
+        process = subprocess.Popen(words, env=environment, stdout=output, stderr=output)
+        killer.process = process
+        while process.poll() is None:
+            most = max(most, size_of(disk))
+            time.sleep(0.02)
+        killer.process = None
+    return process.returncode, most
+
+
+class Trial:
+    """Builds into the stand-in until so many runs were killed, and what became of them."""
+
+    def __init__(self, folder: Path, server: KaggleServer, options: argparse.Namespace) -> None:
+        self.server, self.rng, self.kills = server, random.Random(options.seed), options.kills
+        self.killer = Killer(server, self.rng)
+        self.source, self.disk, self._log = folder / "source", folder / "disk", folder / "log"
+        write_source(self.source)
+        words = command(self.source, str(folder / "local"))
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.expected = {path.name: path.read_bytes() for path in (folder / "local").iterdir()}
+        shutil.rmtree(folder / "local")
+        self.total = sum(map(len, self.expected.values()))
+        self.room = self.total // options.times
+        self._environment = {**os.environ, **server.environment, "HOME": str(folder), "TMPDIR": str(folder)}
+        self.most = self.builds = self.received = self.again = self.expired = 0
+        self.bad: list[str] = []
+
+    def build(self) -> None:
+        """Build once, with as many kills as come, and look at what is published."""
+        self.server.reset()
+        self.server.watch, self.server.faults.lag = self.killer.watch, 3
+        words = command(self.source, f"kaggle:{DATASET}", "--keep-local", "no", "--local", str(self.disk / "work"))
+        status = -1
+        while status != 0:
+            self.server.faults.cuts = [PIECE, 2 * PIECE] if self.rng.random() < 0.2 else []
+            if self.killer.killed.total() < self.kills:
+                self.killer.draw()
+            else:
+                self.killer.spare()
+            status, used = run(words, self._environment, self.killer, self.disk, self._log)
+            self.most = max(self.most, used)
+            if status not in (0, 3, -signal.SIGKILL):
+                sys.exit(f"status {status} after {dict(self.killer.killed)}: {self._log.read_text()[-3000:]}")
+            whole = [blob for blob in self.server.blobs.values() if blob.is_whole and not blob.has_expired]
+            if status and whole and not self.server.datasets and self.rng.random() < 0.1:
+                self.rng.choice(whole).has_expired = True
+                self.expired += 1
+        self.builds += 1
+        self.received += self.server.received
+        self._look()
+
+    def _look(self) -> None:
+        versions = self.server.datasets[DATASET].versions
+        there = versions[-1].files
+        self.again += len(self.server.blobs) - len(there)
+        if len(versions) != 1 or {name: there.get(name) for name in self.expected} != self.expected:
+            self.bad.append(f"build {self.builds}: {len(versions)} versions, or other bytes")
+        others, left = sorted(there.keys() - self.expected.keys()), [path.name for path in self.disk.iterdir()]
+        if len(others) != 2 or left:
+            self.bad.append(f"build {self.builds}: besides there are {others}; left here: {left}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--times", type=int, default=12, help="how many times the disk's size the cache has")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work, KaggleServer().running() as server:
+        trial = Trial(Path(work), server, options)
+        with small_disk(trial.room, trial.disk) as is_mounted:
+            while trial.killer.killed.total() < options.kills:
+                trial.build()
+    place = "tmpfs" if is_mounted else "a folder, measured"
+    print("| cache | disk | of it used | builds | kills | expired | uploads begun again | bytes sent | versions |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|---|")
+    print(
+        f"| {trial.total / 1e6:.1f} MB | {trial.room / 1e6:.1f} MB, {place} | {trial.most / trial.room:.0%} | "
+        f"{trial.builds} | {trial.killer.killed.total()} | {trial.expired} | {trial.again} | "
+        f"{trial.received / trial.total / trial.builds:.2f} of the cache | "
+        f"{'; '.join(trial.bad) if trial.bad else 'one a build, each file as built locally'} |"
+    )
+    print("killed at:", ", ".join(f"{key} {count}" for key, count in sorted(trial.killer.killed.items())))
+    return bool(trial.bad) or (not is_mounted and trial.most > trial.room)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
