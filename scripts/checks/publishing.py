@@ -100,9 +100,10 @@ class Killer:
 
 def size_of(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_size
     return total
 
 
@@ -114,7 +115,7 @@ def run(words: list[str], environment: dict[str, str], killer: Killer, disk: Pat
         killer.process = process
         while process.poll() is None:
             most = max(most, size_of(disk))
-            time.sleep(0.02)
+            time.sleep(0.05)
         killer.process = None
     return process.returncode, most
 
