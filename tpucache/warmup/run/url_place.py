@@ -17,7 +17,8 @@ from tpucache.redact import shown
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
 from tpucache.store.files import read_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, Part, version_name
+from tpucache.store.history import load_earlier, read_times, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
 from tpucache.store.remote.folder import Remote
@@ -105,12 +106,15 @@ class UrlPlace:
                 return
             check_ours(self.shown, [MANIFEST_NAME], [Claim.of(FINISHED, there)], Claim.of(_COMMAND, manifest))
             known |= {entry.name: entry.sha256 for entry in there.files}
+            if manifest.history and there.identity not in (manifest.identity, *manifest.parents):
+                raise StoreError(f"{self.shown} holds another version than the one that was added to: run it again")
         self._names = names
         self._take()
         self._check_taken()
         self._send_files(
             [entry for entry in manifest.files if entry.name not in names or known.get(entry.name) != entry.sha256]
         )
+        self._send_versions(manifest, names)
         self._check_sent()
         self._check_taken()
         unfinished = sorted(name for name in names if name.startswith(_PREFIX))
@@ -149,6 +153,23 @@ class UrlPlace:
             f"another process builds into {self.shown}, and has claimed it: this one has stopped, and has not written "
             "its manifest there. Wait until the other has ended and run this again, or give another place"
         )
+
+    def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
+        """Send the manifests of the versions before, and what they alone have, where this machine has them."""
+        others: dict[str, bytes] = {}
+        entries: list[FileEntry] = []
+        for number in range(1, manifest.number):
+            name = version_name(number)
+            if (self._folder / name).exists():
+                before = load_earlier(self._folder, manifest, number)
+                for entry in before.files:
+                    if entry.name not in names and (self._folder / entry.name).exists():
+                        entries.append(entry)
+                        names.add(entry.name)
+                others[name] = before.text.encode()
+        if times := read_times(self._folder):
+            others[TIMES_NAME] = to_times(times)
+        self._send_files(entries, others)
 
     def _check_sent(self) -> None:
         """Raise StoreError where a file that was sent is another one at the URL by now."""
