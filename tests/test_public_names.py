@@ -47,6 +47,7 @@ ERRORS = [
     "DamageError",
     "DependencyError",
     "FormatError",
+    "NoRoomError",
     "NotACacheError",
     "OutOfRangeError",
     "PublishError",

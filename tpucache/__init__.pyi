@@ -10,6 +10,7 @@ from tpucache.errors import (
     DamageError as DamageError,
     DependencyError as DependencyError,
     FormatError as FormatError,
+    NoRoomError as NoRoomError,
     NotACacheError as NotACacheError,
     OutOfRangeError as OutOfRangeError,
     PublishError as PublishError,

@@ -13,6 +13,7 @@ TpucacheError
 │   │   └── UnknownCodecError   a codec that neither tpucache nor an installed package has
 │   └── DamageError         bytes differ from what the manifest states
 ├── BuildError              warmup could not finish; what is finished stays usable
+│   └── NoRoomError         the disk has no room for what it writes
 ├── TrainingError           training or evaluation could not continue
 ├── PublishError            a cache could not be published, or did not arrive whole
 └── UnfinishedError         a time limit was reached: run the same command again to continue
@@ -89,6 +90,10 @@ class DamageError(StoreError):
 
 class BuildError(TpucacheError):
     """Warmup could not finish."""
+
+
+class NoRoomError(BuildError):
+    """The disk has no room for what a warmup writes."""
 
 
 class TrainingError(TpucacheError):

@@ -2,9 +2,12 @@
 
     python -m scripts.bench growing PHOTOGRAPHS --size 224 --rounds 3
     python -m scripts.bench growing PHOTOGRAPHS --codec dct-lz4 --epochs 5
+    python -m scripts.bench growing PHOTOGRAPHS --late 30
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
 worker for each core that decodes and resizes with Pillow. Nothing learns: it is how long batches take. One JSON object.
+With `--late`, each round takes the first epoch alone, where each photograph opens and reads at once, and that many
+milliseconds late (see `scripts.bench late`; a C compiler is needed).
 """
 
 from __future__ import annotations
@@ -12,14 +15,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.commands import say
+from scripts.bench.late import make_shim
+from scripts.commands import ROOT, say
 
 
 def main() -> None:
@@ -31,7 +38,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--late", type=float, metavar="MS", help="compare with storage that answers so late")
     options = parser.parse_args()
+    if options.late is not None:
+        print(json.dumps(_late(options)))
+        return
     rows: list[dict[str, float]] = []
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -44,6 +55,53 @@ def main() -> None:
         "all_of_dataloader": found["growing_all"] / (options.epochs * found["dataloader_epoch"]),
     }
     print(json.dumps({**found, **{name: round(value, 3) for name, value in ratios.items()}}))
+
+
+_FIRST_EPOCH = """
+import sys, time
+from pathlib import Path
+from tpucache import CachedLoader, Recipe, open_or_build
+
+if __name__ == "__main__":
+    photographs, cache, size, codec, batch_size = sys.argv[1:]
+    began = time.monotonic()
+    dataset = open_or_build(photographs, cache, Recipe(size=int(size), codec=codec))
+    for _ in CachedLoader(dataset, int(batch_size), shuffle=True):
+        pass
+    print(len(dataset) / (time.monotonic() - began))
+"""
+
+
+def _late(options: argparse.Namespace) -> dict[str, float]:
+    """Return the images a second of the first epoch on storage that answers at once and late, and their ratio."""
+    found: dict[float, list[float]] = {0.0: [], options.late: []}
+    with tempfile.TemporaryDirectory() as folder:
+        shim, photographs = make_shim(Path(folder)), options.photographs.resolve()
+        script = Path(folder, "measured.py")
+        script.write_text(_FIRST_EPOCH)
+        for number in range(options.rounds):
+            for milliseconds, rates in found.items():
+                environment = {
+                    **os.environ,
+                    "LD_PRELOAD": str(shim),
+                    "LATE_BELOW": str(photographs),
+                    "LATE_MICROSECONDS": str(round(milliseconds * 1000)),
+                    "PYTHONPATH": str(ROOT),
+                }
+                cache = Path(folder, f"cache-{number}-{milliseconds}")
+                words = [photographs, cache, options.size, options.codec, options.batch_size]
+                command = [sys.executable, str(script), *map(str, words)]
+                done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+                rates.append(float(done.stdout.split()[-1]))
+                shutil.rmtree(cache)
+                say(f"round {number + 1}, {milliseconds:g} ms: {rates[-1]:,.0f} images/s")
+    at_once, late = (statistics.median(rates) for rates in found.values())
+    return {
+        "late_ms": options.late,
+        "local": round(at_once, 1),
+        "late": round(late, 1),
+        "ratio": round(late / at_once, 3),
+    }
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from patience import wait_for
 from PIL import Image
+from writing import write_picture
 
 import tpucache
-from tpucache.errors import BuildError, SampleError, UsageError
+from tpucache.adopt.picture_folder import list_at_rest
+from tpucache.errors import BuildError, SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache
@@ -79,3 +81,78 @@ def test_the_builder_ends_with_its_reader_and_says_what_it_failed_with(tmp_path:
 def test_a_cache_at_a_url_is_refused(photos: Path) -> None:
     with pytest.raises(UsageError, match="folder of this machine"):
         tpucache.open_or_build(photos, "gs://bucket/cache")
+
+
+def grown_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("tpucache.adopt.image_folder.LEAST_GROWING", 1)
+    return tpucache.ImageFolder(root, size=8, jobs=1)
+
+
+@pytest.mark.slow
+def test_an_image_folder_is_built_while_it_is_read(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, no_build: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = tpucache.ImageFolder(root, size=8, jobs=1, cache=root.parent / "whole")
+    old = kept / next(kept_of(root.parent / "whole")).name / "0123"
+    old.mkdir(parents=True)  # the cache of another state, which nobody reads
+    dataset = grown_folder(root, monkeypatch)
+    assert isinstance(dataset.to_cached().cache, GrowingCache)
+    assert (dataset.samples, dataset.targets, dataset.classes) == (whole.samples, whole.targets, whole.classes)
+    same = tpucache.CachedLoader(whole, 4, shuffle=True)
+    for (images, labels), (others, known) in zip(tpucache.CachedLoader(dataset, 4, shuffle=True), same, strict=True):
+        assert np.array_equal(images, others)
+        assert np.array_equal(labels, known)
+    assert np.array_equal(dataset[-1][0], whole[-1][0])
+    assert "its pictures are decoded and resized once" in capfd.readouterr().err
+    dataset.to_cached().cache.wait()
+    wait_for(lambda: not (dataset.directory / WORK_NAME).exists() and not old.exists())
+    assert files(dataset.directory) == files(whole.directory)
+    no_build()
+    found = grown_folder(root, monkeypatch)
+    assert not isinstance(found.to_cached().cache, GrowingCache)
+    assert found.directory == dataset.directory
+
+
+def kept_of(folder: Path) -> Any:
+    return (folder / "datasets").iterdir()
+
+
+@pytest.mark.slow
+def test_of_an_image_folder_that_changes_meanwhile_nothing_is_kept(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed_late(*arguments: Any, **options: Any) -> Any:
+        folder = list_at_rest(*arguments, **options)
+        write_picture(root / "9" / "new.png", 9)
+        return folder
+
+    monkeypatch.setattr("tpucache.adopt.image_folder.list_at_rest", listed_late)
+    dataset = grown_folder(root, monkeypatch)
+    with pytest.raises(SourceError, match=r"was changed while its cache was made: 1 new: '9/new.png'"):
+        dataset.to_cached().cache.wait()
+    assert not dataset.directory.exists()
+
+
+FORKED = """
+import sys
+from torch.utils.data import DataLoader
+from tpucache import Recipe, open_or_build
+
+if __name__ == "__main__":
+    dataset = open_or_build(sys.argv[1], sys.argv[2], Recipe(size=8), jobs=1)
+    print(dataset.cache.is_growing)
+    for _ in range(2):
+        for images, labels in DataLoader(dataset, 4, num_workers=2, multiprocessing_context="fork"):
+            print(images.sum((1, 2, 3)).tolist(), labels.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_forked_workers_of_a_dataloader_read_what_is_built_meanwhile(
+    root: Path, tmp_path: Path, run_forking: Any
+) -> None:
+    (growing, *lines), (finished, *expected) = (
+        run_forking(FORKED, root, tmp_path / "cache").splitlines() for _ in range(2)
+    )
+    assert (growing, finished) == ("True", "False")
+    assert lines == expected

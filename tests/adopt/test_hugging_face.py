@@ -80,10 +80,12 @@ def test_files_that_change_while_the_cache_is_made_end_it(root: Path, monkeypatc
     paths = sorted(map(str, root.rglob("*.png")))
     dataset = datasets.Dataset.from_dict({"image": paths, "label": [0] * 6}).cast_column("image", datasets.Image())
 
-    def build(*arguments: Any, **options: Any) -> Any:
-        manifest = tpucache.build_cache(*arguments, **options)
-        write_picture(Path(paths[1]), 31)
-        return manifest
+    def build(*arguments: Any, check: Any, **options: Any) -> Any:
+        def change() -> None:
+            write_picture(Path(paths[1]), 31)
+            check()
+
+        return tpucache.build_cache(*arguments, check=change, **options)
 
     monkeypatch.setattr("tpucache.warmup.build.build_cache", build)
     with pytest.raises(SourceError, match="were changed while its cache was made"):

@@ -209,10 +209,12 @@ def test_of_two_that_come_at_once_one_builds_and_the_other_waits(
 def test_a_picture_that_changes_while_the_cache_is_made_ends_it(
     root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(*arguments: Any, **options: Any) -> Any:
-        manifest = build_cache(*arguments, **options)
-        write_picture(root / "9" / "a.png", 20)
-        return manifest
+    def build(*arguments: Any, check: Any, **options: Any) -> Any:
+        def change() -> None:
+            write_picture(root / "9" / "a.png", 20)
+            check()
+
+        return build_cache(*arguments, check=change, **options)
 
     monkeypatch.setattr("tpucache.warmup.build.build_cache", build)
     with pytest.raises(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from patience import wait_for
 from PIL import Image
 
 import tpucache.jax
@@ -24,6 +25,8 @@ from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.crop import CropDecoder
 from tpucache.ondevice.decode import Resize, packed_or_pixels
 from tpucache.store.fields import Field
+from tpucache.store.growing import GrowingCache
+from tpucache.warmup.growing import build_for_readers
 
 ALL = AugmentSettings(
     flip=True, vertical_flip=True, shift=3, brightness=0.3, contrast=0.3, saturation=0.3, erase=0.4,
@@ -69,6 +72,28 @@ def normalised(dataset, images):
 
 def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
+
+
+def test_batches_of_a_cache_that_is_built_meanwhile_are_those_of_the_finished_one(tmp_path):
+    rng, photos, told = np.random.default_rng(3), tmp_path / "photos", []
+    for number in range(24):
+        (photos / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8)).save(photos / str(number % 2) / f"{number}.png")
+    arguments, options = (photos, tmp_path / "cache", told.append), {"recipe": Recipe(size=8), "jobs": 1}
+    build = threading.Thread(target=build_for_readers, args=arguments, kwargs=options)
+    build.start()
+    wait_for(lambda: told)
+    growing = CachedDataset(GrowingCache(tmp_path / "cache", told[0]))
+
+    def batches(dataset):
+        sharding = SingleDeviceSharding(jax.devices()[0])
+        with feed(CachedLoader(dataset, 8, shuffle=True), sharding) as batches:
+            return [(np.asarray(images), np.asarray(labels)) for images, labels in batches]
+
+    found = batches(growing)
+    build.join()
+    for one, other in zip(found, batches(CachedDataset(tmp_path / "cache")), strict=True):
+        assert all(map(np.array_equal, one, other))
 
 
 @pytest.mark.parametrize("finish", ["host", "device"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +15,14 @@ import pytest
 import torch
 from patience import PATIENCE, wait_for
 
-from tpucache.errors import UnfinishedError
+from tpucache.errors import NoRoomError, UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
 from tpucache.training.loop import train
-from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.run import growing as growing_scheduler
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
@@ -33,13 +35,14 @@ class Pictures:
     """Pictures, those from `first_late` on once a gate is open."""
 
     def __init__(self) -> None:
-        self.gate, self.first_late = threading.Event(), SAMPLES
+        self.gate, self.first_late, self.loaded = threading.Event(), SAMPLES, list[int]()
 
     def list(self) -> Listing:
         return Listing([Sample(at, f"{at:02}.png", at % 3) for at in range(SAMPLES)], classes=("ant", "bee", "cat"))
 
     def load(self, sample: Sample) -> Item:
         wait_for(lambda: sample.number < self.first_late or self.gate.is_set())
+        self.loaded.append(sample.number)
         return Item({"image": np.random.default_rng(sample.number).integers(0, 256, (20, 20, 3), np.uint8)})
 
 
@@ -107,3 +110,106 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
     build.join(PATIENCE)
     report = train(tmp_path / "run", SETTINGS, dataset[:32], None, CpuDevice(), replace(QUIET, resume=True))
     assert len(report.losses) == 6
+
+
+@pytest.mark.slow
+def test_validation_samples_are_built_after_those_that_train(tmp_path: Path) -> None:
+    source = Pictures()
+    source.first_late = 4  # no more than a task is made before the run asks for an epoch
+    dataset, build = growing(source, tmp_path / "cache")
+    valid, trained = np.arange(0, SAMPLES, 5), np.flatnonzero(np.arange(SAMPLES) % 5)
+    run = threading.Thread(
+        target=train,
+        args=(tmp_path / "run", replace(SETTINGS, epochs=1), dataset[trained], dataset[valid], CpuDevice(), QUIET),
+    )
+    run.start()
+    wait_for(lambda: [*(tmp_path / "cache" / ".warmup").glob("wanted-*")])
+    source.gate.set()
+    run.join(PATIENCE)
+    build.join(PATIENCE)
+    made = [number for number in source.loaded[2:] if number != source.loaded[0]]  # without what planned it
+    before = made[: len(trained) - 4]
+    begun = 2 * 4  # samples of the tasks that were given before the run asked
+    assert {*before[begun:]} <= {*trained.tolist()}
+
+
+@pytest.mark.slow
+def test_a_run_whose_disk_is_full_goes_on_and_saves_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, cache = Pictures(), tmp_path / "cache"
+    same = replace(SETTINGS, normalise="imagenet")
+    dataset, build = growing(source, tmp_path / "whole")
+    first = train(tmp_path / "first", same, dataset, None, CpuDevice(), QUIET)
+    build.join(PATIENCE)
+    told: list[Any] = []
+    errors: list[Exception] = []
+
+    class Builder:
+        def check(self) -> bool:
+            if errors:
+                raise errors[0]
+            return True
+
+        def maker(self) -> Maker:
+            return Maker(source, cache, recipe=Recipe(size=16))
+
+    def full(descriptor: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail() -> None:
+        try:
+            build_for_readers(source, cache, told.append, recipe=Recipe(size=16), jobs=1)
+        except NoRoomError as error:
+            errors.append(error)
+
+    monkeypatch.setattr(growing_scheduler, "_append", full)
+    failing = threading.Thread(target=fail)
+    failing.start()
+    wait_for(lambda: told)
+    shown = CachedDataset(GrowingCache(cache, told[0], Builder()))
+    second = train(tmp_path / "second", same, shown, None, CpuDevice(), QUIET)
+    failing.join(PATIENCE)
+    assert second.finished
+    assert second.losses == first.losses
+    assert second.pace.built["bytes"] is None
+    assert all(
+        torch.equal(one, weights(tmp_path / "second")[name]) for name, one in weights(tmp_path / "first").items()
+    )
+    assert json.loads((tmp_path / "second" / "run.json").read_text())["training"]["digest"] == ""
+
+
+ON_XLA = """
+import sys
+from pathlib import Path
+import numpy as np
+from tpucache import CachedDataset, CachedLoader, Recipe, open_or_build
+from tpucache.training.device import open_device
+from tpucache.training.feed.feeder import Feeder
+
+photos, cache, cores = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+device = open_device("xla", cores)
+
+
+def batches(dataset):
+    with Feeder(CachedLoader(dataset, 16, shuffle=True, drop_last=True), device) as feeder:
+        return [(batch.images.cpu().numpy(), batch.labels.cpu().numpy()) for batch in feeder]
+
+
+growing = open_or_build(photos, cache, Recipe(size=16), jobs=1)
+assert growing.cache.is_growing
+found = batches(growing)
+growing.cache.wait()
+for one, other in zip(found, batches(CachedDataset(cache)), strict=True):
+    assert all(map(np.array_equal, one, other))
+"""
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("cores", [1, 8])
+def test_batches_on_the_cores_of_xla_are_those_of_the_finished_cache(
+    cores: int, python: Any, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(ON_XLA)
+    done = python(tmp_path / "script.py", photos, tmp_path / "cache", cores, devices=cores)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from patience import PATIENCE, wait_for
 
-from tpucache.errors import BuildError, RecipeError, SampleError
+from tpucache.errors import BuildError, NoRoomError, RecipeError, SampleError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
@@ -22,13 +26,14 @@ from tpucache.store import growing as reading
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache, Prospect
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.growing import Maker, build_for_readers
 from tpucache.warmup.run import growing
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
 SAMPLES = 130  # three blocks
 SIZE = 16
+RECORD = SIZE * SIZE * 3  # bytes
 PLANNED = [0, 0]  # what is loaded to plan a build: the first sample says what all are like
 
 
@@ -46,7 +51,7 @@ class Gated:
         return Listing(samples, classes=("ant", "bee", "cat"), columns={"fold": np.arange(SAMPLES) % 4})
 
     def load(self, sample: Sample) -> Item:
-        if sample.path == "bad.png":
+        if sample.path.startswith("bad"):
             raise SampleError(sample.path, "is broken")
         wait_for(lambda: self.may_pass(sample.number) or self.ended)
         if self.ended:
@@ -62,7 +67,7 @@ class Building:
     def __init__(self, source: Any, cache: Path, recipe: Recipe, **others: Any) -> None:
         self.prospect: Prospect | None = None
         self.error: BaseException | None = None
-        self._source, self._told = source, threading.Event()
+        self._source, self._told, self._cache, self._recipe = source, threading.Event(), cache, recipe
         self._thread = threading.Thread(target=self._build, args=(cache, recipe), kwargs=others)
         self._thread.start()
 
@@ -81,6 +86,9 @@ class Building:
         if self.error is not None:
             raise self.error
         return True
+
+    def maker(self) -> Maker:
+        return Maker(self._source, self._cache, recipe=self._recipe)
 
     def wait_for_prospect(self) -> Prospect | None:
         assert self._told.wait(PATIENCE), "no prospect"
@@ -128,6 +136,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Pat
         return made[recipe]
 
     return build
+
+
+def batches_of(dataset: CachedDataset, epochs: int = 2, **how: Any) -> list[Any]:
+    loader = CachedLoader(dataset, 24, seed=5, threads=2, **how)
+    return [(np.asarray(images).copy(), np.asarray(labels).copy()) for _ in range(epochs) for images, labels in loader]
 
 
 def assert_same_batches(one: CachedDataset, other: CachedDataset, epochs: int = 2, **how: Any) -> None:
@@ -314,6 +327,56 @@ def test_two_readers_of_one_build_decode_each_sample_once(tmp_path: Path, finish
     assert len(second.loaded) < SAMPLES // 2  # it compares a few with the finished cache
 
 
+@pytest.mark.parametrize(("recipe", "variant", "shuffle"), [CASES[0], CASES[2]])
+def test_where_the_disk_is_full_records_are_made_when_they_are_read(
+    recipe: Recipe,
+    variant: Any,
+    shuffle: Any,
+    tmp_path: Path,
+    finished: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = [40 * RECORD]
+    append = growing._append
+
+    def append_where_there_is_room(descriptor: int, data: memoryview) -> None:
+        room[0] -= len(data)
+        if room[0] < 0:
+            os.write(descriptor, data[: len(data) // 2])  # as a disk does that is full
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(descriptor, data)
+
+    monkeypatch.setattr(growing, "_append", append_where_there_is_room)
+    source, cache = Gated(), tmp_path / "cache"
+    with grown(source, cache, recipe, variant) as (dataset, building):
+        expected = CachedDataset(finished(recipe), variant)
+        for one, other in zip(*(batches_of(each, shuffle=shuffle) for each in (dataset, expected)), strict=True):
+            assert all(map(np.array_equal, one, other))
+        said = [each.getMessage() for each in caplog.records if "decoded anew" in each.getMessage()]
+        assert len(said) == 1
+        assert "No space left on device" in said[0]
+        building.join()
+        with pytest.raises(NoRoomError):
+            dataset.digest  # noqa: B018  # it is a property that waits for the end
+    monkeypatch.setattr(growing, "_append", append)  # somebody made room
+    then = Gated()
+    with grown(then, cache, recipe, variant) as (dataset, building):
+        building.join()
+        assert_same_batches(dataset, CachedDataset(finished(recipe), variant), shuffle=shuffle)
+    assert len(then.loaded) < SAMPLES
+
+
+def test_room_for_all_of_it_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=int(1.5 * SAMPLES * RECORD)))
+    building = Building(Gated(), tmp_path / "cache", Recipe(size=SIZE))
+    assert building.wait_for_prospect() is None
+    building.join()
+    with pytest.raises(BuildError, match=r"to work in, and 0\.1 MB are free: make room"):
+        building.check()
+    assert not (tmp_path / "cache").exists()
+
+
 def test_another_recipe_is_refused_while_a_cache_is_built(tmp_path: Path) -> None:
     gate = threading.Event()
     with grown(Gated(lambda number: number < 8 or gate.is_set()), tmp_path / "cache", Recipe(size=SIZE)) as (one, _):
@@ -336,6 +399,27 @@ def test_where_the_samples_are_known_at_the_end_alone_nothing_is_read_before(cas
     assert len(CachedDataset(tmp_path / "cache")) == SAMPLES
 
 
+def test_skipped_samples_are_all_known_and_batches_keep_their_shape(tmp_path: Path) -> None:
+    """With `on_error="skip"` all is built before anything is read: an epoch is shorter by what is skipped."""
+
+    class WithBad(Gated):
+        def list(self) -> Listing:
+            listing = super().list()
+            bad = {7: "bad-7.png", 90: "bad-90.png"}
+            samples = [dataclasses.replace(each, path=bad.get(each.number, each.path)) for each in listing.samples]
+            return dataclasses.replace(listing, samples=samples)
+
+    building = Building(WithBad(), tmp_path / "cache", Recipe(size=SIZE), on_error="skip")
+    assert building.wait_for_prospect() is None
+    building.join()
+    building.check()
+    dataset = CachedDataset(tmp_path / "cache")
+    assert [each.number for each in dataset.manifest.skipped] == [7, 90]
+    assert [each.path for each in dataset.manifest.skipped] == ["bad-7.png", "bad-90.png"]
+    shapes = [tuple(images.shape) for images, _ in CachedLoader(dataset, 32, shuffle=True, drop_last=True)]
+    assert shapes == [(32, 3, SIZE, SIZE)] * ((SAMPLES - 2) // 32)
+
+
 def test_a_copy_for_another_process_reads_what_is_built(tmp_path: Path) -> None:
     with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
         dataset[0]
@@ -356,5 +440,25 @@ def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
         dataset[0]
         copy = pickle.loads(pickle.dumps(dataset))
         building.end()
+        (tmp_path / "cache" / WORK_NAME / reading.FAILURE_NAME).unlink()  # a kill writes none
         with pytest.raises(BuildError, match="nobody builds"):
+            copy[120]
+
+
+def test_a_copy_is_told_why_the_build_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_LOOK_SECONDS", 0.0)
+
+    class Broken(Gated):
+        def load(self, sample: Sample) -> Item:
+            if sample.number == 70:
+                raise SampleError(sample.path, "is broken")
+            return super().load(sample)
+
+    gate = threading.Event()
+    source = Broken(lambda number: number < 8 or gate.is_set())
+    with grown(source, tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        copy = pickle.loads(pickle.dumps(dataset))  # as in a worker of a DataLoader
+        gate.set()
+        building.join()
+        with pytest.raises(BuildError, match=r"'070.png': is broken"):
             copy[120]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
-from tpucache.adopt.picture_folder import PictureFolderSource, list_at_rest, list_pictures
+from tpucache.adopt.kept import LEAST_GROWING, BuildChoices, Kept, KeptCache
+from tpucache.adopt.picture_folder import PictureFolderSource, check_unchanged, list_at_rest, list_pictures
 from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
-from tpucache.errors import SourceError, UsageError
+from tpucache.errors import UsageError
 from tpucache.recipe import Recipe, fingerprint
 
 if TYPE_CHECKING:
@@ -48,11 +49,15 @@ class ImageFolder(PictureDataset):
 
         The cache is kept below `cache`, by default in TPUCACHE_DIR, or `tpucache` in the user's cache folder. It
         belongs to this path and recipe, and to the names, sizes and times of the files: once a picture was added,
-        removed or replaced, it is made anew. `jobs` processes build it, by default one for each core; where another
-        process builds it already, this one waits. What a killed process had finished is kept.
+        removed or replaced, it is made anew. `jobs` processes build it, by default one for each core. What a killed
+        process had finished is kept.
 
-        A file that cannot be decoded is an error, or, with `on_error="skip"`, left out of the samples. A folder
-        without a picture is an error, or, with `allow_empty`, a class without samples.
+        Of 256 pictures or more it is built while it is read (see `open_or_build`): a picture that is not made yet is
+        waited for, and what its building raises is raised there. Fewer are all built before this returns.
+
+        A file that cannot be decoded is an error, or, with `on_error="skip"`, left out of the samples, for which all
+        is built before this returns. A folder without a picture is an error, or, with `allow_empty`, a class without
+        samples.
 
         Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError
         where the cache cannot be written.
@@ -106,14 +111,8 @@ def _open_or_build(root: str, cache: str | Path | None, choices: BuildChoices, *
     found = kept.open(folder.state, choices.on_error)
     if found is None:
         folder = list_at_rest(real, allow_empty=allow_empty)
-
-        def check() -> None:
-            now = list_pictures(real, allow_empty=allow_empty)
-            if now.state != folder.state:
-                raise SourceError(
-                    f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again once "
-                    "nobody writes there"
-                )
-
+        check = functools.partial(check_unchanged, root, folder, allow_empty=allow_empty)
+        if choices.on_error == "fail" and len(folder.files) >= LEAST_GROWING:
+            return kept.grow(folder.state, functools.partial(PictureFolderSource, real, folder), choices, check)
         found = kept.build(folder.state, PictureFolderSource(real, folder), choices, check)
     return found

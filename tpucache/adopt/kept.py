@@ -9,6 +9,7 @@ FOLDER/datasets/train-1f0c…/       one data set and recipe: its path, or what 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -21,11 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, TpucacheError
+from tpucache.adopt.builder import open_growing
+from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError
 from tpucache.progress import note
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
-from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.store.growing import LOCK_NAME
 from tpucache.store.holding import hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.system import fcntl
@@ -37,10 +40,13 @@ if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources.source import Source
 
+#: Fewer pictures are built before they are read: another process would take as long to start.
+LEAST_GROWING: Final = 256
 #: Below the folder for what this user keeps.
 FOLDER: Final = "datasets"
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST: Final = 40
+_WAIT_SECONDS: Final = 0.1
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
 _REMOVED: Final = ".removed-"  # the beginning of the name of what is being removed
 
@@ -55,7 +61,7 @@ class BuildChoices:
 
 
 class KeptCache(NamedTuple):
-    """A finished cache, what keeps it from being removed as long as it is referred to, and whether it was made now.
+    """A cache, what keeps it from being removed as long as it is referred to, and whether it was made now.
 
     One that an earlier process began, or another one made meanwhile, was not made now.
     """
@@ -122,28 +128,50 @@ class Kept:
         states, which no process reads, are removed after that. Raises what `build_cache` raises, and BuildError where
         the folder cannot be written.
         """
+        with self._writing(), self._alone(state):
+            if (found := self.open(state, choices.on_error)) is not None:
+                return found
+            is_new = not (self.folder / state).exists()
+            if not is_new:
+                note(f"{self.name}: what a process that was stopped has left of its cache is continued")
+            elif self.states():
+                note(f"{self.name} has changed since its cache was made")
+            self._make(self.folder / state, source, choices, check)
+            self.remove_others(state)
+            found = self.open(state, choices.on_error)
+        if found is None:
+            raise BuildError(f"{self.folder / state} was removed while it was made: run this again")
+        return found._replace(is_new=is_new)
+
+    def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
+        """Return the cache of a state at once: another process builds it while it is read.
+
+        Where a process builds it already, its records are read. `source`, which may be a `functools.partial` that makes
+        it, and `check` are pickled. What `build` raises, this raises, or whoever waits for a record.
+        """
+        with self._writing():
+            use = Use(self.folder / state)
+            others = {
+                "recipe": choices.recipe,
+                "jobs": choices.jobs,
+                "check": check,
+                "announce": functools.partial(_announce, self.name, self.folder / state),
+                "done": functools.partial(self.remove_others, state),
+            }
+            return KeptCache(open_growing(source, self.folder / state, others), use, is_new=True)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Make the folder of the caches; raise BuildError where what is done in it is refused by the system."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder)
-            with self._alone(state):
-                if (found := self.open(state, choices.on_error)) is not None:
-                    return found
-                is_new = not (self.folder / state).exists()
-                if not is_new:
-                    note(f"{self.name}: what a process that was stopped has left of its cache is continued")
-                elif self.states():
-                    note(f"{self.name} has changed since its cache was made")
-                self._make(self.folder / state, source, choices, check)
-                self._remove_others(state)
-                found = self.open(state, choices.on_error)
+            yield
         except OSError as error:
             raise BuildError(
                 f"the cache of {self.name} cannot be kept in {self.folder}: {error}. Give another folder as cache=, or "
                 "set TPUCACHE_DIR"
             ) from error
-        if found is None:
-            raise BuildError(f"{self.folder / state} was removed while it was made: run this again")
-        return found._replace(is_new=is_new)
 
     def remove(self, state: str) -> None:
         """Remove what there is of a state, unless a process reads or builds it. Raises OSError."""
@@ -161,6 +189,9 @@ class Kept:
             with contextlib.ExitStack() as stack:
                 try:
                     stack.enter_context(hold(self._lock(state), _HeldError))
+                    if is_held(self.folder / state / WORK_NAME / LOCK_NAME):  # by one that is read while it is built
+                        time.sleep(_WAIT_SECONDS)
+                        raise _HeldError("another process")
                 except _HeldError as error:
                     if not is_told:
                         note(f"{self.name}: waiting for {error}, which makes its cache")
@@ -173,12 +204,6 @@ class Kept:
         from tpucache.progress import BuildBar
         from tpucache.warmup.build import build_cache
 
-        def announce(expected: Estimate) -> None:
-            note(
-                f"{self.name}: its pictures are decoded and resized once, into {directory}: {expected.records:,} "
-                f"records, about {size_text(expected.bytes)} ({size_text(expected.free)} are free)"
-            )
-
         began, bar = time.monotonic(), BuildBar("build")
         try:
             manifest = build_cache(
@@ -188,24 +213,28 @@ class Kept:
                 jobs=choices.jobs,
                 on_error=choices.on_error,
                 on_progress=bar.show,
-                announce=announce,
+                announce=functools.partial(_announce, self.name, directory),
+                check=check,
             )
         finally:
             bar.close()
-        try:
-            check()
-        except TpucacheError:
-            shutil.rmtree(directory)
-            raise
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
             f"{duration_text(time.monotonic() - began)}; found again from now on"
         )
 
-    def _remove_others(self, state: str) -> None:
+    def remove_others(self, state: str) -> None:
+        """Remove the caches of all states but one, which no process reads. Raises OSError."""
         for other in self.states():
             if other != state:
                 self.remove(other)
+
+
+def _announce(name: str, directory: Path, expected: Estimate) -> None:
+    note(
+        f"{name}: its pictures are decoded and resized once, into {directory}: {expected.records:,} records, about "
+        f"{size_text(expected.bytes)} ({size_text(expected.free)} are free)"
+    )
 
 
 class _HeldError(BuildError):

@@ -122,6 +122,16 @@ def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
     return folder
 
 
+def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = False) -> None:
+    """Raise SourceError where a folder holds other pictures than when it was listed."""
+    now = list_pictures(os.path.realpath(root), allow_empty=allow_empty)
+    if now.state != folder.state:
+        raise SourceError(
+            f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again once nobody writes "
+            "there"
+        )
+
+
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
     """Wait until files can no longer change without another time; return whether they could since they were `asked`.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,13 +24,14 @@ from tpucache.cli.arguments import (
     rate,
     staged,
 )
+from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.terminal import show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.process import tell
 from tpucache.progress import note
 from tpucache.signals import PROG
-from tpucache.units import duration_text
+from tpucache.units import duration_text, size_text
 
 _BENCH_BATCH: Final = 256
 
@@ -58,7 +61,49 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure how fast a cache reads here."""
+    """Measure how fast a cache reads here; of a source, how fast its first epoch is, which builds the cache."""
+    if not is_source(options.cache):
+        refuse_without_source(options)
+        return _bench(options, {}, [])
+    if options.stage is not None or options.resolution is not None:
+        raise UsageError("--stage and --resolution are for a finished cache: run `tpucache warmup` first")
+    with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
+        source, place = options.cache, options.cache_of_source or Path(folder, "cache")
+        built, lines = _bench_first_epoch(options, source, place)
+        options.cache = place
+        return _bench(options, built, lines)
+
+
+def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a source for an epoch, which builds its cache, and wait until that is finished. Return what that took."""
+    from tpucache.loading.loader import CachedLoader
+
+    arguments = SourceArguments(source, options.build)
+    began = time.monotonic()
+    dataset = arguments.open(place, in_memory(options), is_named=options.cache_of_source is not None)
+    if dataset.is_finished:
+        return {}, []
+    note(f"bench: the first epoch of {len(dataset):,} samples builds the cache {place}")
+    batches = iter(CachedLoader(dataset, min(options.batch_size or _BENCH_BATCH, len(dataset)), shuffle=True))
+    next(batches)
+    first = time.monotonic() - began
+    for _ in batches:
+        pass
+    epoch = time.monotonic() - began
+    size = dataset.cache.wait().manifest.total_bytes
+    built = {
+        "first_batch_seconds": first,
+        "first_epoch_seconds": epoch,
+        "seconds": time.monotonic() - began,
+        "images_per_second": len(dataset) / epoch,
+        "bytes": size,
+    }
+    line = f"build   {len(dataset) / epoch:>10,.0f} samples/s in the first epoch, which took {epoch:,.1f} s"
+    return built, [f"{line}: {first:,.1f} s to the first batch; the cache has {size_text(size)}"]
+
+
+def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
+    """Measure a finished cache; `built` and `lines` say what building it took."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.reader import ReadingPlan
     from tpucache.machine import network_file_system
@@ -88,6 +133,7 @@ def bench(options: argparse.Namespace) -> int:
     )
     one, what = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
+        *lines,
         f"read    {result.images_per_second:>10,.0f} {what}/s, batches of {result.batch_size}, "
         f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
         f"limit   {result.limit_images_per_second:>10,.0f} {what}/s copied in memory by as many threads",
@@ -104,7 +150,7 @@ def bench(options: argparse.Namespace) -> int:
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
     if (kind := network_file_system(dataset.directory)) is not None:
         lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
-    report = result.to_dict()
+    report = {**result.to_dict(), **({"built": built} if built else {})}
     if options.against is not None:
         from tpucache.payback import measure_payback
 
@@ -354,7 +400,12 @@ def add(commands: Any) -> None:
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
-    add_cache_or_url(command)
+    add_cache_or_url(
+        command,
+        "CACHE",
+        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE as warmup takes it",
+    )
+    add_source(command, "a temporary folder")
     command.add_argument(
         "--batch-size", type=positive, metavar="B", help="images a batch (256, or all of a smaller cache)"
     )

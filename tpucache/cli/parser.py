@@ -18,6 +18,9 @@ _OF_EACH: Final = ("--help", "--help-all", "--traceback")
 _OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
 #: A value that names code of the user's, module:name, after its option; not a name that tpucache looks up in a table.
 _CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
+#: The same among the words of an option whose text is options of another command.
+_CODE_IN_TEXT: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
+_OF_OPTIONS: Final = ("--build",)
 _OF_NO_CODE: Final = ("--watch",)  # accuracy:max
 
 
@@ -124,6 +127,7 @@ class CommandParser(Parser):
         given = self._given(words)
         if "--config" in given:
             words = [*self._read_settings(given["--config"][-1], given), *words]
+        words = _joined(words)
         found, unknown = super().parse_known_args(words, namespace)
         if unknown:
             self.error(self._too_many(found, unknown))
@@ -208,7 +212,8 @@ class CommandParser(Parser):
                 self.error(f"{path}: {name} = {value!r} is not what {flag} takes: see {self.prog} --help-all")
             if _flag(action, flag) in given:
                 continue
-            if flag not in _OF_NO_CODE and any(map(_CODE.match, texts)):
+            names_code = _CODE_IN_TEXT.search if flag in _OF_OPTIONS else _CODE.match
+            if flag not in _OF_NO_CODE and any(map(names_code, texts)):
                 self.error(f"{path}: {name} = {value!r} names code, which no file may: give {flag} on the command line")
             words[flag] = texts
         self._file = path, [*words]
@@ -229,6 +234,17 @@ class _HelpAll(argparse.Action):
 def _flag(action: argparse.Action, given: str) -> str:
     """Return the flag by which an option is known however it is given; both of a switch that can be off."""
     return given if given.startswith("--no-") else action.option_strings[0]
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Return words with --build and its text as one: argparse would take a text such as --exact for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in _OF_OPTIONS:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from tpucache.cli.arguments import (
     seconds,
     staged,
 )
+from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
 from tpucache.cli.terminal import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
@@ -52,14 +54,14 @@ if TYPE_CHECKING:
 #: The options of train that --help lists.
 _BASIC: Final = (
     *("--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
-    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
+    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup", "--cache", "--build"),
 )
 FIND: Final = "find"
 _EXPORTED: Final = "export"  # the folder in a run
 
 
 def train(options: argparse.Namespace) -> int:
-    """Train a model on a cache."""
+    """Train a model on a cache, or on a source whose cache is built meanwhile."""
     from tpucache.errors import UnfinishedError
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
@@ -103,13 +105,10 @@ def _settle(options: argparse.Namespace) -> None:
         raise UsageError("with --folds each fold is validated on in turn: leave --valid out")
     if options.resolution is not None and (options.size or options.grow or options.valid_size):
         raise UsageError("--size, --grow and --valid-size say how large images are: leave --resolution out")
-    if options.build is not None:
-        if options.folds or options.lr == FIND:
-            raise UsageError("--folds and --lr find read a finished cache: run `tpucache warmup` first")
-        options.cached_size, options.size = options.size, None
+    options.source = _source(options)
     if options.version is not None:
-        if options.build is not None:
-            raise UsageError("--version is of a finished cache, and --cache builds one: leave one of them out")
+        if options.source is not None:
+            raise UsageError(f"--version is of a finished cache, and {options.cache} is a source: leave --version out")
         options.cache = at_version(options.cache, options.version)
 
 
@@ -154,11 +153,11 @@ def _run(
     cores = 1 if opened is None else opened.cores * processes.world_size
     settings, memory = _settings(options, cores), in_memory(options)
     with account.part("staging"):
-        if options.build is not None:
-            data = _built(options, memory, processes.world_size)
+        if options.source is not None and processes.world_size == 1:
+            data = _built(options, memory, options.source)
         else:
             check = functools.partial(stop.check, f"while copying to {options.stage}")
-            cache = processes.on_each_host(lambda: staged(options, check))
+            cache = processes.on_each_host(lambda: _whole(options, memory) or staged(options, check))
             data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
     is_growing = not data.is_finished
     train_set, valid_set = _split(data, options, memory)
@@ -187,27 +186,57 @@ def _run(
     with watch(run) as watchers:
         run_options = replace(run_options, watchers=watchers)
         report = run_training(run, settings, train_set, valid_set, device, run_options)
-    if is_growing:  # both read all records
-        note(f"the cache is finished: {options.build}, {size_text(data.manifest.total_bytes)}")
+    if is_growing and data.is_finished:  # it reads all records
         _warn_of_leaks(parts)
     return report, data.manifest
 
 
-def _built(options: argparse.Namespace, memory: InMemory, processes: int) -> CachedDataset:
-    """Return the cache of a source, which is built while it is read. Raises UsageError, and as `open_or_build`."""
-    from tpucache.adopt.growing import open_or_build
-    from tpucache.recipe import Recipe
-
+def _source(options: argparse.Namespace) -> SourceArguments | None:
+    """Return the source that is trained on, and say where its cache is; None for a cache. Raises UsageError."""
+    if not is_source(options.cache):
+        refuse_without_source(options)
+        return None
     others = {"--stage": options.stage, "--resolution": options.resolution, "--cache-dir": options.cache_dir}
     if given := [name for name, value in {**others, "--cache-gb": options.cache_gb}.items() if value is not None]:
-        raise UsageError(f"{given[0]} is for a finished cache: run `tpucache warmup` first, or leave --cache out")
-    if processes > 1:
-        raise UsageError("several processes read a finished cache: run `tpucache warmup` first, and leave --cache out")
-    recipe = Recipe() if options.cached_size is None else Recipe(size=options.cached_size)
-    data = open_or_build(options.cache, options.build, recipe, in_memory=memory)
-    if not data.is_finished:
-        note(f"the first epoch builds the cache {options.build}: {len(data):,} samples")
+        raise UsageError(
+            f"{given[0]} is for a finished cache, and {options.cache} is a source: run `tpucache warmup` first, or "
+            f"leave {given[0]} out"
+        )
+    source = SourceArguments(options.cache, options.build, options.size)
+    if not source.names_size:
+        options.size = None  # it is that of the cache
+    options.kept = options.cache_of_source or source.default_cache(options.run.absolute().parent)
+    if os.environ.get("RANK", "0") == "0":  # which torchrun sets
+        note(f"{options.cache} is a source: its cache is {options.kept}, and is built while it is read")
+    return source
+
+
+def _built(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
+    """Return the cache of a source, which is built while it is read. Raises UsageError, and as `open_or_build`."""
+    from tpucache.loading.dataset import CachedDataset
+
+    data = source.open(options.kept, memory, is_named=options.cache_of_source is not None)
+    if data.is_finished:
+        note(f"{options.kept} is finished: {len(data):,} samples, {size_text(data.manifest.total_bytes)}")
+        return data
+    note(f"the first epoch builds the cache of {len(data):,} samples")
+    if options.folds or options.lr == FIND:
+        note("--folds and --lr find begin once all of it is built")
+        data.cache.wait()
+        return CachedDataset(options.kept, in_memory=memory)
     return data
+
+
+def _whole(options: argparse.Namespace, memory: InMemory) -> Path | None:
+    """Return the finished cache of a source, which is built now if need be; None where there is no source."""
+    if options.source is None:
+        return None
+    data = _built(options, memory, options.source)
+    if not data.is_finished:
+        note("several processes begin once all of it is built")
+        data.cache.wait()
+    kept: Path = options.kept
+    return kept
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
@@ -307,17 +336,15 @@ def _split(
 
 def add(commands: Any) -> None:
     """Add train."""
-    command = add_command(commands, train, "cache/train --run runs/first --valid 0.2", _BASIC)
-    add_cache_or_url(command)
-    command.add_argument(
-        "--version", type=positive, metavar="N", help="train on this version of the cache; the newest if not given"
+    command = add_command(commands, train, "photos/train --run runs/first --valid 0.2", _BASIC)
+    add_cache_or_url(
+        command,
+        "CACHE",
+        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE as warmup takes it, whose "
+        "cache is built while the first epoch runs",
     )
     command.add_argument(
-        "--cache",
-        dest="build",
-        type=local_path,
-        metavar="DIR",
-        help="CACHE is a source, as warmup takes it: the first epoch builds its cache here, with images of --size",
+        "--version", type=positive, metavar="N", help="train on this version of the cache; the newest if not given"
     )
     command.add_argument(
         "--run",
@@ -375,4 +402,5 @@ def add(commands: Any) -> None:
     group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
     group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
     add_options(group, AugmentSettings, can_be_off=True)
+    add_source(command, "a folder next to RUN")
     add_reading(command)

@@ -58,6 +58,10 @@ _BASIC: Final = (
     *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
     *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
 )
+#: Options of a build that are for a step of its own, or for a finished cache.
+_OF_WARMUP: Final = ("time_limit", "target", "retry", "retry_all")
+#: What reads the texts of options of a build.
+_READ: Final[Mapping[str, Callable[[str], Any]]] = {"classes": names, "like": cache}
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
@@ -73,7 +77,7 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.warmup.run.folder import check_source
 
     began = time.monotonic()
-    recipe, labels, classes = _wanted(options)
+    recipe, labels, classes = wanted(options)
     executor = Executor(options.backend, options.jobs, options.scheduler)
     if isinstance(options.cache, Path):
         check_source(options.source, options.cache)
@@ -154,7 +158,7 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
     return partial(companions, str(place).removeprefix(PREFIX))
 
 
-def _wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:
+def wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:
     """Return the recipe, what labels are, and the classes: those of the cache that --like names, if it is given."""
     from tpucache.warmup.sources.labelled import labels_like
 
@@ -367,9 +371,7 @@ def add(commands: Any) -> None:
         help="with a URL or kaggle:…: whether a shard stays on this machine once it is there; no: a cache may be "
         "larger than the disk (yes)",
     )
-    add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
-    add_options(command, BoxOptions)
-    add_options(command, SelectionOptions)
+    _add_content(command)
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and make no cache")
     command.add_argument(
         "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
@@ -377,7 +379,7 @@ def add(commands: Any) -> None:
     add_config(command)
     add_json(command)
     add_options(command, WorkerOptions)
-    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names, "like": cache})
+    add_options(command, BuildOptions, parsers={"time_limit": seconds, **_READ})
     add_table(command)
     command = add_command(
         commands,
@@ -425,6 +427,22 @@ def add(commands: Any) -> None:
     )
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BoxOptions)
+    add_table(command)
+
+
+def _add_content(command: argparse.ArgumentParser) -> None:
+    """Add what records are, and of which samples."""
+    add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
+    add_options(command, BoxOptions)
+    add_options(command, SelectionOptions)
+
+
+def add_cache_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of warmup that say what a cache is, for a command that builds one while it reads it."""
+    _add_content(command)
+    add_config(command)
+    add_options(command, WorkerOptions, only=["jobs"])
+    add_options(command, BuildOptions, without=_OF_WARMUP, parsers=_READ)
     add_table(command)
 
 

@@ -67,6 +67,9 @@ class Cache:
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
+    #: Whether it was opened before it was finished.
+    is_growing = False
+
     @property
     def is_finished(self) -> bool:
         """Whether all of it is built: always, but for one that is read while it is built."""
@@ -76,6 +79,10 @@ class Cache:
     def built(self) -> float:
         """The share of its records that are known to be made."""
         return 1.0
+
+    def wait(self) -> Cache:
+        """Wait until all is built, and return the finished cache: this one."""
+        return self
 
     # Two threads may both open one of these, and both are right.
     @property

@@ -7,14 +7,19 @@ that a manifest says is known at the end, and asking for it waits for the end.
     .warmup/arrived.bin       ARRIVED_DTYPE, appended to: where the record of a row of the index is, and its checksum
     .warmup/spool-8….bin      records, one after another: one file for each worker
     .warmup/wanted-….npy      int64: positions of samples in the order in which a reader needs them; the newest counts
+    .warmup/failure.txt       why the last build has failed, for readers in other processes
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import secrets
+import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -24,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache import signals, system
-from tpucache.errors import BuildError, StoreError
+from tpucache.errors import BuildError, NoRoomError, StoreError
 from tpucache.store import holding
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
@@ -41,13 +46,19 @@ ARRIVED_DTYPE: Final = np.dtype(
     [("row", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("file", "<u4"), ("unused", "<u4")]
 )
 SPOOL_BIT: Final = 1 << 31
+_OF_MEMORY: Final = SPOOL_BIT | (1 << 30)  # the numbers of files in memory, which no spool file has
 LOCK_NAME: Final = "lock"
+FAILURE_NAME: Final = "failure.txt"
 _WANTED: Final = "wanted-"
 
-_POLL_SECONDS: Final = 0.004
+_POLL_SECONDS: Final = 0.008
+_CHECK_SECONDS: Final = 0.05  # between two looks whether the own builder has failed
 _LOOK_SECONDS: Final = 0.5  # between two looks whether anybody still builds
 _PATIENCE_SECONDS: Final = 20.0  # in which nobody does, and another process may take over
 _READ_ROWS: Final = 1 << 16  # of the log at once
+_LONGEST: Final = 2000  # characters of a failure
+
+_log: Final = logging.getLogger("tpucache")
 
 
 def spool_name(file: int) -> str:
@@ -91,11 +102,19 @@ class Prospect:
     table: Mapping[str, Column]
 
 
+#: Makes records, given by their numbers in the index, in this order. Threads may call it at the same time.
+RecordMaker = Callable[[Numbers], Sequence[bytes]]
+
+
 class Builder(Protocol):
     """What builds a growing cache, as its reader sees it."""
 
     def check(self) -> bool:
         """Return whether it is one of this process; raise what the build has failed with, if it has."""
+        ...
+
+    def maker(self) -> RecordMaker:
+        """Return what makes records in this process, for a cache whose disk is full."""
         ...
 
 
@@ -147,10 +166,13 @@ class Arrivals:
         self._at = 0
         self._files: dict[int, OpenFile] = {}
         self._lock = ThreadLock()
-        self._looked = 0.0
+        self._checked = self._looked = 0.0
         self._held = 0.0  # when somebody was last seen to build
+        self._is_own = False  # whether this process has started who builds
         self._is_asked = np.zeros(rows, np.bool_)
         self.finished: Cache | None = None
+        self._make: RecordMaker | None = None  # once the disk is full
+        self._made = threading.local()  # the files in memory of what each thread has asked for last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Arrivals, (self.directory, self._count, self._samples, self._shards, None)
@@ -173,15 +195,53 @@ class Arrivals:
         return bool(self._is_here[numbers].all())
 
     def rows(self, numbers: Numbers) -> Rows:
-        """Wait for records, and return their rows. Raises what the build has failed with, and StoreError."""
+        """Wait for records, and return their rows. Raises what the build has failed with, and StoreError.
+
+        Where the build has ended because the disk is full, they are made now, and are there until this thread has asked
+        for others.
+        """
         while self.finished is None:
             if self.are_here(numbers):
                 rows: Rows = self._rows[numbers]
                 return rows
+            if self._make is not None:
+                return self._made_now(numbers, self._make)
             if not self.look() and not self.are_here(numbers):
                 self.ask(numbers)
-                self._pause()
+                try:
+                    self._pause()
+                except NoRoomError as error:
+                    self._go_on_without_room(error)
         return self.finished.index[numbers]
+
+    def _go_on_without_room(self, error: NoRoomError) -> None:
+        """Have records made when they are read from now on, and say so once. Raises what making them raises."""
+        with self._lock:
+            if self._make is None and self._builder is not None:
+                self._make = self._builder.maker()
+                _log.warning("%s Until then, what is not kept is decoded anew each time it is read", error)
+
+    def _made_now(self, numbers: Numbers, make: RecordMaker) -> Rows:
+        """Make the records that are not kept, in a file in memory, and return the rows of all."""
+        rows: Rows = self._rows[numbers]
+        missing = np.flatnonzero(~self._is_here[numbers])
+        records = make(numbers[missing])
+        descriptor = system.open_memory_file()
+        opened = OpenFile.of(descriptor)
+        data = memoryview(b"".join(records))
+        while data:
+            data = data[os.write(descriptor, data) :]
+        lengths = np.array([len(record) for record in records], np.uint64)
+        rows["length"][missing] = lengths
+        rows["offset"][missing] = np.cumsum(lengths) - lengths
+        rows["crc32"][missing] = [zlib.crc32(record) for record in records]
+        with self._lock:
+            number = next(at for at in itertools.count(_OF_MEMORY) if at not in self._files)
+            rows["shard"][missing] = number
+            self._files[number] = opened
+            self._files.pop(getattr(self._made, "last", -1), None)
+        self._made.last = number
+        return rows
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
         """Ask whoever builds for records in this order, `again` those that were asked for before. Raises StoreError."""
@@ -209,6 +269,8 @@ class Arrivals:
 
     def name(self, number: int) -> str:
         """Return the name of the file of a row, in the folder of the cache."""
+        if number >= _OF_MEMORY:
+            return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
 
     def _pause(self) -> None:
@@ -216,10 +278,16 @@ class Arrivals:
         if signals.is_leaving():
             raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
         now = time.monotonic()
-        is_own = self._builder is not None and self._builder.check()
-        if not is_own and now - self._looked > _LOOK_SECONDS:
+        if now - self._checked > _CHECK_SECONDS:
+            self._checked = now
+            self._is_own = self._builder is not None and self._builder.check()
+        if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
-            if not self._held or holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
+            if holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
+                self._held = now
+            elif failure := self._failure():
+                raise BuildError(failure)
+            elif not self._held:
                 self._held = now
             elif now - self._held > _PATIENCE_SECONDS and not self.look():
                 raise BuildError(
@@ -227,6 +295,13 @@ class Arrivals:
                     "`tpucache warmup`"
                 )
         time.sleep(_POLL_SECONDS)
+
+    def _failure(self) -> str:
+        """Return why the last build has failed, "" where nothing says so."""
+        try:
+            return (self.directory / WORK_NAME / FAILURE_NAME).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
+        except OSError:
+            return ""
 
     def _read_log(self) -> bool:
         """Take what the log has beyond what was read; return whether there was anything."""
@@ -327,6 +402,8 @@ class GrowingReader(ShardReader):
 
 class GrowingCache(Cache):
     """A cache that is read while it is built, by this process or another one."""
+
+    is_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
         """Take a cache's folder, what is known of it, and what builds it, None for another process.

@@ -18,6 +18,7 @@ from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
 from tpucache.training.feed.account import Account
+from tpucache.training.feed.building import Building
 from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take_execution
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.feed.residence import Residence
@@ -134,7 +135,20 @@ def train(
                 BackgroundWriter() as writer,
             ):
                 pace, stopped = _run_steps(
-                    _Run(run, learner, data, plan, state, options, stop, losses, account, writer, check_held)
+                    _Run(
+                        run,
+                        learner,
+                        data,
+                        plan,
+                        state,
+                        options,
+                        stop,
+                        losses,
+                        account,
+                        writer,
+                        check_held,
+                        Building(data.train_set),
+                    )
                 )
             report = replace(make_report(learner, train_set, plan, state, pace, account), chosen=options.chosen)
             processes.on_main(lambda: write_report(run, report))
@@ -189,6 +203,7 @@ class _Run:
     account: Account
     writer: BackgroundWriter
     check_held: Callable[[], None]
+    building: Building
 
     def check(self) -> None:
         """Raise Stopped when the run has to stop now."""
@@ -217,8 +232,8 @@ def _note(run: _Run, progress: Progress, idle: float) -> str:
     """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
-    if (built := run.data.train_set.cache.built) < 1:
-        kept = f"cache built {built:.0%}"
+    if run.building.text:
+        kept = run.building.text
     if following and progress.rate:
         steps = (1 + following) * plan.steps - run.state.steps
         all_left = f"{duration_text(steps * run.learner.settings.batch / progress.rate)} for all folds"
@@ -247,7 +262,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         _progress(run) as progress,
     ):
         # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
-        meter = PaceMeter(device, feeder, warmed=warmed)
+        meter = PaceMeter(device, feeder, warmed=warmed, building=run.building)
         stream = iter(feeder)
         account.begin("steps")
         account.take_out("waiting", lambda: feeder.waited_seconds)
@@ -297,8 +312,12 @@ def _feeder(run: _Run, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Run) -> None:
+    """Evaluate a few samples beforehand; while a cache is built, those that train, as no others are built yet."""
+    valid_set, train_set = run.data.valid_set, run.data.train_set
+    if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
+        valid_set = train_set
     with run.account.part("evaluation"):
-        compile_evaluation(run.learner, run.data.valid_set)
+        compile_evaluation(run.learner, valid_set)
 
 
 def _progress(run: _Run) -> Progress:

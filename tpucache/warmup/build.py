@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, SampleError, SourceError, UsageError
+from tpucache.errors import BuildError, SampleError, SourceError, TpucacheError, UsageError
 from tpucache.kaggle import is_kaggle
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
@@ -26,6 +26,7 @@ from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Targ
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
     Estimate,
+    Trials,
     check_kaggle_bytes,
     check_kaggle_files,
     check_room,
@@ -65,6 +66,7 @@ _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
 _ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
 
 _WAIT_SECONDS: Final = 0.1
+_QUICK_TRIALS: Final = Trials(samples=4, seconds=0.25)
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -92,6 +94,7 @@ def build_cache(
     keep_local: bool = True,
     on_prospect: Callable[[Prospect], None] | None = None,
     companions: Companions | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
@@ -120,6 +123,8 @@ def build_cache(
     that is possible: samples are built in the order in which readers ask for them (see `tpucache.store.growing`). Where
     another process builds the cache already, this one waits for it, and takes over if it ends.
 
+    `check` is called before a new cache is finished, and raises what is wrong with the source: then nothing is kept.
+
     Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
     recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
     is up, BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a file of a
@@ -135,8 +140,7 @@ def build_cache(
         check_source(source, cache)
     source = to_source(source)
     BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = pad_source(source, pad, truncate)
-    source = label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
+    source = meant_source(source, cache, labels, classes, missing_label, pad, truncate)
     executor = engine or Executor(jobs=jobs)
     if target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))
@@ -166,13 +170,14 @@ def build_cache(
             _send_existing(existing, cache, upload, target)
             kept.discard()
             return existing.manifest
-        rule = plan.label_rule
-        encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
+        encoder = make_encoder(source, recipe, plan)
         skip = plan.is_retry or on_error == "skip"
         _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(plan, context, executor, target, on_progress, announce, upload, kept, on_prospect).run()
+        manifest = _Build(
+            plan, context, executor, target, on_progress, announce, upload, kept, on_prospect, check
+        ).run()
         if upload:
             upload.finish(manifest)
         if cache.exists():
@@ -195,6 +200,26 @@ def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: 
         upload.finish(existing.manifest)
         if upload.place.needs_work and cache.exists():
             _clean_up(cache, existing.manifest)
+
+
+def meant_source(
+    source: Source,
+    cache: Path,
+    labels: LabelKind,
+    classes: str | Path | Sequence[str] | None,
+    missing_label: Sequence[str],
+    pad: int | None,
+    truncate: bool,
+) -> Source:
+    """Return a source whose labels and sequences are what arguments of `build_cache` say, for a cache."""
+    source = pad_source(source, pad, truncate)
+    return label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
+
+
+def make_encoder(source: Source, recipe: Recipe, plan: Plan) -> SampleEncoder:
+    """Return what makes the records of a plan."""
+    rule = plan.label_rule
+    return SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
 
 
 def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
@@ -220,6 +245,14 @@ def _open_upload(
     return Upload(open_place(url, folder, companions), folder, keeps_local=keep_local)
 
 
+class _RefusedError(Exception):
+    """What a cache was made of has changed; `error` says how."""
+
+    def __init__(self, error: TpucacheError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 @dataclass(frozen=True)
 class _Build:
     """A build that has something to do; its context has no run's name yet."""
@@ -233,6 +266,7 @@ class _Build:
     upload: Upload | None
     kept: KeptListings
     on_prospect: Callable[[Prospect], None] | None = None
+    check: Callable[[], None] = lambda: None
 
     def run(self) -> Manifest:
         """Build what the plan says, beginning with what an interrupted run left of it.
@@ -245,6 +279,10 @@ class _Build:
             if self.on_prospect is not None:
                 self._wait(self.on_prospect)
             raise
+        except _RefusedError as refused:
+            if self.plan.existing is None:
+                remove_folder(self.context.shards)
+            raise refused.error from None
 
     def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
         """Wait while another process builds the cache, and say what is known of it.
@@ -295,7 +333,12 @@ class _Build:
                 self._announce(scheduler, _ADVICE_RESUMING)
             if self.on_prospect is not None and self._can_grow():
                 self.on_prospect(make_prospect(plan))
-            return finish_cache(context.shards, plan, scheduler.build(self.executor), is_mixed)
+            shards = scheduler.build(self.executor)
+            try:
+                self.check()
+            except TpucacheError as error:
+                raise _RefusedError(error) from error
+            return finish_cache(context.shards, plan, shards, is_mixed)
 
     def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
         """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
@@ -325,15 +368,26 @@ class _Build:
 
     def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
         """Announce the estimate; raise BuildError with this advice when it does not fit."""
-        if self.announce is None:
+        if self.announce is None and self.on_prospect is None:
             return
-        context, cache = self.context, self.context.shards
-        expected = estimate(context.encoder, scheduler.remaining(), cache, self.executor.jobs, context.deadline)
+        context, cache, remaining = self.context, self.context.shards, scheduler.remaining()
+
+        def try_samples(trials: Trials) -> Estimate:
+            return estimate(context.encoder, remaining, cache, self.executor.jobs, context.deadline, trials)
+
+        if self.on_prospect is None:
+            expected = try_samples(Trials())
+        else:  # somebody waits: where records are as large as they can be, or that is enough to know, none is tried
+            expected = try_samples(Trials(samples=0))
+            is_known = all(field.is_plain for field in context.encoder.fields)
+            if not is_known and (self.announce is not None or expected.bytes + expected.spooled > expected.free):
+                expected = try_samples(_QUICK_TRIALS)
         if self.plan.is_retry and self.plan.existing:
             # A shard that grows is there twice, until the manifest names the new one.
             room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
             expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
-        self.announce(expected)
+        if self.announce is not None:
+            self.announce(expected)
         is_kept = self.upload is None or self.upload.keeps_local
         if is_kept:
             check_room(expected, cache, advice)

@@ -40,12 +40,14 @@ _SAMPLE_BYTES: Final = 128
 class Remaining:
     """What is still to be done: chunks to be built, blocks with unfinished shards, and bytes of chunks on disk.
 
-    `unsealed` has (records, records a chunk at most) of each such block.
+    `unsealed` has (records, records a chunk at most) of each such block. Where readers follow the build
+    (`is_read`), the records of all blocks stay on the disk until the end.
     """
 
     chunks: Sequence[Chunk]
     unsealed: Sequence[tuple[int, int]]
     spooled: int
+    is_read: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
     """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
     ahead = _AHEAD * jobs * max((most for _, most in remaining.unsealed), default=0)
-    records = min(sum(blocks), sum(blocks[:2]) + ahead)
+    records = sum(blocks) if remaining.is_read else min(sum(blocks), sum(blocks[:2]) + ahead)
     return max(0, round(records * size) - remaining.spooled)
 
 

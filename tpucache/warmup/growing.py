@@ -7,19 +7,27 @@ has started it: what is made by then is kept, as after any other kill.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tpucache.errors import BuildError, TpucacheError
-from tpucache.store.growing import Prospect
+from tpucache.store.format import WORK_NAME
+from tpucache.store.growing import FAILURE_NAME, Prospect
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.run.folder import HeldError
+from tpucache.warmup.sources.source import loads_in_threads
+
+if TYPE_CHECKING:
+    from tpucache.recipe import Recipe
+    from tpucache.store.index import Numbers
+    from tpucache.warmup.build_options import LabelKind
 
 #: What the process is started with.
 COMMAND: Final = "from tpucache.warmup.growing import main; main()"
@@ -27,7 +35,10 @@ COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `build_cache`: the source, the folder, and all others by their names."""
+    """Arguments of `build_for_readers`: the source, the folder, and all others by their names.
+
+    A source that is pickled without what it lists is made there: it is a `functools.partial` here.
+    """
 
     source: Any
     cache: str
@@ -67,7 +78,8 @@ def main() -> None:
     is_over = threading.Event()
     threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()
     try:
-        build_for_readers(request.source, request.cache, lambda known: _answer(answers, known), **request.others)
+        source = request.source() if isinstance(request.source, functools.partial) else request.source
+        build_for_readers(source, request.cache, lambda known: _answer(answers, known), **request.others)
         is_over.set()
         _answer(answers, Finished())
     except BaseException as error:  # noqa: BLE001  # whoever reads raises it
@@ -77,10 +89,18 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def build_for_readers(source: Any, cache: str | Path, tell: Callable[[Prospect], None], **others: Any) -> Manifest:
+def build_for_readers(
+    source: Any,
+    cache: str | Path,
+    tell: Callable[[Prospect], None],
+    *,
+    done: Callable[[], None] = lambda: None,
+    **others: Any,
+) -> Manifest:
     """Build a cache that others read meanwhile, or wait while another process does, and take over where that ends.
 
-    `tell` is given what is known of the cache, once. The arguments and errors are those of `build_cache`.
+    `tell` is given what is known of the cache, once, and `done` is called when it is finished. The other arguments and
+    the errors are those of `build_cache`. BuildError is also raised where the disk has no room.
     """
     from tpucache.warmup.build import build_cache
 
@@ -92,8 +112,57 @@ def build_for_readers(source: Any, cache: str | Path, tell: Callable[[Prospect],
             tell(prospect)
 
     while True:
-        with contextlib.suppress(HeldError):  # another process has built it, or has ended before it was done
-            return build_cache(source, cache, on_prospect=tell_once, **others)
+        try:
+            manifest = build_cache(source, cache, on_prospect=tell_once, **others)
+        except HeldError:  # another process has built it, or has ended before it was done
+            continue
+        except TpucacheError as error:
+            with contextlib.suppress(OSError):  # there is no work folder, or the disk is full
+                (Path(cache) / WORK_NAME / FAILURE_NAME).write_text(str(error), encoding="utf-8")
+            raise
+        done()
+        return manifest
+
+
+class Maker:
+    """Makes records of a cache in the process that reads it. Threads may share one."""
+
+    def __init__(
+        self,
+        source: Any,
+        cache: Path,
+        *,
+        recipe: Recipe | None = None,
+        labels: LabelKind = "auto",
+        classes: str | Path | Sequence[str] | None = None,
+        missing_label: Sequence[str] = (),
+        pad: int | None = None,
+        truncate: bool = False,
+        **_: Any,
+    ) -> None:
+        """Take the arguments of `build_cache`, and list the source. Raises what `build_cache` raises for them."""
+        from tpucache.recipe import Recipe
+        from tpucache.warmup.build import make_encoder, meant_source
+        from tpucache.warmup.plan import plan_build
+        from tpucache.warmup.sources import to_source
+
+        source = source() if isinstance(source, functools.partial) else to_source(source)
+        source, recipe = meant_source(source, cache, labels, classes, missing_label, pad, truncate), recipe or Recipe()
+        plan = plan_build(source, source.list(), recipe, labels)
+        self._samples = plan.listing.samples
+        self._parts = sorted(plan.blocks[0].parts, key=lambda part: (part.band, part.variant))
+        self._encoder = make_encoder(source, recipe, plan)
+        # Libraries that augment need not be safe among threads, nor sources.
+        is_safe = loads_in_threads(source) and not recipe.variants
+        self._alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if is_safe else threading.Lock()
+
+    def __call__(self, numbers: Numbers) -> list[bytes]:
+        """Return the records of these numbers in the index. Raises SampleError."""
+        with self._alone:
+            return [self._record(*divmod(number, len(self._samples))) for number in numbers.tolist()]
+
+    def _record(self, part: int, sample: int) -> bytes:
+        return self._encoder.encode(self._samples[sample], [self._parts[part]]).records[0]
 
 
 def _answer(answers: BinaryIO, message: object) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from tpucache.training.device import Device
+from tpucache.training.feed.building import Building
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.settings import TrainSettings
 
@@ -39,6 +40,10 @@ class Pace:
     After the first epoch, `later_bytes_per_step` were sent for each step's batch by the feeding thread, which took
     `feeding_cpu` of the time of a processor while steps ran (None where there was one epoch). `resident` says whether
     records stay on the device, and why.
+
+    `built` is of a cache that was built meanwhile, else empty: `cache`, its `bytes` (None while it is not finished),
+    the `epochs` in which it was built, the share of their time in which the loop `waited` for data, and that of all
+    `later` ones (None without any).
     """
 
     steps: int
@@ -55,6 +60,7 @@ class Pace:
     later_bytes_per_step: float | None = None
     feeding_cpu: float | None = None
     resident: str = ""
+    built: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the pace as JSON values."""
@@ -115,8 +121,15 @@ class Pace:
 class PaceMeter:
     """Counts steps and their time between `resume` and `pause`, from the third execution of the run on."""
 
-    def __init__(self, device: Device, feeder: Feeder, warmed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        feeder: Feeder,
+        warmed: Callable[[], None] = lambda: None,
+        building: Building | None = None,
+    ) -> None:
         """Measure one feeder's loop; `warmed` is called once, after the warm-up."""
+        self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
         self._warm, self._is_warmed = WARMUP_EXECUTIONS, False
         self._steps = self._images = 0
@@ -152,6 +165,8 @@ class PaceMeter:
 
         These are counted anew for images of another size, and where steps are another graph for a reason `is_new`.
         """
+        if self._building is not None:
+            self._building.begin(lambda: self._feeder.waited_seconds)
         is_new, self._size = is_new or size != self._size, size
         if is_new and self._compiles_at_warm is not None:
             self._compiles += self._device.counters().compiles - self._compiles_at_warm
@@ -163,6 +178,8 @@ class PaceMeter:
     def pause(self) -> None:
         """Wait for the device and stop the clock."""
         self._device.wait()
+        if self._building is not None:
+            self._building.end()
         if self._from is not None:
             now = self._now()
             self._seconds += now[0] - self._from[0]
@@ -176,6 +193,8 @@ class PaceMeter:
         """Return the pace after `pause`; what is sent later is counted apart from what the first epoch needed."""
         if self._at_epoch is None:
             self._at_epoch = self._sent()
+        if self._building is not None:
+            self._building.end_epoch()
         return self.pace()
 
     def _sent(self) -> tuple[int, float, int, float]:
@@ -209,6 +228,7 @@ class PaceMeter:
             compiles=self._compiles + (0 if since is None else compiles - since),
             received_bytes=self._received,
             graphs=compiles - self._compiles_before,
+            built={} if self._building is None else self._building.to_dict(),
             sizes={str(size): dict(each) for size, each in self._sizes.items()} if len(self._sizes) > 1 else {},
             later_bytes_per_step=sent / steps if steps else None,
             feeding_cpu=cpu / taken if steps else None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tpucache.errors import TrainingError, UsageError
+from tpucache.errors import NoRoomError, TrainingError, UsageError
 from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, LOCK_NAME, RUN_NAMES, fold_folder, is_run
@@ -48,11 +48,22 @@ class RunData:
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digest of each."""
-        return {
-            "training": self.train_set.digest,
-            "validation": None if self.valid_set is None else self.valid_set.digest,
-        }
+        """The digest of each; none where a cache will not be finished, because its disk is full."""
+        try:
+            return {
+                "training": self.train_set.digest,
+                "validation": None if self.valid_set is None else self.valid_set.digest,
+            }
+        except NoRoomError:
+            return {}
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the training samples' cache; "" where that will not be finished."""
+        try:
+            return self.train_set.manifest.fingerprint
+        except NoRoomError:
+            return ""
 
 
 @contextlib.contextmanager
@@ -217,7 +228,7 @@ def _make_folder(run: Path) -> None:
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
     """Return how the data differ from those of a checkpoint, as text for messages."""
     train_set = data.train_set
-    now = {"fingerprint": train_set.manifest.fingerprint, "samples": len(train_set)}
+    now = {"fingerprint": data.fingerprint, "samples": len(train_set)}
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
     if changed:
         return changed
@@ -247,7 +258,7 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "fields": [field.to_dict() for field in train_set.manifest.fields],
         "mean": list(learner.mean),
         "std": list(learner.std),
-        "fingerprint": train_set.manifest.fingerprint,
+        "fingerprint": data.fingerprint,
         "samples": len(train_set),
         "digests": data.digests,
         **({"columns": fit_columns(inputs, train_set.table, train_set.positions).to_list()} if inputs else {}),

@@ -23,7 +23,7 @@ from tpucache.training.learn.learner import Learner
 from tpucache.training.run.contents import read_values
 from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
-from tpucache.units import rate_text
+from tpucache.units import rate_text, size_text
 
 _LEAST_SHOWN: Final = 0.05  # seconds of a part
 
@@ -110,6 +110,7 @@ class TrainReport:
             f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
             f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
             *([self._network_line()] if self.network else []),
+            *([self._built_line()] if pace.built else []),
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
             f"received   {pace.received_bytes / 1e6:,.0f} MB{self._later()}",
             *([f"resident   {pace.resident}"] if pace.resident else []),
@@ -150,6 +151,18 @@ class TrainReport:
             f"{use['waited']:,.1f} s for it"
         )
 
+    def _built_line(self) -> str:
+        built, last = self.pace.built, len(self.epochs)
+        first, after = built["epochs"], ""
+        if built["later"] is not None:
+            epochs = f"epoch {last}" if first + 1 >= last else f"epochs {first + 1} to {last}"
+            after = f"; {epochs}: {built['later']:.1%}"
+        size = "not finished: run again to continue" if built["bytes"] is None else size_text(built["bytes"])
+        return (
+            f"cache      {'epoch 1' if first <= 1 else f'epochs 1 to {first}'} built the cache: waited "
+            f"{built['waited']:.0%}{after}; the cache is in {built['cache']}, {size}"
+        )
+
     def _best_line(self) -> str:
         early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
         return f"best       epoch {self.best_epoch}, by {self.watched}{early}"
@@ -175,7 +188,12 @@ def describe_device(backend: str, device: str, cores: int) -> str:
 
 
 def make_report(
-    learner: Learner, train_set: CachedDataset, plan: StepPlan, state: RunState, pace: Pace, account: Account
+    learner: Learner,
+    train_set: CachedDataset,
+    plan: StepPlan,
+    state: RunState,
+    pace: Pace,
+    account: Account,
 ) -> TrainReport:
     """Return the report of a run in this state, of all processes and on all of them."""
     processes = learner.device.processes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import TrainingError
+from tpucache.errors import NoRoomError, TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import INFO_NAME, VALIDATION_NAME
 from tpucache.store.files import write_atomically
@@ -59,8 +59,16 @@ def _describe(dataset: CachedDataset) -> dict[str, Any]:
         "variant": dataset.variant,
         **({} if dataset.resolution is None else shown),
         "samples": len(dataset),
-        "digest": dataset.digest_without_columns,
+        "digest": _digest(dataset),
     }
+
+
+def _digest(dataset: CachedDataset) -> str:
+    """Return the digest of the samples; "" where their cache will not be finished, because its disk is full."""
+    try:
+        return dataset.digest_without_columns
+    except NoRoomError:
+        return ""
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, UsageError
+from tpucache.errors import BuildError, DamageError, FormatError, NoRoomError, NotACacheError, UsageError
 from tpucache.store import holding
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
@@ -105,9 +106,14 @@ def _check_files(cache: Cache) -> None:
         )
 
 
+#: What the system answers where a disk, or what this user may have of it, is full, or a file may not be as large.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def disk_failure(place: Path, error: OSError) -> BuildError:
     """Return the error of a disk that is full or fails."""
-    return BuildError(
+    kind = NoRoomError if error.errno in _NO_ROOM else BuildError
+    return kind(
         f"{place} cannot be written: {error}. What is finished is kept; make room or repair the disk, then run the "
         "same command again to continue."
     )

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tpucache.errors import BuildError, SourceError, UnfinishedError
 from tpucache.store.files import OpenFile, write_atomically
 from tpucache.store.format import Part
-from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, SPOOL_BIT, list_asked, spool_name
+from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, FAILURE_NAME, SPOOL_BIT, list_asked, spool_name
 from tpucache.store.manifest import value_bytes_of
 from tpucache.store.writer import ShardWriter
 from tpucache.system import pread
@@ -53,9 +53,11 @@ Rows = npt.NDArray[Any]
 
 #: What is known of the samples in the spool files: a line of JSON for each group of them.
 _INFOS_NAME: Final = "arrived.jsonl"
-#: Samples of a task: a reader waits for a whole one, and each costs a few milliseconds.
+#: Samples of a task: a reader waits for a whole one, and each task costs a few milliseconds. So the first are small,
+#: those in between large, and the last small again, so that all workers end together.
 _TASK_SAMPLES: Final = 16
-_MOST_SAMPLES: Final = 64  # where storage answers late
+_MOST_SAMPLES: Final = 64
+_TASK_SHARE: Final = 24  # of what is done, and of what is left, that one task has
 _TASK_BYTES: Final = 16 << 20
 #: Fewer samples than this are built in this process for a moment, before workers are started.
 _FEW: Final = 64
@@ -146,11 +148,12 @@ class GrowingScheduler:
             (len(block.samples) * len(parts), 0) for block in self._blocks.values() if (parts := self._left(block))
         ]
         spooled = sum(path.stat().st_size for path in self._context.work.glob("spool-*"))
-        return Remaining([chunk for chunk in left if chunk.samples], unsealed, spooled)
+        return Remaining([chunk for chunk in left if chunk.samples], unsealed, spooled, is_read=True)
 
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
+        (self._context.work / FAILURE_NAME).unlink(missing_ok=True)
         with (self._context.work / ARRIVED_NAME).open("ab", buffering=0) as log:
             self._log_sealed(log)
             with (self._context.work / _INFOS_NAME).open("a") as infos:
@@ -194,7 +197,9 @@ class GrowingScheduler:
         for name in list_asked(self._context.work):
             self._queues[name] = self._read_asked(self._context.work / name)
         some: list[int] = []
-        most, weight, is_asked = min(_MOST_SAMPLES, max(_TASK_SAMPLES, self._samples_a_task)), 0, False
+        given = int(self._is_given.sum())
+        fair = min(given, len(self._samples) - given) // _TASK_SHARE
+        most, weight, is_asked = min(_MOST_SAMPLES, max(_TASK_SAMPLES, fair, self._samples_a_task)), 0, False
         for name in (*sorted(self._queues, reverse=True), ""):
             for number in self._queues[name] if name else self._rest:
                 if self._is_given[number]:
@@ -400,7 +405,7 @@ class _Spool(NamedTuple):
 def _spool(work: Path, _run: str) -> _Spool:
     """Return the spool file of this process in a run. Raises OSError."""
     while True:
-        file = SPOOL_BIT | secrets.randbits(31)
+        file = SPOOL_BIT | secrets.randbits(30)  # the others are files in the memory of readers
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
             return _Spool(file, os.open(work / spool_name(file), flags, 0o666))
@@ -438,14 +443,19 @@ def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], sample
     rows["row"] = [part * samples + number for part, number, _ in made]
     try:
         spool = _spool(context.work, context.run)
-        start, data = os.fstat(spool.descriptor).st_size, memoryview(b"".join(record for _, _, record in made))
-        while data:
-            data = data[os.write(spool.descriptor, data) :]
+        start = os.fstat(spool.descriptor).st_size
+        _append(spool.descriptor, memoryview(b"".join(record for _, _, record in made)))
     except OSError as error:
         raise disk_failure(context.work, error) from error
     rows["file"] = spool.file
     rows["offset"] = start + np.concatenate([[0], np.cumsum(rows["length"][:-1], dtype=np.int64)])
     return rows
+
+
+def _append(descriptor: int, data: memoryview) -> None:
+    """Write all of some data at the end of a file. Raises OSError."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:

@@ -1,0 +1,67 @@
+"""The state of a data set of Hugging Face's `datasets`, which tells whether its cache is still of it. Never torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, Final
+
+from tpucache.adopt.picture_folder import wait_a_tick
+from tpucache.errors import SampleError, SourceError, UsageError
+from tpucache.store.fields import IMAGE
+from tpucache.warmup.sources.datasets import DatasetSource
+from tpucache.warmup.sources.source import Sample
+
+_COMPARED: Final = 32
+
+
+def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) -> None:
+    """Raise SourceError where files of a data set were changed."""
+    if find_state(dataset, source) != state:
+        raise SourceError(f"files of {name} were changed while its cache was made: run this again")
+
+
+def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
+    """Return a digest of a few samples, and of the sizes and times of all files that hold pictures.
+
+    Raises UsageError where a sample has more than a picture, SourceError where a file is missing.
+    """
+    count = len(dataset)
+    numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
+    digest = hashlib.sha256(f"{count} {dataset.features}".encode())
+    for number in numbers:
+        try:
+            item = source.load(Sample(number, str(number)))
+        except SampleError as error:
+            digest.update(error.reason.encode())
+            continue
+        if [*item.fields] != [IMAGE]:
+            raise UsageError(
+                f"its samples have {', '.join(item.fields)}, not a picture alone: build a cache by build_cache, and "
+                "read it as a CachedDataset"
+            )
+        digest.update(item.sha256(item.label).encode())
+    asked, found = time.time_ns(), _files(dataset)
+    while at_rest and wait_a_tick([changed for *_, changed in found], asked):
+        asked, found = time.time_ns(), _files(dataset)
+    digest.update(repr(found).encode())
+    return digest.hexdigest()[:32]
+
+
+def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
+    """Return path, size and times, in ns, of the files of pictures that a data set names instead of holding them."""
+    names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
+    paths = {
+        path
+        for name in names
+        for chunk in dataset.data.column(name).chunks
+        if chunk.field("bytes").null_count
+        for path, data in zip(chunk.field("path").to_pylist(), chunk.field("bytes").is_valid().to_pylist(), strict=True)
+        if path and not data
+    }
+    try:
+        found = [(path, os.stat(path)) for path in sorted(paths)]
+    except OSError as error:
+        raise SourceError(f"{error.filename}, a picture of the data set: {error.strerror}") from error
+    return [(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for path, status in found]
