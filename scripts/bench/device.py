@@ -1,10 +1,12 @@
-"""How long a GPU or a TPU waits for its data: a ResNet-50 that is fed by caches and by a folder of photographs.
+"""How long a GPU or a TPU waits for its data: a ResNet that is fed by caches and by a folder of photographs.
 
     python -m scripts.bench device PHOTOGRAPHS --bf16 --markdown device.md
 
 The network is trained, on whatever device this machine has, with batches
 
 - of tpucache raw, jpeg (quality 95) and dct-lz4 (quality 90, finished on the device), by CachedLoader with `--threads`;
+- of tpucache raw and dct-lz4 that stay in the device's memory, uploaded before the clock starts;
+- of efficio's GPULoader, where efficio is installed, which keeps the raw images there;
 - on the fly: photographs decoded, resized and augmented each time they are asked for, by DataLoader in `--workers`
   processes.
 
@@ -12,6 +14,7 @@ All are uploaded ahead by the same thread, and shuffled. Rounds take every way i
 rate and, as medians over the rounds, how idle the device was, by the three measures of `train`: the loop was blocked on
 data, the device's own execution time, and the same steps repeated on a batch that is on the device.
 
+    python -m scripts.bench device --model resnet18 --size 32 --batch-size 512     # as on CIFAR-10
     python -m scripts.bench device --device cpu --size 32 --batch-size 8 --seconds 1 --rounds 1     # to try it
 """
 
@@ -26,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -50,25 +54,62 @@ from scripts.bench.table import (
 from scripts.commands import say
 from tpucache import CachedDataset, CachedLoader, TpucacheError, UsageError
 from tpucache.machine import find_tpu
-from tpucache.ondevice import Normalise
+from tpucache.ondevice import Normalise, Resident
+from tpucache.store.fields import IMAGE
 from tpucache.training.device import BACKENDS, DEVICES, Device, open_device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
+from tpucache.training.feed.residence import DeviceMemory
 from tpucache.training.learn.forward import Finish, make_finish
+from tpucache.training.learn.model import build_model
 
 KINDS: Final = ("raw", "dct-lz4", "jpeg")
 ON_THE_FLY: Final = "on the fly"
+RESIDENT: Final = ("raw", "dct-lz4")  # those that are tried in the device's memory, too
+EFFICIO: Final = "efficio GPULoader"
+_MODELS: Final = {"resnet50": "ResNet-50", "resnet18": "ResNet-18"}
 _LEAST: Final = 3  # steps that are counted in a turn, however slow they are
 _IDLE: Final = {"waited": "waited for data", "device_idle": "idle, by the device", "ceiling_idle": "idle, by a replay"}
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of feeding: batches without end, and what finishes them on the device."""
+    """A way of feeding: batches without end, and what finishes them on the device.
+
+    Where records are `resident`, batches are rows there; where `is_there`, they are on the device as they come.
+    """
 
     batches: Callable[[], Iterator[Any]]
     finish: Finish
+    resident: Resident | None = None
+    is_there: bool = False
+
+    def feeder(self, device: Device) -> AbstractContextManager[Any]:
+        """Return what uploads the batches ahead of the loop."""
+        if self.is_there:
+            return NotSent(self.batches())
+        return Feeder(self.batches(), device, resident=self.resident)
+
+
+class NotSent:
+    """Batches that are on the device: nothing sends them, and nobody waits."""
+
+    waited_seconds = cpu_seconds = 0.0
+    sent_bytes = 0
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __enter__(self) -> NotSent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        for images, labels in self._batches:
+            yield DeviceBatch({IMAGE: images}, labels)
 
 
 class Trainer:
@@ -77,7 +118,7 @@ class Trainer:
     def __init__(self, device: Device, dataset: CachedDataset, options: argparse.Namespace) -> None:
         self.device, self._options = device, options
         torch.manual_seed(0)
-        self._model = device.place(resnet50())
+        self._model = device.place(resnet50() if options.model == "resnet50" else build_model(options.model, 1000))
         self._optimizer = torch.optim.SGD(self._model.parameters(), 0.01, 0.9)
         for parameter in self._model.parameters():
             self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -88,6 +129,7 @@ class Trainer:
     def step(self, way: Way, batch: DeviceBatch) -> None:
         """Take one step."""
         self.device.step_begin(0)
+        batch = batch.gathered()
         images = self.device.to_layout(self._normalise(way.finish(batch).images))
         with self.device.autocast(self._options.bf16):
             outputs = self._model(images).float()
@@ -100,7 +142,7 @@ class Trainer:
     def turn(self, way: Way) -> Pace:
         """Return the pace of about `seconds` of steps, after those that may compile."""
         images, seconds = self._options.batch_size, self._options.seconds
-        with self.device.fast_products(), Feeder(way.batches(), self.device) as feeder:
+        with self.device.fast_products(), way.feeder(self.device) as feeder:
             meter, began = PaceMeter(self.device, feeder), 0.0
             for number, batch in enumerate(feeder, 1):
                 self.step(way, batch)
@@ -145,7 +187,46 @@ def open_ways(photographs: Path, data: Path, device: Device, options: argparse.N
         return ((images.permute(0, 3, 1, 2), labels) for images, labels in endless(on_the_fly))
 
     ways = {f"tpucache {kind}": cached(dataset) for kind, dataset in datasets.items()}
+    for kind in RESIDENT:
+        ways[f"tpucache {kind}, resident"] = stay(datasets[kind], device, batch_size)
+    if importlib.util.find_spec("efficio") is None:
+        say("efficio is not installed: its GPULoader is left out")
+    else:
+        ways[EFFICIO] = by_efficio(images, device, batch_size)
     return {**ways, ON_THE_FLY: Way(channels_first, lambda batch: batch)}
+
+
+def stay(dataset: CachedDataset, device: Device, batch_size: int) -> Way:
+    """Return the way of records in the device's memory, which are uploaded now."""
+    loader = CachedLoader(dataset, batch_size, shuffle=True, drop_last=True, finish="device")
+    resident = Resident(dataset, DeviceMemory(device))
+    while not resident.is_full:
+        with Feeder(loader, device, resident=resident) as feeder:
+            for _ in feeder:
+                pass
+    device.wait()
+
+    def batches() -> Iterator[Any]:
+        while True:
+            for pair, _ in resident.pairs(loader):
+                yield pair
+
+    return Way(batches, make_finish(dataset, device), resident)
+
+
+def by_efficio(dataset: CachedDataset, device: Device, batch_size: int) -> Way:
+    """Return the way of efficio's GPULoader, which gives float images between 0 and 1, of a cache of raw images."""
+    from efficio.speed.gpu_data import GPULoader
+
+    images, labels = next(iter(CachedLoader(dataset, len(dataset))))
+    loader = GPULoader.from_tensors(
+        images.permute(0, 2, 3, 1), labels, batch_size, drop_last=True, device=device.torch_device
+    )
+
+    def batches() -> Iterator[Any]:
+        return ((found.permute(0, 2, 3, 1) * 255, classes) for found, classes in endless(loader))
+
+    return Way(batches, lambda batch: batch, is_there=True)
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
@@ -172,7 +253,10 @@ def to_report(paces: dict[str, list[Pace]], device: Device, images: int, options
         "cores": device.cores,
         "torch": torch.__version__,
         "samples": images,
-        **{name: getattr(options, name) for name in ("size", "batch_size", "bf16", "compile", "threads", "workers")},
+        **{
+            name: getattr(options, name)
+            for name in ("model", "size", "batch_size", "bf16", "compile", "threads", "workers")
+        },
         "rounds": options.rounds,
         "ways": {
             name: {
@@ -204,9 +288,9 @@ def to_notes(report: dict[str, Any]) -> str:
     compiled = ", torch.compile" if report["compile"] else ""
     return (
         f"{report['device']}, backend {report['backend']}, torch {report['torch']}; host {report['machine']['host']}: "
-        f"{machine_line(report['machine'])}. ResNet-50 in {precision}{compiled}, {report['samples']:,} images of "
-        f"{report['size']}x{report['size']}, batches of {report['batch_size']}, threads: {report['threads']}, "
-        f"worker processes: {report['workers']}; medians over rounds: {report['rounds']}."
+        f"{machine_line(report['machine'])}. {_MODELS[report['model']]} in {precision}{compiled}, "
+        f"{report['samples']:,} images of {report['size']}x{report['size']}, batches of {report['batch_size']}, "
+        f"threads: {report['threads']}, worker processes: {report['workers']}; medians over rounds: {report['rounds']}."
     )
 
 
@@ -238,6 +322,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=DEVICES, default="auto", help="of the backend torch (%(default)s)")
     parser.add_argument("--cores", type=int, default=1, help="of the backend xla (%(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile the network by torch.compile")
+    parser.add_argument("--model", choices=_MODELS, default="resnet50", help="(%(default)s)")
     parser.add_argument("--bf16", action="store_true", help="compute matrix products in bfloat16")
     parser.add_argument("--batch-size", type=int, default=256, help="images a batch (%(default)s)")
     parser.add_argument("--size", type=int, default=SIZE, help="of the images, in pixels (%(default)s)")

@@ -103,6 +103,7 @@ SEEN: Final[Mapping[str, Case]] = {
     "--smoothing": Case("0.2"),
     "--class-weights": Case("balanced"),
     "--balance": Case(),
+    "--order": Case("local"),
     "--clip": Case("0.01"),
     "--ema": Case("0.9", _HALF),
     "--precision": Case("bf16"),

@@ -217,7 +217,7 @@ def test_processes_along_the_batch_have_slices_and_others_the_same(monkeypatch):
         devices = [[FakeDevice(host) for host in place] for place in hosts]
         places = {device: (slice(at, at + 1),) for at, place in enumerate(devices) for device in place}
         fake = types.SimpleNamespace(device_set={*range(4)}, devices_indices_map=lambda shape: places)
-        monkeypatch.setattr("tpucache.jax.batches._of_first_axis", lambda sharding: fake)
+        monkeypatch.setattr("tpucache.jax.batches.of_first_axis", lambda sharding: fake)
         monkeypatch.setattr(jax, "process_index", lambda: own)
         return tuple(process_slice().values())
 

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, Manifest, UsageError
 from tpucache.loading import loader as loader_module
 from tpucache.loading.order import EpochOrder, make_order
 from tpucache.loading.reading.reader import RecordReader
+from tpucache.loading.sampler import global_batches, local_order, local_parts, rank_slice
 from tpucache.store.codecs import CODECS
 
 CHUNK = 12
@@ -119,5 +122,57 @@ def test_each_order_has_a_text_of_its_own_and_chunks_of_one_sample_need_none() -
 
 def test_an_order_that_is_none_is_refused() -> None:
     for value in ("epoch", 3, None):
-        with pytest.raises(UsageError, match='shuffle is True, False, "full" or "block"'):
+        with pytest.raises(UsageError, match='shuffle is True, False, "full", "block" or "local"'):
             make_order(value, 1, 1, changes_variants=False)
+
+
+@settings(max_examples=60)
+@given(samples=st.integers(0, 90), parts=st.integers(1, 5), each=st.integers(1, 6), seed=st.integers(0, 3))
+def test_the_local_order_gives_each_part_samples_of_its_own(samples: int, parts: int, each: int, seed: int) -> None:
+    of = local_parts(samples, seed, parts=parts)
+    orders = [local_order(samples, seed, epoch, parts=parts, each=each) for epoch in range(2)]
+    for order in orders:
+        assert sorted(order.tolist()) == [*range(samples)]
+        for first, stop in global_batches(0, samples, parts * each, 1, drop_last=False):
+            own = [of[order[rank_slice(first, stop, part, parts)]] for part in range(parts)]
+            assert all((found == part).all() for part, found in enumerate(own))
+            assert stop - first < parts * each or {len(found) for found in own} == {each}
+    assert samples < 30 or orders[0].tolist() != orders[1].tolist()
+    assert samples < 30 or parts == 1 or of.tolist() != local_parts(samples, seed + 1, parts=parts).tolist()
+
+
+def local(dataset: CachedDataset, batch: int, **more: Any) -> CachedLoader:
+    return CachedLoader(dataset, batch, shuffle="local", seed=5, drop_last=True, **more)
+
+
+@pytest.mark.slow
+def test_ranks_and_cores_see_the_same_global_batches_in_the_local_order(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    whole = [labels.tolist() for _, labels in local(dataset, 24, cores=4)]
+    ranks = [[labels.tolist() for _, labels in local(dataset, 12, cores=2, rank=r, world_size=2)] for r in range(2)]
+    assert [one + other for one, other in zip(*ranks, strict=True)] == whole
+    owners = [local(dataset, 12, cores=2, rank=rank, world_size=2).record_owners(2) for rank in range(2)]
+    assert all(sorted(np.bincount(each + 1).tolist()) == [37, 38, 75] for each in owners)
+    assert ((owners[0] < 0) == (owners[1] >= 0)).all()
+    saved = local(dataset, 24, cores=4)
+    next(iter(saved))
+    other = local(dataset, 6, rank=3, world_size=4)
+    other.load_state_dict(saved.state_dict())
+    assert [labels.tolist() for _, labels in other] == [labels[18:] for labels in whole[1:]]
+    with pytest.raises(UsageError, match="another order"):
+        local(dataset, 24, cores=2).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.slow
+def test_a_local_order_that_cannot_be_is_refused(cache: Path) -> None:
+    dataset = CachedDataset(cache)
+    with pytest.raises(UsageError, match="does not divide evenly over 5 cores"):
+        local(dataset, 24, cores=5)
+    with pytest.raises(UsageError, match="select each once"):
+        local(dataset.select([1, 2, 2, 3]), 2)
+    with pytest.raises(UsageError, match="leave it out for other orders"):
+        CachedLoader(dataset, 24, shuffle=True, cores=2)
+    with pytest.raises(UsageError, match="balance decides the order itself"):
+        local(dataset, 24, balance=True)
+    with pytest.raises(UsageError, match="cores is at least 1"):
+        local(dataset, 24, cores=0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.ondevice import Resident
-from tpucache.ondevice.slots import RecordSlots
+from tpucache.ondevice.memory import TorchTable
+from tpucache.ondevice.slots import Placed, RecordSlots, Tile
 
 SAMPLES = 46
 BATCH = 8
@@ -90,14 +94,14 @@ def test_each_record_is_uploaded_once_and_then_only_the_numbers_of_rows(caches: 
     dataset = CachedDataset(caches["raw"], "epoch").select(range(SAMPLES))
     fed = loader(dataset, shuffle=True, drop_last=True)
     resident = Resident(dataset)
+    assert resident.planned_bytes == 3 * SAMPLES * (16 * 16 * 3 + 8)
     sent = []
     for _ in range(6):
         before = resident.uploaded_bytes
         assert len(kept(resident.batches(fed))) == SAMPLES // BATCH
         sent.append(resident.uploaded_bytes - before)
     chunks = -(-3 * SAMPLES // BATCH)
-    assert resident.planned_bytes == 3 * SAMPLES * (16 * 16 * 3 + 8)
-    assert sum(sent) == chunks * BATCH * (16 * 16 * 3 + 8)
+    assert sum(sent) == resident.planned_bytes == chunks * BATCH * (16 * 16 * 3 + 8)
     assert sent[4:] == [0, 0]  # what three epochs dropped followed in the fourth
     assert resident.is_full
     assert resident.row_bytes == 6 * (SAMPLES // BATCH) * BATCH * 4
@@ -199,30 +203,168 @@ def test_what_does_not_fit_together_is_refused(caches: dict[str, Path]) -> None:
     next(resident.batches(loader(dataset)))
 
 
-@settings(max_examples=40)
+class Rows:
+    """A device's memory, with the number of the record in each row."""
+
+    def __init__(self, slots: RecordSlots) -> None:
+        self.slots, self.rows = slots, np.full(slots.rows, -1)
+
+    def write(self, placed: Placed) -> None:
+        self.slots.hand_out(chunk for chunk, _ in placed.missing)
+        for chunk, members in placed.missing:
+            assert len(members) <= self.slots.chunk
+            self.rows[self.slots.rows_of_chunk(chunk)[: len(members)]] = members
+            self.slots.confirm(chunk)
+        assert (self.rows[placed.slots] == placed.numbers).all()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all records are here, each in a row of its owner."""
+        records = np.arange(self.slots.records)
+        placed = self.slots.place(records)
+        self.write(placed)
+        cores = placed.slots // self.slots.rows_a_core
+        return self.slots.is_full and (self.slots.owners is None or (cores == self.slots.owners).all())
+
+
+@settings(max_examples=60)
 @given(
     records=st.integers(1, 60),
     each=st.integers(1, 6),
     cores=st.integers(1, 3),
     asked=st.lists(st.tuples(st.lists(st.integers(0, 59), max_size=20), st.booleans()), max_size=8),
+    tile=st.sampled_from([1, 4]),
+    owner=st.none() | st.integers(0, 9),
 )
 def test_records_have_places_of_their_own(
-    records: int, each: int, cores: int, asked: list[tuple[list[int], bool]]
+    records: int, each: int, cores: int, asked: list[tuple[list[int], bool]], tile: int, owner: int | None
 ) -> None:
     """Whatever is asked for, left unconfirmed and asked for again, a row has the record that was uploaded to it."""
-    slots = RecordSlots(records, each * cores, cores)
-    memory = np.full((cores, slots.rows // cores), -1)
+    owners = None if owner is None else np.random.default_rng(owner).integers(0, cores, records)
+    slots = RecordSlots(records, each * cores, cores, owners, Tile(tile, 1))
+    memory = Rows(slots)
     for wanted, is_left in asked:
-        numbers = np.array([number % records for number in wanted], np.int64)
-        placed = slots.place(numbers)
+        placed = slots.place(np.array([number % records for number in wanted], np.int64))
         if is_left:
             slots.forget_unconfirmed()
-            continue
-        slots.hand_out(chunk for chunk, _ in placed.missing)
-        for chunk, members in placed.missing:
-            assert len(members) <= slots.chunk
-            padded = np.resize(members, slots.chunk).reshape(cores, each)
-            memory[:, chunk * each : (chunk + 1) * each] = padded
-            slots.confirm(chunk)
-        assert (memory.reshape(-1)[placed.slots] == numbers).all()
-    assert slots.is_full == (len(np.unique(memory[memory >= 0])) == records)
+        else:
+            memory.write(placed)
+    assert slots.is_full == (len(np.unique(memory.rows[memory.rows >= 0])) == records)
+    assert memory.is_right
+    assert slots.rows % (tile * cores) == 0
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_an_interrupt_at_any_line_of_placing_leaves_no_record_without_its_bytes(owned: bool) -> None:
+    owners = np.arange(30) % 2 if owned else None
+
+    def interrupted_at(line: int) -> bool:
+        """Interrupt at this line of placing; return whether it came so far, after checks of what follows."""
+        slots, left = RecordSlots(30, 8, 2, owners), [line]
+        memory = Rows(slots)
+        memory.write(slots.place(np.arange(3)))
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if event == "line" and frame.f_code.co_filename.endswith("slots.py"):
+                left[0] -= 1
+                if not left[0]:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            slots.place(np.arange(20))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        slots.forget_planned()
+        assert memory.is_right
+        return left[0] <= 0
+
+    assert sum(1 for _ in itertools.takewhile(interrupted_at, itertools.count(1))) > 20
+
+
+def test_the_bytes_planned_are_those_of_the_tensors(caches: dict[str, Path]) -> None:
+    dataset = CachedDataset(caches["dct-lz4"])
+    resident = Resident(dataset)
+    assert kept(resident.batches(loader(dataset)))
+    measured = sum(table.rows.untyped_storage().nbytes() for table in resident.tables.values())
+    assert resident.planned_bytes == measured
+
+
+def test_masks_boxes_columns_and_sequences_stay(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    boxes = np.array([[1, 2, 5, 6, 0]], np.float32)
+    images, masks = rng.integers(0, 256, (9, 8, 8, 3), np.uint8), rng.integers(0, 2, (9, 8, 8), np.uint8)
+    samples = [{"image": image, "mask": mask, "boxes": boxes} for image, mask in zip(images, masks, strict=True)]
+    build_cache(samples, tmp_path / "cache", Recipe(size=8), jobs=1)
+    dataset = CachedDataset(tmp_path / "cache").with_columns(rng.random((9, 2), np.float32))
+    # Sequences of several lengths are rows of one, as the cache has them.
+    texts = [{"text": np.arange(length, dtype=np.int64), "label": 0} for length in range(1, 10)]
+    build_cache(texts, tmp_path / "texts", jobs=1)
+    for shown, names in (
+        (dataset, {"image", "mask", "boxes", "columns"}),
+        (CachedDataset(tmp_path / "texts"), {"text"}),
+    ):
+        resident = Resident(shown)
+        for _ in range(2):
+            for one, other in zip(resident.batches(loader(shown)), loader(shown), strict=True):
+                assert one.keys() == other.keys() >= names
+                assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_records_that_were_interrupted_on_their_way_are_uploaded_again(
+    caches: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = CachedDataset(caches["raw"])
+    streaming, fed = loader(dataset, shuffle=True), loader(dataset, shuffle=True)
+    resident = Resident(dataset)
+    write, calls = TorchTable.write, []
+
+    def interrupted(self: TorchTable, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:  # the labels of the second chunk, whose images are written
+            raise KeyboardInterrupt
+        write(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchTable, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            kept(resident.batches(fed))
+    fed.load_state_dict(streaming.state_dict())
+    for _ in range(2):
+        assert_same(kept(resident.batches(fed)), kept(streaming))
+
+
+def test_resident_data_are_not_given_to_another_process(caches: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="this process's device"):
+        pickle.dumps(Resident(CachedDataset(caches["raw"])))
+
+
+def test_a_cache_that_was_replaced_is_not_taken_for_the_one_that_is_here(tmp_path: Path) -> None:
+    def build(first: int) -> CachedDataset:
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        images = [(np.full((8, 8, 3), first + number, np.uint8), 0) for number in range(16)]
+        build_cache(images, tmp_path / "cache", Recipe(size=8), jobs=1)
+        return CachedDataset(tmp_path / "cache")
+
+    before = build(0)
+    resident = Resident(before)
+    found = kept(resident.batches(loader(before)))
+    with pytest.raises(UsageError, match="other samples"):
+        next(resident.batches(loader(build(100))))
+    assert_same(kept(resident.batches(loader(before))), found)  # these are in memory, whatever lies in the folder
+
+
+def test_a_rank_keeps_the_samples_of_its_own_in_the_local_order(caches: dict[str, Path]) -> None:
+    dataset = CachedDataset(caches["raw"])
+    for rank in range(2):
+        ranks = {"shuffle": "local", "rank": rank, "world_size": 2, "drop_last": True}
+        streaming, fed = loader(dataset, **ranks), loader(dataset, **ranks)
+        resident = Resident(dataset)
+        for _ in range(3):
+            assert_same(kept(resident.batches(fed)), kept(streaming))
+        assert resident.is_full
+        assert resident.uploaded_bytes == resident.planned_bytes == 80 * (16 * 16 * 3 + 8)  # 75 of 150 in tens of 8

@@ -14,7 +14,7 @@ from scripts.bench import device as bench
 from tpucache import UsageError
 from tpucache.training.device import CpuDevice
 
-OPTIONS = {"batch_size": 4, "seconds": 0.05, "size": 24, "threads": 1, "workers": 0, "rounds": 2}
+OPTIONS = {"model": "resnet50", "batch_size": 4, "seconds": 0.05, "size": 24, "threads": 1, "workers": 0, "rounds": 2}
 
 
 def tiny() -> nn.Module:
@@ -39,7 +39,8 @@ def test_every_way_is_measured_in_three_ways(options: argparse.Namespace, cache:
     paces = {name: [trainer.turn(way)] * 2 for name, way in ways.items()}
     report = bench.to_report(paces, device, len(dataset), options)
     heading, *rows = bench.to_rows(report)
-    assert [row[0] for row in rows] == ["tpucache raw", "tpucache dct-lz4", "tpucache jpeg", "on the fly"]
+    streamed, resident = [f"tpucache {kind}" for kind in bench.KINDS], ["tpucache raw, resident"]
+    assert [row[0] for row in rows] == [*streamed, *resident, "tpucache dct-lz4, resident", "on the fly"]
     assert all(len(row) == len(heading) for row in rows)
     assert all(way["steps"] >= 3 and way["ceiling_images_per_second"]["min"] > 0 for way in report["ways"].values())
     assert all(0 <= way[idle] <= 1 for way in report["ways"].values() for idle in ("waited", "device_idle"))

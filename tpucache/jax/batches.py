@@ -5,11 +5,12 @@ It decodes, normalises and augments, while the batches before are used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
+from tpucache.jax.memory import TableForm, of_first_axis, to_jax_dtype
+from tpucache.jax.residence import KeptRecords
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
 from tpucache.ondevice.draws import draw
-from tpucache.ondevice.settings import AugmentSettings
+from tpucache.ondevice.resident import Resident, SentBatch
+from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
+from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
 
 #: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
@@ -47,6 +52,7 @@ def feed(
     depth: int = 2,
     pad_last: bool = False,
     dtype: _Dtype = "float32",
+    resident: ResidentChoice | Resident = "auto",
 ) -> Feed:
     """Return an iterator of (images, labels) as sharded arrays: one epoch of the loader, and the next one when it is
     iterated again.
@@ -64,6 +70,13 @@ def feed(
 
     Normalised images are of `dtype`; what is computed before is float32.
 
+    With `resident` "yes", records stay packed in the memory of the devices: each is uploaded once, when it is first
+    needed, and from then on a batch costs the host the numbers of its rows, which the function that finishes it
+    gathers. Batches are the same. A core has its share of the records; with `CachedLoader(shuffle="local", cores=…)`
+    it needs no others. "auto" does so from the second iteration on, where the devices say how much memory they have,
+    and the records fit into 80 % of what is left after the first two steps. A `Resident` may serve several feeds, one
+    after another. Where there is no room after all, batches are sent as without it, and that is logged.
+
     `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
     has a loader of the rank and world size that `process_slice(sharding)` gives, and the arrays are of the global
     batch: processes that a mesh gives the same samples read the same. Uploading is done by a thread, `depth` batches
@@ -74,12 +87,17 @@ def feed(
         raise UsageError(f"dtype is one of {', '.join(get_args(_Dtype))}, not {dtype!r}")
     if dtype != "float32" and augment is None and not normalise:
         raise UsageError(f"images that are not normalised stay bytes: add normalise=True for {dtype}")
-    sharding = _of_first_axis(sharding or _all_devices())
+    if not isinstance(resident, Resident) and resident not in get_args(ResidentChoice):
+        raise UsageError(f'resident is "auto", "yes", "no" or a Resident, not {resident!r}')
+    sharding = of_first_axis(sharding or _all_devices())
     _check(loader, sharding, pad_last)
+    if pad_last and loader.order.name == "local":
+        raise UsageError('pad_last is for evaluation, and shuffle="local" for training: leave one of them out')
     settings = AugmentSettings() if augment is None and normalise else augment
     if pad_last and settings is not None and settings.mixes:
         raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave one of them out")
-    return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype))
+    kept = KeptRecords(loader, sharding, resident)
+    return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype, kept))
 
 
 def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, int]:
@@ -89,7 +107,7 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     sharding, that over all devices. Where an axis of the mesh other than that of the batch lies across processes, these
     have the same rank. Raises UsageError where the devices of a process need no slice of their own, or this has none.
     """
-    sharding = _of_first_axis(sharding or _all_devices())
+    sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
     rows: dict[int, set[int]] = {}
     for device, (index,) in sharding.devices_indices_map((count,)).items():
@@ -152,8 +170,14 @@ class Feed:
             raise
 
     def metrics(self) -> dict[str, Any]:
-        """Return the loader's metrics; what it waited is the uploading thread's. `upload` is what the caller waited."""
-        upload = {"waited_seconds": self.waited_seconds, "waited": self.waited}
+        """Return the loader's metrics; what it waited is the uploading thread's. `upload` is what the caller waited.
+
+        Its `sent_bytes` were sent to the devices, and `cpu_seconds` is how long a processor worked for the uploading
+        thread; `resident` says whether records stay there, and why.
+        """
+        epochs = self._epochs
+        upload: dict[str, Any] = {"waited_seconds": self.waited_seconds, "waited": self.waited}
+        upload |= {"sent_bytes": epochs.sent_bytes, "cpu_seconds": epochs.cpu_seconds, "resident": epochs.resident}
         return {**self._epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
@@ -187,32 +211,42 @@ class _Epochs:
         depth: int,
         pad_last: bool,
         dtype: _Dtype,
+        kept: KeptRecords,
     ) -> None:
-        self.loader, self._sharding = loader, sharding
+        self.loader, self._sharding, self._kept = loader, sharding, kept
         self._pads = pad_last
         self._draws = None if augment == AugmentSettings() else augment
         self._seed, self._depth = seed, depth
         options = _options(loader, augment, dtype)
         self._size = (0, 0) if options.image is None else (options.image.shape[0], options.image.shape[1])
-        self._finish = make_finish(options)
+        self._options, self._finish = options, make_finish(options)
         self._views = 1 if self._draws is None else self._draws.views
-        self.waited_seconds = self.seconds = 0.0
+        self.waited_seconds = self.seconds = self.cpu_seconds = 0.0
+        self.sent_bytes = 0
+
+    @property
+    def resident(self) -> str:
+        """Whether records stay on the devices, and why."""
+        return self._kept.describe()
 
     def run(self) -> Generator[Batch, None, None]:
         """Yield the batches of one epoch."""
-        batches = self.loader.iterate_ahead()
-        first = self._next_step() if self._draws else 0
-        with Ahead(batches, self._upload, self._depth, first) as ahead:
+        with contextlib.ExitStack() as stack:
+            batches = self._kept.begin(stack)
+            first = self._next_step() if self._draws else 0
+            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first))
             counted: tuple[float, float] | None = None  # when counting began, and what had been waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
                         counted = time.perf_counter(), ahead.waited_seconds
+                        self._kept.decide()
                     *parts, is_sample = uploaded
-                    fields, labels = self._finish(*parts)
+                    fields, labels = self._finished(*parts)
                     yield _to_batch(fields, labels, is_sample)
                     del uploaded, parts, fields, labels
             finally:
+                self.cpu_seconds += ahead.cpu_seconds
                 if counted is not None:
                     self.seconds += time.perf_counter() - counted[0]
                     self.waited_seconds += ahead.waited_seconds - counted[1]
@@ -223,31 +257,84 @@ class _Epochs:
         whole = self.loader.batch_size * self.loader.world_size
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
-    def _upload(self, batch: Any, number: int) -> tuple[dict[str, Any], Any, Any, Any]:
-        """Return a batch's fields, labels, random numbers and which rows are samples; in the uploading thread."""
+    def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
+        """Finish an uploaded batch; in the caller's thread."""
+        if not isinstance(labels, _SentRows):
+            return self._finish(fields, labels, draws)
+        resident, sent = labels
+        if (read := resident.receive_or_read(sent)) is not None:  # there is no room for the records
+            arrays, host_labels = self._arrays(read)
+            rows = self.loader.batch_size if self._pads else len(host_labels)
+            fields = {name: self._put(_pad(array, rows)) for name, array in arrays.items()}
+            return self._finish(fields, self._put(_pad(host_labels, rows)), draws)
+        tables: Mapping[str, Any] = resident.tables
+        finish = make_rows_finish(self._options, tuple((name, table.form) for name, table in sorted(tables.items())))
+        return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
+
+    def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
+        """Return a batch's fields, labels, random numbers and which rows are samples; in the uploading thread.
+
+        Of a batch of rows, they are in place of its labels, and there are no fields.
+        """
+        if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
+            return self._upload_rows(batch[0], batch[1], number)
+        arrays, labels = self._arrays(batch)
+        is_sample = None
+        if self._pads:
+            rows = self.loader.batch_size
+            is_sample = self._put_is_sample(len(labels))
+            arrays = {name: _pad(array, rows) for name, array in arrays.items()}
+            labels = _pad(labels, rows)
+        draws = self._put_draws(number, len(labels))
+        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
+
+    def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
+        """Send the rows of a batch, and the records that are not there yet."""
+        count, is_sample = len(read.slots), None
+        if self._pads:
+            is_sample, count = self._put_is_sample(count), self.loader.batch_size
+        self._kept.check_labels(read, self._draws)
+        if resident.slots is not None:  # those behind all rows give zeros
+            behind = np.full(count - len(read.slots), resident.slots.rows, read.slots.dtype)
+            read = read._replace(slots=np.concatenate([read.slots, behind]))
+        before = resident.uploaded_bytes
+        sent = resident.put(read)
+        self.sent_bytes += resident.uploaded_bytes - before + read.slots.nbytes
+        return None, _SentRows(resident, sent), self._put_draws(number, count), is_sample
+
+    def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
+        """Return a loader's batch as arrays that JAX takes: its fields by name, and its labels."""
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
-        arrays = {name: _to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
+        arrays = {name: to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
         labels = arrays.pop(LABEL)
         check_labels(labels, self._draws, arrays)
         if arrays.get(IMAGE, labels).ndim == 4:
             # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
             arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
-        is_sample = None
-        if self._pads:
-            rows = self.loader.batch_size
-            is_sample = self._put(np.repeat(np.arange(rows) < len(labels), self._views))
-            arrays = {name: _pad(array, rows) for name, array in arrays.items()}
-            labels = _pad(labels, rows)
-        draws = None
-        if self._draws is not None:
-            drawn = draw(self._draws, self._seed, number, len(labels) * self.loader.world_size, self._size)
-            draws = self._put(drawn[len(labels) * self.loader.rank :][: len(labels)])
-        return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
+        return arrays, labels
+
+    def _put_is_sample(self, count: int) -> jax.Array:
+        return self._put(np.repeat(np.arange(self.loader.batch_size) < count, self._views))
+
+    def _put_draws(self, number: int, rows: int) -> jax.Array | None:
+        """Draw the random numbers of this process's rows of a batch, and send them; None where there are none."""
+        if self._draws is None:
+            return None
+        drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
+        return self._put(drawn[rows * self.loader.rank :][:rows])
 
     def _put(self, array: Array) -> jax.Array:
+        self.sent_bytes += array.nbytes
         # JAX keeps the array, and with it the pooled buffer, until its copy is done.
         uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
         return uploaded
+
+
+class _SentRows(NamedTuple):
+    """A batch as rows of a Resident that were sent."""
+
+    resident: Resident
+    sent: SentBatch
 
 
 def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
@@ -264,23 +351,6 @@ def _pad(array: Array, rows: int) -> Array:
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded
-
-
-def _to_jax_dtype(name: str, array: Array) -> Array:
-    """Return an array as the dtype that JAX keeps it in: whole numbers of 64 bits become 32 unless it is set to 64.
-
-    Raises UsageError for numbers that 32 bits do not hold, which JAX would change without a message.
-    """
-    kept = jax.dtypes.canonicalize_dtype(array.dtype)
-    if kept == array.dtype or array.dtype.kind not in "iu":
-        return array
-    limits = np.iinfo(kept)
-    if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
-        raise UsageError(
-            f"{name!r} holds numbers beyond {kept}, which JAX would cut off: set jax.config's jax_enable_x64, or leave "
-            "that field out of the cache"
-        )
-    return array.astype(kept)
 
 
 def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtype) -> FinishOptions:
@@ -304,15 +374,6 @@ def _all_devices() -> jax.sharding.Sharding:
     # A Mesh, whose axes are automatic: with the explicit axes of jax.make_mesh, gathers in a loss raise.
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (_AXIS,))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
-
-
-def _of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return a sharding that fits arrays of any rank: it divides the first axis as the given one does."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    if any(axis is not None for axis in sharding.spec[1:]):
-        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} divides others, too")
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[:1]))
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
@@ -378,6 +439,28 @@ def make_finish(options: FinishOptions) -> Finish:
     `augment`, of `dtype` (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
     augmentations do not fit the images.
     """
+    # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands for that.
+    jitted: Finish = jax.jit(_make_plain_finish(options))
+    return jitted
+
+
+@functools.lru_cache(maxsize=16)
+def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
+    """Return the jitted function that gathers a batch out of tables of these forms, and finishes it, in one graph.
+
+    It takes the tables' rows by name, the numbers of the batch's rows, and its random numbers.
+    """
+    plain = _make_plain_finish(options)
+
+    def finish(tables: Mapping[str, Any], slots: Any, draws: Any) -> tuple[dict[str, Any], Any]:
+        fields = {name: form.taken(tables[name], slots) for name, form in forms}
+        return plain(fields, fields.pop(LABEL), draws)
+
+    jitted: Finish = jax.jit(finish)
+    return jitted
+
+
+def _make_plain_finish(options: FinishOptions) -> Finish:
     decoder = field_decoder(options.image) if options.image is not None and options.is_packed else None
     augment = _make_augment(options)
 
@@ -395,9 +478,7 @@ def make_finish(options: FinishOptions) -> Finish:
             changed[IMAGE] = jnp.moveaxis(changed[IMAGE], 1, 3).astype(options.dtype)
         return changed, labels
 
-    # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands for that.
-    jitted: Finish = jax.jit(finish)
-    return jitted
+    return finish
 
 
 def _make_augment(options: FinishOptions) -> BatchAugment | None:

@@ -51,6 +51,7 @@ _log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
 _FORESEEN_EPOCHS: Final = 16  # in which each of 16 hosts reads most samples once
+_LOOKED_UP: Final = 64  # batches
 _SPAN: Final = 1024  # positions of the order that are hinted at once where it has no windows
 
 
@@ -189,6 +190,17 @@ class BatchLoader(Generic[AnySamples]):
         self._refuse_finishing()
         return self._iterate(is_counted=False, slots=slots)
 
+    def record_owners(self, cores: int) -> Positions | None:
+        """Return which of this rank's cores each record comes to in every epoch, -1 for none of them.
+
+        None where the order gives any record to any core, as all orders but "local" do.
+        """
+        devices = self.order.devices(len(self.dataset), self.seed, self.world_size * cores)
+        if devices is None:
+            return None
+        own = devices[self.dataset.record_indices(np.arange(self.dataset.records))] - self.rank * cores
+        return np.where((own >= 0) & (own < cores), own, -1)
+
     def _refuse_finishing(self) -> None:
         if self.options.finishing is not None:
             raise UsageError(
@@ -205,6 +217,8 @@ class BatchLoader(Generic[AnySamples]):
         if self._place[0] > epoch:  # there is no batch to give
             self._following = self._place
         order = self.order.positions(len(self.dataset), self.seed, epoch)
+        if slots is not None and slots.is_full:
+            return self._run_rows(self._iterations, epoch, start, order, slots)
         return self._run(self._iterations, epoch, start, order, is_counted, slots)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -356,6 +370,23 @@ class BatchLoader(Generic[AnySamples]):
                 yield self._next(pending, iteration, is_counted)
                 threads.check()
 
+    def _run_rows(
+        self, iteration: int, epoch: int, start: int, order: Positions, slots: RecordSlots
+    ) -> Generator[Uncounted, None, None]:
+        """Yield batches of records that all have places: nothing is read, and many are looked up at once."""
+        bounds = self._bounds(start)
+        while batches := list(itertools.islice(bounds, _LOOKED_UP)):
+            own = [order[rank_slice(first, stop, self.rank, self.world_size)] for first, stop in batches]
+            numbers = self.dataset.record_numbers(np.concatenate(own), epoch, self.order.shared)
+            placed, begin = slots.place(numbers), 0
+            for (_, stop), part in zip(batches, own, strict=True):
+                self._refuse_closed()
+                end = begin + len(part)
+                self._metrics.note(time.perf_counter(), self.options.prefetch + 1, len(part), None)
+                batch = placed.part(slice(begin, end))
+                yield Uncounted(batch, functools.partial(self._count, iteration, epoch, stop))
+                begin = end
+
     def _expected(
         self, epoch: int, start: int, order: Positions, epochs: int = 2
     ) -> Iterator[tuple[Positions, int, int]]:
@@ -497,6 +528,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         sampler: Sampler[int] | None = None,
         pin_memory: bool = False,
         reiterate: Reiterate = "next",
+        cores: int = 1,
         augment: AugmentSettings | None = None,
         normalise: bool = False,
         device: Device = None,
@@ -512,6 +544,9 @@ class CachedLoader(BatchLoader[CachedDataset]):
         `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
         `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
         for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
+        "local" divides the samples over all `cores` of all ranks, at random and for good, and shuffles each core's
+        part: so a core that keeps its samples in its memory needs those alone. Give the `cores` that divide a batch of
+        this rank.
 
         `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
         and less work for the host. `tpucache.ondevice.decoder` finishes them. Others are decoded on the host.
@@ -552,8 +587,26 @@ class CachedLoader(BatchLoader[CachedDataset]):
         window = to_integer("window", window, 1)
         chunk = max(1, _CHUNK_BYTES // chosen.usual_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
-        order = drawn or make_order(shuffle, window, chunk, changes_variants=chosen.variant == "epoch")
+        if to_integer("cores", cores, 1) > 1 and shuffle != "local":
+            raise UsageError('cores says how shuffle="local" divides the samples: leave it out for other orders')
+        if shuffle == "local":
+            _check_local(chosen, options.batch_size, cores)
+        parts, each = options.world_size * cores, options.batch_size // cores
+        is_by_epoch = chosen.variant == "epoch"
+        order = drawn or make_order(shuffle, window, chunk, changes_variants=is_by_epoch, parts=parts, each=each)
         super().__init__(chosen, order, options, crop)
+
+
+def _check_local(dataset: CachedDataset, batch_size: int, cores: int) -> None:
+    """Raise UsageError unless each sample can be given to one core, and each core as many of every batch."""
+    if batch_size % cores:
+        raise UsageError(
+            f"a batch of {batch_size} does not divide evenly over {cores} cores: choose another batch_size"
+        )
+    if len(np.unique(dataset.positions)) < len(dataset):
+        raise UsageError(
+            'shuffle="local" gives each sample to one core, and some are selected several times: select each once'
+        )
 
 
 def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) -> BatchFinish:

@@ -19,7 +19,7 @@ from tpucache.loading.indices import to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide, WaysRead
+from tpucache.loading.reading.reader import Divide, WaysRead, undivided
 from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
@@ -172,7 +172,7 @@ class MixedSamples:
             indices[rows] = first + self._datasets[at].record_indices(own)
         return indices
 
-    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide) -> WaysRead:
+    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
         """Read records, given by their numbers, into the first rows of a buffer."""
         ways = [
             self._datasets[at].read_records(BufferRows(buffer, rows), own, divide)

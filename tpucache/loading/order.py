@@ -9,11 +9,19 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.sampler import BalancedDraws, Positions, WeightedDraws, block_order, full_order
+from tpucache.loading.sampler import (
+    BalancedDraws,
+    Positions,
+    WeightedDraws,
+    block_order,
+    full_order,
+    local_order,
+    local_parts,
+)
 from tpucache.loading.state import LoaderState
 from tpucache.loading.tensors import HAS_TORCH
 
-Shuffle = bool | Literal["full", "block"]
+Shuffle = bool | Literal["full", "block", "local"]
 
 _BY_CHUNK = ", variants by chunk"
 
@@ -38,10 +46,11 @@ class Sampling(Protocol):
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order "file", "full" or "block", or "drawn", that of a `sampling`.
+    """The order "file", "full", "block" or "local", or "drawn", that of a `sampling`.
 
-    `window` and `chunk`, in samples, are those of the block order, else 0. Where `is_by_chunk`, the samples of a chunk
-    show the same variant of an epoch, so that a chunk is one stretch of a file.
+    `window` and `chunk`, in samples, are those of the block order, else 0. `parts` and `each` are those of the local
+    one: into how many parts the samples are divided, and how many of each a batch has. Where `is_by_chunk`, the samples
+    of a chunk show the same variant of an epoch, so that a chunk is one stretch of a file.
     """
 
     name: str
@@ -49,6 +58,8 @@ class EpochOrder:
     chunk: int = 0
     is_by_chunk: bool = False
     sampling: Sampling | None = None
+    parts: int = 0
+    each: int = 0
 
     @property
     def text(self) -> str:
@@ -60,6 +71,8 @@ class EpochOrder:
         """The same of the order in which each sample changes its variant by itself."""
         if self.sampling is not None:
             return self.sampling.text
+        if self.name == "local":
+            return f"local {self.parts} parts, {self.each} of each a batch"
         return f"block {self.window}" if self.name == "block" else self.name
 
     @property
@@ -79,7 +92,15 @@ class EpochOrder:
             return full_order(samples, seed, epoch)
         if self.name == "block":
             return block_order(samples, seed, epoch, chunk=self.chunk, window=self.window)
+        if self.name == "local":
+            return local_order(samples, seed, epoch, parts=self.parts, each=self.each)
         return np.arange(samples)
+
+    def devices(self, samples: int, seed: int, count: int) -> Positions | None:
+        """Return which of so many devices, from 0, each sample comes to in every epoch; None where that changes."""
+        if count == 1 or not self.parts or self.parts % count:
+            return None
+        return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
 
     def digest(self, seed: int, epoch: int) -> str:
         """Return a SHA-256 of an epoch's order where nothing but the order itself says what it is, else ""."""
@@ -99,15 +120,19 @@ class EpochOrder:
         return replace(self, chunk=chunk, is_by_chunk=text.endswith(_BY_CHUNK))
 
 
-def make_order(shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool) -> EpochOrder:
+def make_order(
+    shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool, parts: int = 1, each: int = 1
+) -> EpochOrder:
     """Return the order that a loader is asked for. Raises UsageError for any other value of `shuffle`."""
+    if shuffle == "local":
+        return EpochOrder("local", parts=parts, each=each)
     if isinstance(shuffle, bool):
         return EpochOrder("full" if shuffle else "file")
     if shuffle == "full":
         return EpochOrder("full")
     if shuffle == "block":
         return EpochOrder("block", window, chunk, is_by_chunk=changes_variants and chunk > 1)
-    raise UsageError(f'shuffle is True, False, "full" or "block", not {shuffle!r}')
+    raise UsageError(f'shuffle is True, False, "full", "block" or "local", not {shuffle!r}')
 
 
 def make_sampled_order(

@@ -41,6 +41,38 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     return order
 
 
+def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
+    """Return all positions so that every batch has `each` samples of each part, one part after another: int64 (n,).
+
+    A part is shuffled in itself, so that what reads or keeps it needs no other samples. The last batch, of fewer, is
+    divided over the parts as one is over ranks.
+    """
+    random, members = epoch_random(seed, epoch), _part_members(samples, seed)
+    shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
+    batches = samples // (parts * each)
+    whole = [part[: batches * each].reshape(batches, each) for part in shuffled]
+    return np.concatenate([np.stack(whole, 1).reshape(-1), *(part[batches * each :] for part in shuffled)])
+
+
+def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
+    """Return the part, from 0, that each position is of, in every epoch: int64 (samples,)."""
+    found = np.empty(samples, np.int64)
+    members = _part_members(samples, seed)
+    for number, part in enumerate(_part_slices(samples, parts)):
+        found[members[part]] = number
+    return found
+
+
+def _part_members(samples: int, seed: int) -> Positions:
+    """Return all positions in the random order in which they are divided: neighbours, as of one class, are spread."""
+    # The third word makes it another stream than that of any epoch.
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
+
+
+def _part_slices(samples: int, parts: int) -> list[slice]:
+    return [rank_slice(0, samples, part, parts) for part in range(parts)]
+
+
 def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
     """Return numpy's legacy generator: its stream is frozen (NEP 19), so that an order survives an upgrade.
 

@@ -113,7 +113,7 @@ class Samples(Protocol):
         """Return for each record the index of a sample that it is of."""
         ...
 
-    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide) -> WaysRead:
+    def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
         """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples."""
         ...
 
@@ -194,9 +194,11 @@ class Selection:
         return epoch_variants(turns, epoch, len(self.variants)) - 1
 
     @functools.cached_property
-    def _distinct(self) -> tuple[Positions, Positions] | None:
-        """The different positions of chosen samples, ascending, and the first index that has each; None for all."""
-        return None if self.chosen is None else np.unique(self.chosen, return_index=True)
+    def _distinct(self) -> tuple[Positions, Positions, Positions] | None:
+        """The different positions of chosen samples, ascending, the first index that has each, and the place among them
+        of each index; None for all samples.
+        """
+        return None if self.chosen is None else np.unique(self.chosen, return_index=True, return_inverse=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_distinct"}  # it is large
@@ -207,9 +209,7 @@ class Selection:
 
     def record_numbers(self, indices: Positions, epoch: int, chunk: int = 1) -> Positions:
         """Return the numbers, from 0 to below `records`, of the records that an epoch shows of some of the samples."""
-        places = self.positions_of(indices)
-        if self._distinct is not None:
-            places = np.searchsorted(self._distinct[0], places)
+        places = indices if self._distinct is None else self._distinct[2][indices]
         return self._turns(indices, epoch, chunk) * self._different + places
 
     def record_indices(self, numbers: Positions) -> Positions:

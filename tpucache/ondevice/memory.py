@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tpucache.errors import UsageError
+from tpucache.ondevice.slots import NO_TILE, NoRoomError, RecordSlots
 
 #: Whole numbers by their bytes: rows are gathered in the largest that divide them, which takes the fewest reads.
 _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -16,7 +17,7 @@ _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 class TorchMemory:
     """A CPU, a GPU, or another device of torch that runs operations as they come."""
 
-    cores = 1
+    cores, tile = 1, NO_TILE
 
     def __init__(self, device: Any) -> None:
         """Take a device by its name. Raises UsageError where it is not here."""
@@ -25,40 +26,53 @@ class TorchMemory:
         except Exception as error:  # what torch raises depends on the device, and on how it was built
             raise UsageError(f"device {device!r} cannot be used: {error}") from error
 
-    def put(self, array: Any) -> torch.Tensor:
+    def put(self, array: Any, name: str = "rows") -> torch.Tensor:
         """Send an array or tensor of the host; out of page-locked memory, without waiting for it."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
-    def reserve(self, chunks: int, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for this number of chunks like this one."""
-        return TorchTable(chunks, chunk)
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
+        """Return memory for the rows of these slots, of chunks like this one."""
+        return TorchTable(slots, chunk)
+
+    def itemsize(self, dtype: np.dtype[Any]) -> int:
+        """Return the bytes of a value, which are the same there."""
+        return dtype.itemsize
+
+    def free_bytes(self) -> int | None:
+        """Return what no program has of a GPU's memory; None for other devices."""
+        return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
+
+    def as_image(self, images: torch.Tensor) -> torch.Tensor:
+        """Return images as (batch, channels, height, width), channels last in memory."""
+        return images.permute(0, 3, 1, 2)
 
 
 class TorchTable:
     """Rows of bytes: so each dtype is gathered alike, also those that torch has few operations for."""
 
-    def __init__(self, chunks: int, chunk: torch.Tensor) -> None:
-        """Reserve memory where the chunk is. Raises UsageError where there is not as much."""
+    def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
+        """Reserve memory where the chunk is. Raises NoRoomError where there is not as much."""
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]
-        rows = chunks * self._count
         try:
-            self._rows = torch.empty((rows, row_bytes // self._word.itemsize), dtype=self._word, device=chunk.device)
+            self.rows = torch.empty(
+                (slots.rows, row_bytes // self._word.itemsize), dtype=self._word, device=chunk.device
+            )
         except RuntimeError as error:  # also torch's OutOfMemoryError
-            raise UsageError(
-                f"{rows * row_bytes / 1e9:,.2f} GB of records do not fit into the memory of {chunk.device}: leave "
-                "resident out"
+            raise NoRoomError(
+                f"{slots.rows * row_bytes / 1e9:,.2f} GB of records do not fit into the memory of {chunk.device}: "
+                "leave resident out"
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
         """Write a chunk behind those before it."""
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
-        places = number * self._count + torch.arange(self._count, device=self._rows.device)
-        self._rows.index_copy_(0, places, rows)
+        places = number * self._count + torch.arange(self._count, device=self.rows.device)
+        self.rows.index_copy_(0, places, rows)
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """Return rows of the table."""
-        rows = self._rows.index_select(0, slots)
+        rows = self.rows.index_select(0, slots)
         return rows.view(torch.uint8).view(self._dtype).reshape(len(slots), *self._shape)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from tpucache.errors import UsageError
 from tpucache.options import check_options, option
+
+#: Whether records stay in the device's memory; "auto" where they fit into what the first steps leave of it.
+ResidentChoice = Literal["auto", "yes", "no"]
 
 _ZOOM: Final = 0.08  # torchvision's default
 #: The largest values of settings that have one.

@@ -146,6 +146,8 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         )
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
+    if settings.balance and settings.order != "full":
+        raise UsageError("--balance decides the order itself: leave --order out")
     if settings.balance:
         make_sampled_order(train_set, balance=True)
     if settings.loss and settings.train_step:

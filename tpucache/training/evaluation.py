@@ -18,8 +18,8 @@ import torch
 
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.loader import CachedLoader
-from tpucache.ondevice.resident import as_named
+from tpucache.loading.loader import CachedLoader, Uncounted
+from tpucache.ondevice.resident import Resident, as_named
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
@@ -35,7 +35,14 @@ Array = npt.NDArray[Any]
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
+#: Returns what keeps the records of an evaluation's loader on the device; None where they are sent each time.
+Keep = Callable[[CachedLoader], Resident | None]
+
 _SHOWN: Final = 12  # maps that are kept of an evaluation
+
+
+def _keeps_nothing(_: CachedLoader) -> None:
+    """Have the records of an evaluation sent each time."""
 
 
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
@@ -65,10 +72,13 @@ class Scores:
     maps: Mapping[int, Array]
 
 
-def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> Scores:
+def score(
+    learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = _keeps_nothing
+) -> Scores:
     """Return losses and scores of all samples, on the host; see `evaluate`.
 
     Each process evaluates its share of the samples. The main process has the scores of all, the others have none.
+    `keep` may have the samples stay on the device.
     """
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     dataset, share = _own_share(dataset, processes)
@@ -78,7 +88,7 @@ def score(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = 
     done = 0
     with (
         # Closed at once when `check` raises: the model has the averaged weights until then.
-        contextlib.closing(results(learner, dataset, _score(learner, rows), rows)) as batches,
+        contextlib.closing(results(learner, dataset, _score(learner, rows), rows, keep)) as batches,
         Progress(rows, "evaluate", "images", is_brief=True) as progress,
     ):
         for part, value, *shown in batches:
@@ -122,21 +132,36 @@ def _joined(parts: Sequence[Sequence[Array]]) -> Array:
     return np.concatenate(arrays) if arrays else np.empty(0)
 
 
-def compile_evaluation(learner: Learner, dataset: CachedDataset | None) -> None:
+def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keeps_nothing) -> None:
     """Evaluate a few samples, to compile all graphs and to raise errors in them now, not after an epoch.
 
-    One sample is enough, unless the user's loss takes the samples of the last batch alone.
+    One sample is enough, unless the user's loss takes the samples of the last batch alone. Where `keep` has the samples
+    stay on the device, it is the last batch, and in that case the one before it.
     """
     if dataset is None:
         return
+    if keep is _keeps_nothing:
+        batch = learner.part_size
+        rows = 1 if learner.settings.own_loss is None else min(len(dataset), batch + len(dataset) % batch)
+        for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
+            pass
+        return
+    own, _ = _own_share(dataset, learner.device.processes)
     batch = learner.part_size
-    rows = 1 if learner.settings.own_loss is None else min(len(dataset), batch + len(dataset) % batch)
-    for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
+    count = len(own) % batch or min(len(own), batch)
+    if learner.settings.own_loss is not None and count < batch:
+        count = min(len(own), batch + count)
+    for _ in results(learner, own, _score(learner, count), count, keep, len(own) - count):
         pass
 
 
 def results(
-    learner: Learner, dataset: CachedDataset, reduce: Reduce, rows: int | None = None
+    learner: Learner,
+    dataset: CachedDataset,
+    reduce: Reduce,
+    rows: int | None = None,
+    keep: Keep = _keeps_nothing,
+    first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the result of `reduce` on the learner's outputs and the labels of each batch; see `compute_rows`."""
 
@@ -146,7 +171,8 @@ def results(
     dataset = learner.task.as_learned(dataset)
     with learner.evaluated() as model:
         learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
-        yield from compute_rows(dataset, learner.device, learner.part_size, learner.settings.threads, compute, rows)
+        threads, size = learner.settings.threads, learner.part_size
+        yield from compute_rows(dataset, learner.device, size, threads, compute, rows, keep, first)
 
 
 def compute_rows(
@@ -156,19 +182,24 @@ def compute_rows(
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
     rows: int | None = None,
+    keep: Keep = _keeps_nothing,
+    first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the order of the samples and without padding.
 
-    The last batch is padded on the device, so that all batches share one graph. Of the first `rows` samples if given:
-    what follows these is computed and left out.
+    The last batch is padded on the device, so that all batches share one graph. Of `rows` samples if given, from the
+    `first` on: what follows these is computed and left out.
     """
-    batches = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
-    finish = make_finish(dataset, device)
+    loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
+    if first:
+        loader.load_state_dict({**loader.state_dict(), "position": first})
+    finish, resident = make_finish(dataset, device), keep(loader)
+    batches = pad_last(loader, batch_size) if resident is None else pad_rows(resident.pairs(loader), batch_size)
     counts = iter(_batch_rows(len(dataset) if rows is None else rows, batch_size))
     pending: deque[list[Callable[[], torch.Tensor]]] = deque()
-    with device.fast_products(), torch.no_grad(), Feeder(pad_last(batches, batch_size), device) as feeder:
+    with device.fast_products(), torch.no_grad(), Feeder(batches, device, resident=resident) as feeder:
         for batch in feeder:
-            pending.append([device.fetch_rows(tensor) for tensor in compute(finish(batch))])
+            pending.append([device.fetch_rows(tensor) for tensor in compute(finish(batch.gathered()))])
             device.step_end()
             if len(pending) > MOST_AHEAD:
                 yield _to_host(pending.popleft(), next(counts))
@@ -233,6 +264,14 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
     """Yield batches as dicts, a short one filled up to `batch_size` with zeros; label 0 is a label like any other."""
     for batch in batches:
         yield {name: _pad(tensor, batch_size, name == IMAGE) for name, tensor in as_named(batch).items()}
+
+
+def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
+    """Yield batches of rows on the device, a short one filled up to `batch_size` with its own."""
+    with contextlib.closing(batches):
+        for (resident, read), _ in batches:
+            full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}
+            yield resident, read._replace(**full)
 
 
 def _pad(tensor: torch.Tensor, rows: int, image: bool) -> torch.Tensor:

@@ -242,20 +242,19 @@ def _note(run: _Run, progress: Progress, idle: float) -> str:
 
 def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
-    learner, data, plan, state, options = run.learner, run.data, run.plan, run.state, run.options
+    learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
-    residence = Residence(options.resident, settings, learner.task.as_learned(data.train_set), device)
+    residence = _open_residence(run)
     images = settings.batch * settings.steps_per_execution
     execution: Execution = []
     stopped = None
     account = run.account
 
-    def warmed() -> None:
+    def warmed() -> bool:
         progress.restart_clock()
-        _compile_validation(run)
-        residence.decide()
+        return _settle(run, residence)
 
-    _compile_validation(run)  # errors in it are raised now, not after the first epoch
+    _compile_validation(run, residence)  # errors in it are raised now, not after the first epoch
     with (
         Tracer(device, None if options.profile is None else Path(options.profile)) as tracer,
         _feeder(run, residence) as feeder,
@@ -272,11 +271,12 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
             while not plan.is_finished(state):
                 if plan.awaits_evaluation(state):
                     meter.pause()  # a sync point
-                    _end_epoch(run, meter.end_epoch())
+                    _end_epoch(run, meter.end_epoch(), residence)
                     meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
                 else:
                     execution = []  # or it would keep the records of a size that is over
                     execution = take_execution(stream, settings)
+                    meter.expect_rows(execution[0][0].rows is not None)
                     _take_steps(run, execution)
                     progress.advance(images, _note(run, progress, meter.idle))
                     meter.step(settings.steps_per_execution, images)  # may say that all is warm: so far is no rate
@@ -301,6 +301,21 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     return pace, stopped
 
 
+def _open_residence(run: _Run) -> Residence:
+    """Decide, as far as that is known before the first step, whether records stay on the device."""
+    learner, data = run.learner, run.data
+    train_set = learner.task.as_learned(data.train_set)
+    valid_set = None if data.valid_set is None else learner.task.as_learned(data.valid_set)
+    return Residence(run.options.resident, learner.settings, train_set, learner.device, valid_set)
+
+
+def _settle(run: _Run, residence: Residence) -> bool:
+    """Decide whether records stay, and compile the evaluation anew; return whether training batches become rows."""
+    becomes_resident = residence.decide()
+    _compile_validation(run, residence)
+    return becomes_resident
+
+
 def _feeder(run: _Run, residence: Residence) -> Feeder:
     """Return what uploads the batches that are left, which are this process's parts of them."""
     settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
@@ -311,13 +326,16 @@ def _feeder(run: _Run, residence: Residence) -> Feeder:
     return Feeder(batches, device, draw=draw, first=first, resident=residence)
 
 
-def _compile_validation(run: _Run) -> None:
+def _compile_validation(run: _Run, residence: Residence) -> None:
     """Evaluate a few samples beforehand; while a cache is built, those that train, as no others are built yet."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set
     with run.account.part("evaluation"):
-        compile_evaluation(run.learner, valid_set)
+        if residence.is_resident:
+            compile_evaluation(run.learner, valid_set, residence.keep)
+        else:
+            compile_evaluation(run.learner, valid_set)
 
 
 def _progress(run: _Run) -> Progress:
@@ -348,14 +366,14 @@ def _take_steps(run: _Run, execution: Execution) -> None:
     learner.device.step_end()  # only now is anything sent to run
 
 
-def _end_epoch(run: _Run, pace: Pace) -> None:
+def _end_epoch(run: _Run, pace: Pace, residence: Residence) -> None:
     """Evaluate the epoch that has ended, add its row to the history, save the run; its weights if they are the best.
 
     A request to stop between the batches of the evaluation leaves the state as it was.
     """
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
-    metrics, scores = _evaluate(run, data.valid_set)
+    metrics, scores = _evaluate(run, data.valid_set, residence)
     row = run.plan.epoch_row(state, metrics)
     if not learner.settings.sizes.is_one:
         row["size"] = _size(run, state.steps - 1)
@@ -370,12 +388,14 @@ def _end_epoch(run: _Run, pace: Pace) -> None:
     _say_epochs(run.options, [row])
 
 
-def _evaluate(run: _Run, valid_set: CachedDataset | None) -> tuple[dict[str, float], Scores | None]:
+def _evaluate(
+    run: _Run, valid_set: CachedDataset | None, residence: Residence
+) -> tuple[dict[str, float], Scores | None]:
     """Return the metrics of the validation samples and what they are computed from, if there are any."""
     if valid_set is None:
         return {}, None
     with run.account.part("evaluation"):
-        scores = score(run.learner, valid_set, run.check)
+        scores = score(run.learner, valid_set, run.check, residence.keep)
     with run.account.part("metrics"):
         return measure(run.learner, valid_set, scores), scores
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpucache.ondevice.settings import ResidentChoice
 from tpucache.options import check_options, option
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.run.history import Watcher
-from tpucache.training.settings import ResidentChoice, TrainSettings
+from tpucache.training.settings import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class RunOptions:
     account: Account | None = None
     resident: ResidentChoice = option(
         "auto",
-        "keep the training records in the device's memory, where each is uploaded once; auto: where they fit into what "
-        "the first steps leave of it",
+        "keep the records in the device's memory, where each is uploaded once; auto: where they fit into what the "
+        "first steps leave of it",
     )
     replay: bool = True
     curves: bool = False

@@ -20,7 +20,6 @@ THREADS: Final = min(8, max(2, usable_cores() // 2))
 #: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
-ResidentChoice = Literal["auto", "yes", "no"]
 ScaleRule = Literal["none", "linear", "sqrt"]
 Precision = Literal["auto", "mixed", "float32", "bf16", "fp16"]
 SCALE_RULES: Final = get_args(ScaleRule)
@@ -51,6 +50,7 @@ _FREE: Final = ("threads", "bf16", "recipe")  # what bf16 says, precision says, 
 _DECIDED: Final = (
     "epochs",
     "batch_size",
+    "order_parts",
     "optimizer",
     "clip",
     "lr",
@@ -165,6 +165,13 @@ class TrainSettings:
     balance: bool = option(
         False, "train on each class equally often, on the samples of rare ones several times an epoch"
     )
+    order: Literal["full", "local"] = option(
+        "full",
+        "order of the training samples; local: each core has samples of its own, which it shuffles, so that with "
+        "--resident cores exchange nothing",
+    )
+    #: Over how many cores the order "local" divides the samples: those of the run, None before it begins.
+    order_parts: int | None = None
     clip: float | None = option(
         None,
         "clip the norm of all gradients together to this value; by the task if neither this nor --optimizer is given",
@@ -349,7 +356,8 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
 
 def undecided(settings: TrainSettings) -> list[str]:
     """Return the names of the settings that are still to be decided when a run begins."""
-    return [name for name in _DECIDED if getattr(settings, name) in _UNDECIDED]
+    names = [name for name in _DECIDED if name != "order_parts" or settings.order == "local"]
+    return [name for name in names if getattr(settings, name) in _UNDECIDED]
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:

@@ -11,12 +11,17 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.ondevice.memory import TorchTable
+from tpucache.ondevice.residence import MOST_OF_FREE
+from tpucache.ondevice.resident import Resident
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.ondevice.slots import NoRoomError, RecordSlots
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.feed.residence import MOST_OF_FREE, Residence
+from tpucache.training.feed.feeder import Feeder, local_cores
+from tpucache.training.feed.residence import DeviceMemory, Residence
 from tpucache.training.interrupt import Stopped
+from tpucache.training.learn.defaults import decide_batch
 from tpucache.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -25,33 +30,6 @@ SETTINGS = TrainSettings(
     model="tiny_models:tiny", epochs=3, batch_size=16, lr=0.02, augment=AugmentSettings(flip=True, shift=2)
 )
 RECORD = 16 * 16 * 3 + 8  # bytes, with the label
-
-ON_XLA = """
-import sys
-import numpy as np
-import torch
-from tpucache import CachedDataset, CachedLoader
-from tpucache.ondevice import Resident
-from tpucache.training.device import open_device
-from tpucache.training.feed.feeder import Feeder
-from tpucache.training.feed.residence import DeviceMemory
-
-dataset = CachedDataset(sys.argv[1], "epoch").select(range(40))
-device = open_device("xla", int(sys.argv[2]))
-weights = np.arange(len(dataset)) % 3 + 0.5
-streaming, fed = (CachedLoader(dataset, 16, finish="device", weights=weights, drop_last=True) for _ in range(2))
-resident = Resident(dataset, DeviceMemory(device))
-compiles = []
-for _ in range(4):
-    with Feeder(fed, device, resident=resident) as feeder:
-        for batch, (images, labels) in zip(feeder, streaming, strict=True):
-            found = batch.gathered()
-            fetched = [device.fetch_rows(tensor) for tensor in (found.images, found.labels)]
-            device.step_end()
-            assert torch.equal(fetched[0](), images.permute(0, 2, 3, 1)) and torch.equal(fetched[1](), labels)
-    compiles.append(device.counters().compiles)
-assert compiles[0] == compiles[-1], compiles
-"""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +100,7 @@ class Accelerator(CpuDevice):
 def test_auto_keeps_what_fits_into_what_the_steps_leave(cache: Path) -> None:
     dataset = CachedDataset(cache, "epoch").select(range(40))
     assert Residence("auto", SETTINGS, dataset, CpuDevice()).describe().endswith("the device's memory is the host's")
-    needed = 3 * 40 * RECORD
+    needed = 128 * RECORD  # chunks of 16 that hold the 120 records
     for free, expected in ((needed / MOST_OF_FREE + 1, "yes"), (needed / MOST_OF_FREE - 9, "no")):
         residence = Residence("auto", SETTINGS, dataset, Accelerator(int(free)))
         assert residence.planned_bytes == needed
@@ -136,22 +114,89 @@ def test_auto_keeps_what_fits_into_what_the_steps_leave(cache: Path) -> None:
 def test_the_batches_are_the_same_before_and_after_auto_decides(cache: Path) -> None:
     dataset, device = CachedDataset(cache).select(range(40)), CpuDevice()
     residence = Residence("auto", SETTINGS, dataset, Accelerator(1 << 40))
-    residence._device = device
+    residence._memory = DeviceMemory(device)
     streaming, fed = (CachedLoader(dataset, 8, shuffle=True, drop_last=True, reiterate="same") for _ in range(2))
     found = []
     with Feeder(residence.batches(fed, 5), device, depth=1, resident=residence) as feeder:
         for batch in feeder:
             found.append(batch.gathered())
-            residence._is_decided = residence._is_resident = True
+            residence._decision.is_resident = True
     assert batch.rows is not None
     for one, (images, labels) in zip(found, streaming, strict=True):
         assert torch.equal(one.images, images.permute(0, 2, 3, 1))
         assert torch.equal(one.labels, labels)
 
 
-@pytest.mark.xla
-def test_batches_on_the_cores_of_xla_are_those_of_the_loader(python: Any, cache: Path, tmp_path: Path) -> None:
-    script = tmp_path / "rows.py"
-    script.write_text(ON_XLA)
-    done = python(script, cache, 2, devices=2)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.parametrize("changes", [{}, {"loss": "tiny_tasks:faint_loss"}])
+def test_samples_to_validate_on_stay_and_give_the_same_metrics(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    whole, settings = CachedDataset(cache), dataclasses.replace(SETTINGS, **changes)
+    train_set, valid_set = whole.select(range(40)), whole.select(range(40, 75))  # with a short last batch
+    uploads: list[Resident] = []
+    put = Resident.put
+
+    def spied(self: Resident, batch: Any) -> Any:
+        uploads.extend([self] * len(batch.uploads))
+        return put(self, batch)
+
+    monkeypatch.setattr(Resident, "put", spied)
+    reports = [
+        train(tmp_path / choice, settings, train_set, valid_set, CpuDevice(), RunOptions(resident=choice, replay=False))
+        for choice in ("no", "yes")
+    ]
+    assert [{**row} for row in reports[0].epochs] == [{**row} for row in reports[1].epochs]
+    assert reports[0].losses == reports[1].losses
+    # Three chunks of training, and three to validate on, the last of which was uploaded when it was compiled.
+    assert sorted(uploads.count(each) for each in {*uploads}) == [3, 3]
+
+
+def test_the_local_order_is_that_of_a_streaming_run_and_kept_on_another_number_of_cores(
+    cache: Path, tmp_path: Path
+) -> None:
+    dataset = CachedDataset(cache, "epoch").select(range(40))
+    settings = dataclasses.replace(SETTINGS, order="local", order_parts=4)
+    streaming, resident = (run(tmp_path, choice, dataset, settings) for choice in ("no", "yes"))
+    assert resident.losses == streaming.losses
+    assert streaming.losses != run(tmp_path / "full", "no", dataset).losses
+    with pytest.raises(UsageError, match="over 4 cores, and 3 processes"):
+        local_cores(settings, 3)
+    assert decide_batch(dataclasses.replace(SETTINGS, order="local"), 40, 4, 2).order_parts == 8
+    with pytest.raises(UsageError, match="leave --order out"):
+        run(tmp_path / "both", "no", dataset, dataclasses.replace(SETTINGS, order="local", balance=True))
+
+
+def refuse(*_: Any) -> Any:
+    raise NoRoomError("9 GB of records do not fit")
+
+
+@pytest.mark.parametrize("fails", ["train", "valid"])
+def test_where_there_is_no_room_after_all_the_run_goes_on_and_says_so_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    whole = CachedDataset(cache)
+    train_set, valid_set = whole.select(range(40)), whole.select(range(40, 75))
+    expected = train(tmp_path / "no", SETTINGS, train_set, valid_set, CpuDevice(), RunOptions(resident="no"))
+
+    class Roomy(CpuDevice):
+        """A CPU that says that it has room, and at once or later has none."""
+
+        def free_bytes(self) -> int:
+            return 1 << 40
+
+        def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
+            # Samples to validate on are reserved for first, in chunks of the same size.
+            reserved.append(slots)
+            is_valid = slots is reserved[0]
+            return refuse() if is_valid == (fails == "valid") else super().reserve(slots, chunk)
+
+    reserved: list[RecordSlots] = []
+    monkeypatch.setattr("tpucache.training.feed.residence._problem_of_auto", lambda _: "")
+    found = train(tmp_path / "auto", SETTINGS, train_set, valid_set, Roomy(), RunOptions(resident="auto"))
+    assert found.losses == expected.losses
+    assert [{**row} for row in found.epochs] == [{**row} for row in expected.epochs]
+    assert len([record for record in caplog.records if "do not fit" in record.message]) == 1
+    assert found.pace.resident.startswith("no" if fails == "train" else "yes")
+    reserved.clear()
+    with pytest.raises(UsageError, match="do not fit"):
+        train(tmp_path / "yes", SETTINGS, train_set, valid_set, Roomy(), RunOptions(resident="yes"))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tpucache.ondevice.resident import Table
+    from tpucache.ondevice.slots import RecordSlots, Tile
 
 
 class Counters(NamedTuple):
@@ -68,6 +69,8 @@ class Device(Protocol):
     has_fused_optimizers: bool
     #: What it computes in where that is left to it, and whatever else it can, as `TrainSettings.precision` names them.
     precisions: Sequence[Precision]
+    #: Whole tiles of its memory hold the records that stay there.
+    tile: Tile
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
@@ -77,12 +80,15 @@ class Device(Protocol):
         """
         ...
 
-    def reserve(self, chunks: int, chunk: torch.Tensor) -> Table:
-        """Return memory that stays there, for this number of chunks like this one (which was put), on all cores."""
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
+        """Return memory that stays there, for the rows of these slots, of chunks like this one (which was put).
+
+        Raises NoRoomError where there is not as much.
+        """
         ...
 
     def free_bytes(self) -> int | None:
-        """Return how much memory is left for what stays there; None where it is the host's or not reported."""
+        """Return how much memory is left, on all cores together; None where it is the host's or not reported."""
         ...
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:

@@ -19,9 +19,9 @@ class Rows:
     resident: Resident
     sent: SentBatch
 
-    def receive(self, written: Callable[[], None]) -> None:
-        """Write what was sent, and call `written` after each chunk of it."""
-        self.resident.receive(self.sent, written)
+    def receive(self, written: Callable[[], None]) -> Any:
+        """Write what was sent, and call `written` after each chunk of it; see `Resident.receive_or_read`."""
+        return self.resident.receive_or_read(self.sent, written)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

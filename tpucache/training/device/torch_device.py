@@ -23,6 +23,7 @@ from torch import nn
 from tpucache.errors import UsageError
 from tpucache.machine import gpu_problem
 from tpucache.ondevice.memory import TorchTable
+from tpucache.ondevice.slots import NO_TILE, RecordSlots
 from tpucache.training.device.base import MOST_AHEAD, Counters
 from tpucache.training.device.processes import open_processes
 from tpucache.training.settings import Precision
@@ -51,6 +52,7 @@ class TorchDevice:
     has_fused_optimizers = False
     precisions: Sequence[Precision] = ("float32", "bf16")
     layout: torch.memory_format = torch.channels_last
+    tile = NO_TILE
 
     def __init__(self, torch_device: torch.device, compiles: bool = False) -> None:
         """Take a torch device that is there; `compiles` is whether models are compiled by torch.compile."""
@@ -66,9 +68,9 @@ class TorchDevice:
             model.forward = _compiled(model.forward)
         return model
 
-    def reserve(self, chunks: int, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for this number of chunks."""
-        return TorchTable(chunks, chunk)
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
+        """Return memory for the rows of these slots."""
+        return TorchTable(slots, chunk)
 
     def free_bytes(self) -> int | None:
         """Return None: it is the host's memory, or nobody says."""

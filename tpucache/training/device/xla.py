@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
+from tpucache.ondevice.slots import XLA_TILE, NoRoomError, RecordSlots
 from tpucache.system import keep_freed_blocks
 from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
 from tpucache.training.device.processes import ALONE, is_launched, join_hosts
@@ -79,6 +80,7 @@ class XlaDevice:
     pin_memory = False
     has_fused_optimizers = False
     precisions: Sequence[Precision] = ("float32", "bf16")
+    tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
         """Take 1 core, or all of this host, however many, for 0; of a pod all. Must come before anything touches XLA.
@@ -181,13 +183,21 @@ class XlaDevice:
         )
         return sent
 
-    def reserve(self, chunks: int, chunk: torch.Tensor) -> XlaTable:
-        """Return memory for this number of chunks, on each core for its rows of them."""
-        return XlaTable(chunks, chunk, self.cores, self._mesh)
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
+        """Return memory for the rows of these slots, on each core for its own."""
+        return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
-        """Return None: torch_xla 2.9 does not say it of several cores, and before the first step it says too much."""
-        return None
+        """Return what the fullest core has left, for each core; None where the runtime does not say it.
+
+        torch_xla 2.9 does not say it of several cores, nor does XLA's CPU client.
+        """
+        found = self._memory_info()
+        return (
+            None
+            if found is None
+            else self.cores * min(int(each["bytes_limit"]) - int(each["bytes_used"]) for each in found)
+        )
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: XLA orders what is computed by its data."""
@@ -274,12 +284,19 @@ class XlaDevice:
 
     def peak_bytes(self) -> int | None:
         """Ask the runtime for each core; XLA's CPU client does not know, nor does torch_xla 2.9 of several cores."""
+        found = self._memory_info()
+        return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
+
+    def _memory_info(self) -> list[Mapping[str, int]] | None:
+        """Return what the runtime says of each core's memory, None where it does not."""
         cores = [f"{xr.device_type()}:{core}" for core in range(self.cores)]
         devices = [str(self.torch_device)] if self._mesh is None else cores
+        needed = ("bytes_used", "bytes_limit", "peak_bytes_used")
         try:
-            return max(int(xm.get_memory_info(device)["peak_bytes_used"]) for device in devices)
-        except (RuntimeError, KeyError, ValueError):
+            found = [xm.get_memory_info(device) for device in devices]
+        except (RuntimeError, ValueError):
             return None
+        return found if all(each.get(name) for each in found for name in needed) else None
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
@@ -316,35 +333,66 @@ def keep_compiled(kind: str) -> None:
 
 
 class XlaTable:
-    """Rows on each core: of each chunk a core keeps the rows that it was sent, behind those of the chunk before."""
+    """Rows on each core: of each chunk a core keeps the rows that it was sent, behind those of the chunk before.
 
-    def __init__(self, chunks: int, chunk: torch.Tensor, cores: int, mesh: Any) -> None:
-        """Reserve memory that is divided as chunks are, without ever having all of it on one core."""
-        self._shape, self._cores, self._mesh = chunk.shape[1:], cores, mesh
-        self._each = len(chunk) // cores
-        values = math.prod(self._shape)
-        self._rows = torch.zeros((cores, chunks * self._each, values), dtype=chunk.dtype, device=chunk.device)
+    A row is filled up to whole tiles, as the memory of a TPU would be: so the bytes planned are those taken.
+    """
+
+    def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
+        """Reserve memory that is divided as chunks are, without ever having all of it on one core.
+
+        Raises NoRoomError where there is not as much.
+        """
+        self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
+        self._each = len(chunk) // slots.cores
+        self._values = math.prod(self._shape)
+        self._filled = XLA_TILE.padded(self._values) - self._values
+        shape = (slots.cores, slots.rows_a_core, self._values + self._filled)[: 2 if self._values == 1 else 3]
+        self.rows = torch.zeros(shape, dtype=chunk.dtype, device=chunk.device)
         if mesh is not None:
-            xs.mark_sharding(self._rows, mesh, ("data", None, None))
-        torch_xla.sync()  # or the first chunk's graph would be another one than that of the others
+            xs.mark_sharding(self.rows, mesh, _split(self.rows))
+        try:
+            torch_xla.sync()  # or the first chunk's graph would be another one than that of the others
+            on_ready_event(self.rows).wait()
+        except RuntimeError as error:
+            raise NoRoomError(
+                f"{self.rows.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {slots.cores} core(s): "
+                f"leave resident out ({str(error).splitlines()[0]})"
+            ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
         """Write a chunk in place: only with the result as its one output does XLA use the same memory."""
-        start = number[0] * self._each
-        self._rows.copy_(_WRITE(self._rows, chunk.reshape(self._cores, self._each, -1), start))
+        row = () if self._values == 1 else (self._values,)
+        rows = chunk.reshape(self._slots.cores, self._each, *row)
+        if self._filled:
+            rows = torch.nn.functional.pad(rows, (0, self._filled))
+        self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """Return rows, divided as a batch is: each core gives those that it has, and gets those of its samples."""
-        rows = self._rows.flatten(0, 1).index_select(0, slots).reshape(-1, *self._shape)
+        rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
+        if self._filled:
+            rows = rows[:, : self._values]
+        rows = rows.reshape(-1, *self._shape)
         if self._mesh is not None:
             xs.mark_sharding(rows, self._mesh, _split(rows))
         return rows
+
+    def _taken_locally(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return rows of which each core has its own: they are found there, and the cores exchange nothing."""
+        own = xs.enable_manual_sharding(self.rows, _split(self.rows), mesh=self._mesh).global_tensor
+        places = xs.enable_manual_sharding(slots, _split(slots), mesh=self._mesh).global_tensor
+        found = own[0].index_select(0, places % self._slots.rows_a_core)
+        shape = torch.Size([len(slots), *self.rows.shape[2:]])
+        whole = xs.disable_manual_sharding(found, _split(self.rows.flatten(0, 1)), shape, mesh=self._mesh)
+        taken: torch.Tensor = whole.global_tensor
+        return taken
 
 
 def _write(rows: Any, chunk: Any, start: Any) -> Any:
     """Return XLA's operation that replaces a part of the second dimension: torch's take no start on the device."""
     zero = start - start
-    return rows.dynamic_update_slice(chunk, [zero, start, zero])
+    return rows.dynamic_update_slice(chunk, [zero, start, zero][: rows.shape().rank])
 
 
 _WRITE: Final = xla_op_registry.register("tpucache_write", _write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ class Feeder(Ahead[DeviceBatch]):
             self._resident.end()
 
     def _begin(self) -> Iterator[Any]:
-        if isinstance(self._resident, Resident):
-            return self._resident.pairs(self._loader())
+        if isinstance(self._resident, Resident) and isinstance(self._batches, BatchLoader):
+            return self._resident.pairs(self._batches)
         return super()._begin()
 
     def state_dict(self) -> dict[str, int | str]:
@@ -110,9 +111,11 @@ class Feeder(Ahead[DeviceBatch]):
         for batch in super().__iter__():
             self._device.receive(batch.tensors)
             self.sent_bytes += sum(tensor.nbytes for tensor in batch.tensors)
-            if batch.rows is not None:
-                batch.rows.receive(self._device.step_end)  # so that a chunk is written by a graph of its own
-            yield batch
+            # Each chunk is written by a graph of its own.
+            if batch.rows is not None and (read := batch.rows.receive(self._device.step_end)) is not None:
+                yield replace(send(read, self._device), draws=batch.draws)
+            else:
+                yield batch
 
 
 #: Of each step in one graph, the parts of its batch.
@@ -138,11 +141,14 @@ def parts(
     images have the size that the settings say.
     """
 
+    cores = local_cores(settings, processes.world_size)
+
     def open_loader(shown: CachedDataset) -> CachedLoader:
         return CachedLoader(
             shown,
             settings.part_size // processes.world_size,
-            shuffle=True,
+            shuffle="local" if settings.order == "local" else True,
+            cores=cores,
             seed=settings.seed,
             drop_last=True,
             threads=settings.threads,
@@ -167,6 +173,19 @@ def parts(
         count = (each - skip) * settings.accumulate
         yield from itertools.islice(loader, count) if residence is None else residence.batches(loader, count)
         skip = 0
+
+
+def local_cores(settings: TrainSettings, processes: int) -> int:
+    """Return how many cores of each process the order "local" is of. Raises UsageError where these share parts."""
+    parts = settings.order_parts or processes
+    if settings.order != "local":
+        return 1
+    if parts % processes:
+        raise UsageError(
+            f"the run's --order local divides its samples over {parts} cores, and {processes} processes do not divide "
+            "these evenly: continue it with another number of processes"
+        )
+    return parts // processes
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:

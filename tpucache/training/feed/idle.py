@@ -16,6 +16,8 @@ from tpucache.training.settings import TrainSettings
 
 #: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
 WARMUP_EXECUTIONS: Final = 2
+#: Batches at most that were prepared before the choice between those and rows on the device changed, and are to come.
+_MOST_ON_THEIR_WAY: Final = 4
 #: A replay takes so many seconds at most, or as long as its fewest executions.
 REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
@@ -125,10 +127,13 @@ class PaceMeter:
         self,
         device: Device,
         feeder: Feeder,
-        warmed: Callable[[], None] = lambda: None,
+        warmed: Callable[[], bool | None] = lambda: None,
         building: Building | None = None,
     ) -> None:
-        """Measure one feeder's loop; `warmed` is called once, after the warm-up."""
+        """Measure one feeder's loop; `warmed` is called once, after the warm-up.
+
+        It returns whether batches become rows on the device: then there is another warm-up once they do.
+        """
         self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
         self._warm, self._is_warmed = WARMUP_EXECUTIONS, False
@@ -142,17 +147,23 @@ class PaceMeter:
         self._compiles = 0  # after the warm-up of each size but this one
         self._at_epoch: tuple[int, float, int, float] | None = None  # at the end of the first epoch
         self._size: int | None = None
+        self._awaited = 0  # executions at most before batches become rows on the device
         self._sizes: dict[int | None, Counter[str]] = {}
 
     def step(self, steps: int, images: int) -> None:
         """Count an execution that has just been sent, with its numbers of steps and of images."""
+        if self._awaited:
+            self._awaited -= 1
+            return
         if self._warm:
             self._warm -= 1
             if not self._warm:
                 self._device.wait()
                 if not self._is_warmed:
-                    self._warmed()
-                self._is_warmed = True
+                    self._is_warmed = True
+                    if self._warmed():
+                        self._awaited, self._warm = _MOST_ON_THEIR_WAY, WARMUP_EXECUTIONS
+                        return
                 self._compiles_at_warm = self._device.counters().compiles
                 self.resume(self._size)
             return
@@ -174,6 +185,11 @@ class PaceMeter:
         if not self._warm:
             self._device.wait()  # an execution sent before would count as if it had begun only now
             self._from = self._now()
+
+    def expect_rows(self, has_rows: bool) -> None:
+        """Say whether the next batch is rows on the device: the first one, if awaited, may compile another graph."""
+        if has_rows:
+            self._awaited = 0
 
     def pause(self) -> None:
         """Wait for the device and stop the clock."""

@@ -1,9 +1,10 @@
-"""Whether the training records of a run stay in the device's memory, and the batches of a loader either way."""
+"""Whether a run's records stay in the device's memory, and the batches of its loaders either way."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,16 +12,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
-from tpucache.ondevice.resident import Resident, Table, bytes_a_record
+from tpucache.ondevice.residence import ResidentDecision
+from tpucache.ondevice.resident import Resident, Table, table_bytes
+from tpucache.ondevice.settings import ResidentChoice
+from tpucache.ondevice.slots import NO_TILE, NoRoomError, RecordSlots, Tile
 from tpucache.training.device import Device
-from tpucache.training.settings import ResidentChoice, TrainSettings
+from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
-#: The share of what the device has left after the first steps that records may take: fragments take some of it, too.
-MOST_OF_FREE: Final = 0.8
+_log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,30 @@ class DeviceMemory:
         """The cores that divide each batch."""
         return self.device.cores
 
-    def put(self, array: Any) -> torch.Tensor:
+    @property
+    def tile(self) -> Tile:
+        """What its memory takes whole multiples of; a device of another package may not say."""
+        return getattr(self.device, "tile", NO_TILE)
+
+    def put(self, array: Any, name: str = "rows") -> torch.Tensor:
         """Send an array or tensor."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
-    def reserve(self, chunks: int, chunk: torch.Tensor) -> Table:
-        """Return memory for this number of chunks."""
-        return self.device.reserve(chunks, chunk)
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
+        """Return memory for the rows of these slots."""
+        return self.device.reserve(slots, chunk)
+
+    def itemsize(self, dtype: np.dtype[Any]) -> int:
+        """Return the bytes of a value, which are the same there."""
+        return dtype.itemsize
+
+    def free_bytes(self) -> int | None:
+        """Return what is left on all cores together."""
+        return self.device.free_bytes()
+
+    def as_image(self, images: torch.Tensor) -> torch.Tensor:
+        """Return images as (batch, channels, height, width), channels last in memory."""
+        return images.permute(0, 3, 1, 2)
 
 
 class Residence:
@@ -48,88 +67,100 @@ class Residence:
 
     With "auto" that is not known before the first steps have shown how much memory they take: until `decide`, and
     where there is no room, batches are those of the loader. Where images grow, the records of each size are uploaded in
-    its first epoch, in place of those of the size before.
+    its first epoch, in place of those of the size before. Records to validate on stay, too, in their own size.
     """
 
     def __init__(
-        self, choice: ResidentChoice, settings: TrainSettings, train_set: CachedDataset, device: Device
+        self,
+        choice: ResidentChoice,
+        settings: TrainSettings,
+        train_set: CachedDataset,
+        device: Device,
+        valid_set: CachedDataset | None = None,
     ) -> None:
         """Raises UsageError for "yes" where the records do not fit, or the device cannot keep any."""
+        self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
+        ranks, size = device.processes.world_size, settings.part_size
+        own = ranks if settings.order == "local" else 1
         sizes = dict.fromkeys(settings.sizes.epochs)
-        shown = [in_size(train_set, size).packed() for size in sizes]
-        self.planned_bytes = max(each.records * bytes_a_record(each) for each in shown)
-        self._device, self._resident, self._has_begun = device, None, False
-        self._is_resident, self._is_decided, self.reason = False, True, "asked for"
-        if choice == "no":
-            return
-        problem = _problem(device) if train_set.is_finished else "the cache is not built yet"
-        if choice == "yes":
-            if not problem and (free := device.free_bytes()) is not None and self.planned_bytes > free:
-                problem = f"the device has {free / 1e9:,.2f} GB left"
-            if problem:
-                raise UsageError(f"--resident yes keeps {self._gigabytes} of records on the device, and {problem}")
-            self._is_resident = True
-        elif problem := problem or _problem_of_auto(device):
-            self.reason = problem
-        else:
-            self._is_decided, self.reason = False, "the first steps were not over"
+        planned = max(table_bytes(in_size(train_set, each), self._memory, size // ranks, own) for each in sizes)
+        if valid_set is not None:
+            planned += table_bytes(valid_set, self._memory, size // ranks, ranks)
+        is_finished = train_set.is_finished and (valid_set is None or valid_set.is_finished)
+        never = _problem(device) if is_finished else "the cache is not built yet"
+        self._decision = ResidentDecision(choice, self._memory, planned, never, _problem_of_auto(device))
 
     _resident: Resident | None
+    _valid: Resident | None
 
-    def decide(self) -> None:
-        """Decide what is left to be decided, now that the steps have the memory that they need."""
-        if not self._is_decided:
-            free = self._device.free_bytes() or 0
-            self._is_resident, self._is_decided = self.planned_bytes <= MOST_OF_FREE * free, True
-            relation = "fit into" if self._is_resident else "are more than"
-            self.reason = f"they {relation} {MOST_OF_FREE:.0%} of the {free / 1e9:,.2f} GB that steps leave"
+    @property
+    def is_resident(self) -> bool:
+        """Whether records stay on the device, as far as that is decided."""
+        return self._decision.is_resident
+
+    @property
+    def planned_bytes(self) -> int:
+        """The bytes of all records of the largest size, and of those to validate on, on all cores together."""
+        return self._decision.planned_bytes
+
+    def decide(self) -> bool:
+        """Decide what is left to be decided, now that the steps have the memory that they need.
+
+        Return whether batches become rows on the device, after a few that are on their way.
+        """
+        return self._decision.decide()
 
     def describe(self) -> str:
         """Return in words what was decided, how much memory it takes, and why."""
-        if self._is_resident:
-            return f"yes, {self._gigabytes} of records in the device's memory: {self.reason}"
-        return f"no, {self._gigabytes} of records are sent as they are needed: {self.reason}"
+        return self._decision.describe()
 
     def begin(self) -> None:
         """Begin to give batches to one loop."""
-        self._has_begun = True
 
     def end(self) -> None:
         """End what `begin` began."""
-        self._has_begun = False
         if self._resident is not None:
             self._resident.end()
-            self._resident = None  # with its memory
+        self._resident = self._valid = None  # with their memory
 
     def batches(self, loader: CachedLoader, count: int) -> Iterator[Any]:
         """Yield so many batches of a loader from its place on: host batches, or `(resident, RecordBatch)`."""
-        if not self._is_resident:
-            with contextlib.closing(loader.iterate_ahead()) as streaming:
-                while count and not self._is_resident:
-                    batch, confirm = next(streaming)
+        while count:
+            is_resident = self._decision.is_resident
+            with contextlib.closing(self._of(loader).pairs(loader) if is_resident else loader.iterate_ahead()) as read:
+                for batch, confirm in itertools.islice(read, count):
                     confirm()
-                    yield batch
                     count -= 1
-            if not count:
-                return
+                    yield batch
+                    if self._decision.is_resident != is_resident:
+                        break
+                else:
+                    return
             loader.load_state_dict(loader.state_dict())  # the iteration above has read ahead, and is left
-        resident = self._of(loader)
-        with contextlib.closing(resident.iterate(loader)) as rows:
-            for batch, confirm in itertools.islice(rows, count):
-                confirm()
-                yield resident, batch
+
+    def keep(self, loader: CachedLoader) -> Resident | None:
+        """Return what keeps the records of an evaluation's loader, None where they are sent each time."""
+        if not self._decision.is_resident or not self._keeps_valid:
+            return None
+        if self._valid is None:
+            self._valid = Resident(loader.dataset, self._memory)
+            self._valid.on_no_room = self._leave_valid
+        return self._valid
+
+    def _leave_valid(self, error: NoRoomError) -> None:
+        if self._decision.choice == "yes":
+            raise error
+        self._keeps_valid, self._valid = False, None
+        _log.warning("%s. Samples to validate on are sent in each evaluation", error)
 
     def _of(self, loader: CachedLoader) -> Resident:
         fields = loader.dataset.record_fields
         if self._resident is None or self._resident.dataset.record_fields != fields:
             # The one of another size is not ended: its last batches are still on their way.
-            self._resident = Resident(loader.dataset, DeviceMemory(self._device))
+            self._resident = Resident(loader.dataset, self._memory)
+            self._resident.on_no_room = self._decision.give_up
             self._resident.begin()
         return self._resident
-
-    @property
-    def _gigabytes(self) -> str:
-        return f"{self.planned_bytes / 1e9:,.2f} GB"
 
 
 def _problem(device: Device) -> str:
@@ -145,6 +176,6 @@ def _problem_of_auto(device: Device) -> str:
     """Return why records are not kept unless that is asked for, "" where it depends on the memory that steps leave."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
-    if device.free_bytes() is None:
+    if not hasattr(device, "free_bytes") or device.free_bytes() is None:
         return "the device does not say how much memory it has left; --resident yes keeps them there"
     return ""

@@ -91,10 +91,14 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 def decide_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
     """Return the settings with a batch size, unless one is given: by the number of samples, epochs, and devices.
 
+    The order "local" gets the number of all cores.
+
     `cores` are those of each process. A run has 250 steps or more if batches of 16 allow it; a device gets at most 128
     samples, a core at least 8 if there are enough, and all cores equally many. Raises UsageError for fewer samples than
     that takes.
     """
+    if settings.order == "local" and settings.order_parts is None:
+        settings = replace(settings, order_parts=cores * processes)
     if settings.batch_size is not None:
         return settings
     share = cores * processes * settings.accumulate  # of these each gets equally many samples

@@ -1,0 +1,218 @@
+"""The memory of JAX's devices, for records that stay there, divided along the first axis of a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tpucache.errors import UsageError
+from tpucache.ondevice.slots import XLA_TILE, NoRoomError, RecordSlots
+
+Array = npt.NDArray[Any]
+
+
+class JaxMemory:
+    """The devices of a sharding, each with its rows of a table; other axes of a mesh have copies."""
+
+    tile = XLA_TILE
+
+    def __init__(self, sharding: jax.sharding.Sharding) -> None:
+        """Take a sharding that divides a batch's first axis. Raises UsageError for another one."""
+        self.sharding = of_first_axis(sharding)
+        count = len(self.sharding.device_set)
+        self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
+        if self.cores > 1 and not isinstance(self.sharding, NamedSharding):
+            raise UsageError(f"resident data lie on the axes of a mesh: give a NamedSharding, not {sharding}")
+        if not self.sharding.is_fully_addressable:
+            raise UsageError("resident data lie on the devices of one process, and this sharding has those of several")
+
+    def put(self, array: Any, name: str = "rows") -> jax.Array:
+        """Send an array or tensor of the host; whole numbers of 64 bits as JAX keeps them."""
+        # JAX keeps the array, and with it the pooled buffer, until its copy is done.
+        return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
+
+    def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
+        """Return memory for the rows of these slots, of chunks like this one."""
+        return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
+
+    def itemsize(self, dtype: np.dtype[Any]) -> int:
+        """Return the bytes of a value as JAX keeps it."""
+        return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
+
+    def free_bytes(self) -> int | None:
+        """Return what the fullest device has left, for each that divides a batch; None where one does not say it."""
+        found = [device.memory_stats() for device in self.sharding.device_set]
+        if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
+            return None
+        return self.cores * min(int(each["bytes_limit"]) - int(each["bytes_in_use"]) for each in found)
+
+    def as_image(self, images: jax.Array) -> jax.Array:
+        """Return images as they are, (batch, height, width, channels)."""
+        return images
+
+
+class JaxTable:
+    """Rows of bits, so that adding up those of all cores, of which one has a row, changes none."""
+
+    def __init__(self, form: TableForm, chunk: int) -> None:
+        """Reserve memory for the rows. Raises NoRoomError where there is not as much."""
+        self.form, self._chunk = form, chunk
+        try:
+            self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
+            self.rows.block_until_ready()
+        except RuntimeError as error:
+            raise NoRoomError(
+                f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): leave "
+                f"resident out ({str(error).splitlines()[0]})"
+            ) from error
+
+    def write(self, number: jax.Array, chunk: jax.Array) -> None:
+        """Write a chunk in place, on each core behind those that it has."""
+        self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
+
+    def take(self, slots: jax.Array) -> jax.Array:
+        """Return rows, divided as a batch is."""
+        return _taker(self.form)(self.rows, slots)
+
+
+class TableForm:
+    """What decides the functions that are compiled for a table: it is equal to another one with the same."""
+
+    def __init__(
+        self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array
+    ) -> None:
+        """Take the layout, and a chunk of records that was put."""
+        self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
+        self.shape, self.dtype = chunk.shape[1:], chunk.dtype
+        self._values = int(np.prod(self.shape))
+        self._bits = np.dtype(f"u{self.dtype.itemsize}")
+        self._row = () if self._values == 1 else (XLA_TILE.padded(self._values),)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows, on all cores together."""
+        return self.cores * self.rows_a_core * int(np.prod(self._row)) * self._bits.itemsize
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.sharding, self.cores, self.rows_a_core, self.is_local, self.shape, self.dtype
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableForm) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def zeros(self) -> jax.Array:
+        """Return rows of zeros."""
+        return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
+
+    def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
+        """Return the rows with a chunk of `each` rows a core at its place; traced."""
+        bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
+        if self._row:
+            bits = bits.reshape(len(chunk), self._values)
+            bits = jnp.pad(bits, ((0, 0), (0, self._row[0] - self._values)))
+        else:
+            bits = bits.reshape(len(chunk))
+
+        def write(own: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(own, new, at[0] * each, 0)
+
+        return self._on_each(write)(rows, number, bits)
+
+    def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
+        """Return the rows that slots say, with the shape and dtype of the records; traced.
+
+        A slot behind all rows gives zeros, unless each core takes its own alone.
+        """
+
+        def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
+            places = wanted % self.rows_a_core if self.cores > 1 else wanted
+            return own.at[places].get(mode="fill", fill_value=0)
+
+        def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
+            """Give the others what they want and this core has, and get what this one wants."""
+            axes = _axes(self.sharding)
+            everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
+            found = take_own(own, everybodys)
+            is_own = everybodys // self.rows_a_core == jax.lax.axis_index(axes)
+            found = jnp.where(is_own.reshape(-1, *[1] * len(self._row)), found, 0)
+            return jax.lax.psum_scatter(found, axes, scatter_dimension=0, tiled=True)
+
+        is_own = self.is_local or self.cores == 1
+        bits = self._on_each(take_own if is_own else take_any)(rows, slots)
+        values = (bits[:, : self._values] if self._row else bits).reshape(-1, *self.shape)
+        return values != 0 if self.dtype == bool else jax.lax.bitcast_convert_type(values, self.dtype)
+
+    def _on_each(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        """Return a function that each core runs on its own rows of all arguments."""
+        if self.cores == 1 or not isinstance(self.sharding, NamedSharding):
+            return function
+        spec = PartitionSpec(_axes(self.sharding))
+        return _shard_map(function, self.sharding.mesh, spec)
+
+
+@functools.lru_cache(maxsize=64)
+def _writer(form: TableForm, chunk: int) -> Callable[..., jax.Array]:
+    def write(rows: jax.Array, number: jax.Array, new: jax.Array) -> jax.Array:
+        return form.written(rows, number, new, chunk // form.cores)
+
+    jitted: Callable[..., jax.Array] = jax.jit(write, donate_argnums=0, out_shardings=form.sharding)
+    return jitted
+
+
+@functools.lru_cache(maxsize=64)
+def _taker(form: TableForm) -> Callable[..., jax.Array]:
+    jitted: Callable[..., jax.Array] = jax.jit(form.taken, out_shardings=form.sharding)
+    return jitted
+
+
+def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
+    """Return the function of each core's part of its arguments. Copies along other axes of the mesh are the same."""
+    mapped: Callable[..., jax.Array]
+    if hasattr(jax, "shard_map"):
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    else:
+        from jax.experimental.shard_map import shard_map  # JAX before 0.6
+
+        mapped = shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_rep=False)
+    return mapped
+
+
+def _axes(sharding: NamedSharding) -> Sequence[str]:
+    """Return the names of the mesh's axes that divide the first axis of a batch."""
+    names = sharding.spec[0]
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Return a sharding that fits arrays of any rank: it divides the first axis as the given one does."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    if any(axis is not None for axis in sharding.spec[1:]):
+        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} divides others, too")
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+
+
+def to_jax_dtype(name: str, array: Array) -> Array:
+    """Return an array as the dtype that JAX keeps it in: whole numbers of 64 bits become 32 unless it is set to 64.
+
+    Raises UsageError for numbers that 32 bits do not hold, which JAX would change without a message.
+    """
+    kept = jax.dtypes.canonicalize_dtype(array.dtype)
+    if kept == array.dtype or array.dtype.kind not in "iu":
+        return array
+    limits = np.iinfo(kept)
+    if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
+        raise UsageError(
+            f"{name!r} holds numbers beyond {kept}, which JAX would cut off: set jax.config's jax_enable_x64, or leave "
+            "that field out of the cache"
+        )
+    return array.astype(kept)

@@ -1,0 +1,110 @@
+"""Whether the records of a feed stay in the devices' memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.jax.memory import JaxMemory
+from tpucache.loading.loader import CachedLoader
+from tpucache.ondevice.augment import check_labels
+from tpucache.ondevice.residence import ResidentDecision
+from tpucache.ondevice.resident import Resident, as_named, bytes_a_row
+from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
+from tpucache.ondevice.slots import RecordBatch, rows_of
+from tpucache.store.fields import LABEL
+
+
+class KeptRecords:
+    """Whether the records of a loader stay on the devices, and the batches of its iterations either way."""
+
+    def __init__(
+        self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
+    ) -> None:
+        """Raises UsageError for "yes" where the records do not fit, or the devices cannot keep any."""
+        self._loader, self._resident, self._decision = loader, None, None
+        self._unlabelled: npt.NDArray[np.bool_] | None = None  # by row, where classes are mixed
+        if isinstance(resident, Resident):
+            self._resident = resident
+        elif resident != "no":
+            never = _problem(loader, sharding)
+            memory = None if never else JaxMemory(sharding)
+            planned = 0 if memory is None else table_bytes_of(loader, memory)
+            self._decision = ResidentDecision(resident, memory, planned, never, _problem_of_auto(memory))
+            self._memory: Any = memory  # where there is none, nothing is kept
+
+    _resident: Resident | None
+    _decision: ResidentDecision | None
+
+    def decide(self) -> None:
+        """Decide what is left to be decided, now that steps have the memory that they need."""
+        if self._decision is not None:
+            self._decision.decide()
+
+    def describe(self) -> str:
+        """Return in words what was decided, and why."""
+        if self._decision is not None:
+            return self._decision.describe()
+        return "no" if self._resident is None else "yes, in the Resident given"
+
+    def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
+        """Begin an iteration of the loader; it ends when the stack is closed."""
+        if self._decision is not None:
+            if not self._decision.is_resident:
+                self._resident = None
+                return self._loader.iterate_ahead()
+            if self._resident is None:
+                self._resident = Resident.of(self._loader, self._memory)
+                self._resident.on_no_room = self._decision.give_up
+        if self._resident is None:
+            return self._loader.iterate_ahead()
+        self._resident.begin()
+        stack.callback(self._resident.end)
+        return self._resident.pairs(self._loader)
+
+    def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
+        """Raise UsageError where the labels of a batch cannot be mixed; each is looked at when it is uploaded."""
+        if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
+            return
+        slots = self._resident.slots
+        if self._unlabelled is None or len(self._unlabelled) != slots.rows:
+            self._unlabelled = np.zeros(slots.rows, bool)
+        for chunk, batch in read.uploads:
+            named = as_named(batch)
+            labels = np.asarray(named[LABEL])
+            check_labels(labels[:0], settings, named)
+            if labels.ndim == 1:
+                self._unlabelled[slots.rows_of_chunk(chunk)] = labels < 0
+        if self._unlabelled[read.slots].any():
+            check_labels(np.array([-1]), settings, ())
+
+
+def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
+    """Return the bytes of a loader's records on the devices, in the form in which it reads them."""
+    dataset = loader.dataset
+    return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
+
+
+def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
+    """Return why the devices keep no records of a loader, "" where they do."""
+    if not getattr(loader.dataset, "is_finished", True):
+        return "the cache is not built yet"
+    if not sharding.is_fully_addressable:
+        return "that is not possible with the devices of several processes"
+    if not isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.device_set) > 1:
+        return "that takes a NamedSharding"
+    return ""
+
+
+def _problem_of_auto(memory: JaxMemory | None) -> str:
+    """Return why records are not kept unless that is asked for, "" where it depends on the memory that steps leave."""
+    if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
+        return "the devices' memory is the host's"
+    if memory.free_bytes() is None:
+        return 'the devices do not say how much memory they have left; resident="yes" keeps them there'
+    return ""

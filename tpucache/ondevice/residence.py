@@ -1,0 +1,73 @@
+"""Whether records stay in an accelerator's memory: decided by what is free there once steps have run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from tpucache.errors import UsageError
+from tpucache.ondevice.resident import Memory
+from tpucache.ondevice.settings import ResidentChoice
+from tpucache.ondevice.slots import NoRoomError
+
+#: The share of what the device has left after the first steps that records may take: fragments take some of it, too.
+MOST_OF_FREE: Final = 0.8
+
+_log = logging.getLogger("tpucache")
+
+
+class ResidentDecision:
+    """Says whether records stay on a device, how many bytes they take there, and why.
+
+    With "auto" that is not known before the first steps have shown how much memory they take: it is no until `decide`.
+    """
+
+    def __init__(
+        self, choice: ResidentChoice, memory: Memory | None, planned_bytes: int, never: str, not_auto: str
+    ) -> None:
+        """Take why the device keeps no records, and why not unless that is asked for; "" where there is no reason.
+
+        Raises UsageError for "yes" where the records do not fit, or the device cannot keep any.
+        """
+        self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
+        self.is_resident, self.reason, self._is_open = False, "asked for", False
+        if choice == "yes":
+            free = None if never or memory is None else memory.free_bytes()
+            if free is not None and planned_bytes > free:
+                never = f"the device has {free / 1e9:,.2f} GB left"
+            if never:
+                raise UsageError(f"resident yes keeps {self._gigabytes} of records on the device, and {never}")
+            self.is_resident = True
+        elif choice == "auto":
+            self._is_open = not (never or not_auto)
+            self.reason = never or not_auto or "the first steps were not over"
+
+    def decide(self) -> bool:
+        """Decide what is left to be decided, now that the steps have the memory that they need.
+
+        Return whether records stay from now on, and did not before.
+        """
+        if not self._is_open:
+            return False
+        free, self._is_open = (self._memory and self._memory.free_bytes()) or 0, False
+        self.is_resident = self.planned_bytes <= MOST_OF_FREE * free
+        relation = "fit into" if self.is_resident else "are more than"
+        self.reason = f"they {relation} {MOST_OF_FREE:.0%} of the {free / 1e9:,.2f} GB that steps leave"
+        return self.is_resident
+
+    def give_up(self, error: NoRoomError) -> None:
+        """Send batches as they are needed from now on, and say so. Raises the error where "yes" was asked for."""
+        if self.choice == "yes":
+            raise error
+        self.is_resident, self.reason = False, str(error)
+        _log.warning("%s. Batches are sent as they are needed from now on", error)
+
+    def describe(self) -> str:
+        """Return in words what was decided, how much memory it takes, and why."""
+        if self.is_resident:
+            return f"yes, {self._gigabytes} of records in the device's memory: {self.reason}"
+        return f"no, {self._gigabytes} of records are sent as they are needed: {self.reason}"
+
+    @property
+    def _gigabytes(self) -> str:
+        return f"{self.planned_bytes / 1e9:,.2f} GB"
