@@ -18,7 +18,7 @@ from tpucache.jax import AugmentSettings, feed
 from tpucache.jax.memory import JaxMemory
 from tpucache.jax.residence import KeptRecords
 from tpucache.ondevice import Resident
-from tpucache.ondevice.slots import NoRoomError
+from tpucache.ondevice.slots import DeviceFullError
 
 CACHES = Path(os.environ["RESIDENT_CACHES"])
 CORES = 8
@@ -200,7 +200,7 @@ def test_auto_decides_by_what_the_first_steps_leave(roomy, free, expected):
 
 def test_where_there_is_no_room_after_all_batches_are_sent_and_that_is_said_once(roomy, caplog):
     def refuse(*_):
-        raise NoRoomError("9 GB of records do not fit")
+        raise DeviceFullError("9 GB of records do not fit")
 
     roomy.setattr(JaxMemory, "reserve", refuse)
     streamed, fed = feed(full(), DATA, resident="no"), feed(full(), DATA)
@@ -208,7 +208,7 @@ def test_where_there_is_no_room_after_all_batches_are_sent_and_that_is_said_once
         for found, other in pairs(streamed, fed):
             assert_same(found, other)
     assert len([record for record in caplog.records if "do not fit" in record.message]) == 1
-    with pytest.raises(NoRoomError):
+    with pytest.raises(DeviceFullError):
         next(feed(full(), DATA, resident="yes"))
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.slots import XLA_TILE, NoRoomError, RecordSlots
+from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
 
 Array = npt.NDArray[Any]
 
@@ -62,13 +62,13 @@ class JaxTable:
     """Rows of bits, so that adding up those of all cores, of which one has a row, changes none."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows. Raises NoRoomError where there is not as much."""
+        """Reserve memory for the rows. Raises DeviceFullError where there is not as much."""
         self.form, self._chunk = form, chunk
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
             self.rows.block_until_ready()
         except RuntimeError as error:
-            raise NoRoomError(
+            raise DeviceFullError(
                 f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): leave "
                 f"resident out ({str(error).splitlines()[0]})"
             ) from error

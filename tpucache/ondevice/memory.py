@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.slots import NO_TILE, NoRoomError, RecordSlots
+from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots
 
 #: Whole numbers by their bytes: rows are gathered in the largest that divide them, which takes the fewest reads.
 _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -52,7 +52,7 @@ class TorchTable:
     """Rows of bytes: so each dtype is gathered alike, also those that torch has few operations for."""
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
-        """Reserve memory where the chunk is. Raises NoRoomError where there is not as much."""
+        """Reserve memory where the chunk is. Raises DeviceFullError where there is not as much."""
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]
@@ -61,7 +61,7 @@ class TorchTable:
                 (slots.rows, row_bytes // self._word.itemsize), dtype=self._word, device=chunk.device
             )
         except RuntimeError as error:  # also torch's OutOfMemoryError
-            raise NoRoomError(
+            raise DeviceFullError(
                 f"{slots.rows * row_bytes / 1e9:,.2f} GB of records do not fit into the memory of {chunk.device}: "
                 "leave resident out"
             ) from error

@@ -8,7 +8,7 @@ from typing import Final
 from tpucache.errors import UsageError
 from tpucache.ondevice.resident import Memory
 from tpucache.ondevice.settings import ResidentChoice
-from tpucache.ondevice.slots import NoRoomError
+from tpucache.ondevice.slots import DeviceFullError
 
 #: The share of what the device has left after the first steps that records may take: fragments take some of it, too.
 MOST_OF_FREE: Final = 0.8
@@ -55,7 +55,7 @@ class ResidentDecision:
         self.reason = f"they {relation} {MOST_OF_FREE:.0%} of the {free / 1e9:,.2f} GB that steps leave"
         return self.is_resident
 
-    def give_up(self, error: NoRoomError) -> None:
+    def give_up(self, error: DeviceFullError) -> None:
         """Send batches as they are needed from now on, and say so. Raises the error where "yes" was asked for."""
         if self.choice == "yes":
             raise error

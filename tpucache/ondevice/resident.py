@@ -14,7 +14,7 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.imports import load_callable
-from tpucache.ondevice.slots import NoRoomError, Numbers, RecordBatch, RecordSlots, Tile, rows_of
+from tpucache.ondevice.slots import DeviceFullError, Numbers, RecordBatch, RecordSlots, Tile, rows_of
 from tpucache.store.fields import IMAGE, LABEL
 
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
@@ -52,7 +52,7 @@ class Memory(Protocol):
     def reserve(self, slots: RecordSlots, chunk: Any) -> Table:
         """Return memory for the rows of these slots, of chunks like this one, which was put.
 
-        Raises NoRoomError where there is not as much.
+        Raises DeviceFullError where there is not as much.
         """
         ...
 
@@ -106,7 +106,7 @@ class Resident:
         self._is_pair = False
         self._has_begun = False
         #: Called with the error where there is no room for the records: batches are then read again. Else it is raised.
-        self.on_no_room: Callable[[NoRoomError], None] | None = None
+        self.on_no_room: Callable[[DeviceFullError], None] | None = None
         self._has_room = True
         #: Bytes that were put so far: records, and the numbers of rows.
         self.uploaded_bytes = self.row_bytes = 0
@@ -238,7 +238,7 @@ class Resident:
         """Write the records that were sent with a batch to where they stay; in the thread that computes.
 
         `written` is called after each chunk. Where this is interrupted, all records are uploaded again when they are
-        needed. Raises NoRoomError.
+        needed. Raises DeviceFullError.
         """
         if self._slots is None:
             raise UsageError("a batch was sent before an iteration had begun")
@@ -259,13 +259,13 @@ class Resident:
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
         """Receive a batch and return None; where there is no room for the records, return it as the loader reads it.
 
-        Raises NoRoomError where nobody is to be told by `on_no_room`, which is called once.
+        Raises DeviceFullError where nobody is to be told by `on_no_room`, which is called once.
         """
         if self._has_room:
             try:
                 self.receive(sent, written)
                 return None
-            except NoRoomError as error:
+            except DeviceFullError as error:
                 if self.on_no_room is None:
                     raise
                 self._has_room = False

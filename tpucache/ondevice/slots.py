@@ -41,7 +41,7 @@ NO_TILE: Final = Tile(1, 1)
 XLA_TILE: Final = Tile(32, 128)
 
 
-class NoRoomError(UsageError):
+class DeviceFullError(UsageError):
     """A device has not as much memory as the records need."""
 
 

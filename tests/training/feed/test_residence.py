@@ -15,7 +15,7 @@ from tpucache.ondevice.memory import TorchTable
 from tpucache.ondevice.residence import MOST_OF_FREE
 from tpucache.ondevice.resident import Resident
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.ondevice.slots import NoRoomError, RecordSlots
+from tpucache.ondevice.slots import DeviceFullError, RecordSlots
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import Feeder, local_cores
@@ -167,7 +167,7 @@ def test_the_local_order_is_that_of_a_streaming_run_and_kept_on_another_number_o
 
 
 def refuse(*_: Any) -> Any:
-    raise NoRoomError("9 GB of records do not fit")
+    raise DeviceFullError("9 GB of records do not fit")
 
 
 @pytest.mark.parametrize("fails", ["train", "valid"])

@@ -83,7 +83,7 @@ class Device(Protocol):
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
         """Return memory that stays there, for the rows of these slots, of chunks like this one (which was put).
 
-        Raises NoRoomError where there is not as much.
+        Raises DeviceFullError where there is not as much.
         """
         ...
 

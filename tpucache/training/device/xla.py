@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from tpucache.errors import DependencyError, UsageError
-from tpucache.ondevice.slots import XLA_TILE, NoRoomError, RecordSlots
+from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
 from tpucache.system import keep_freed_blocks
 from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
 from tpucache.training.device.processes import ALONE, is_launched, join_hosts
@@ -341,7 +341,7 @@ class XlaTable:
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
         """Reserve memory that is divided as chunks are, without ever having all of it on one core.
 
-        Raises NoRoomError where there is not as much.
+        Raises DeviceFullError where there is not as much.
         """
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
@@ -355,7 +355,7 @@ class XlaTable:
             torch_xla.sync()  # or the first chunk's graph would be another one than that of the others
             on_ready_event(self.rows).wait()
         except RuntimeError as error:
-            raise NoRoomError(
+            raise DeviceFullError(
                 f"{self.rows.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {slots.cores} core(s): "
                 f"leave resident out ({str(error).splitlines()[0]})"
             ) from error

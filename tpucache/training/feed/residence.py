@@ -17,7 +17,7 @@ from tpucache.loading.loader import CachedLoader
 from tpucache.ondevice.residence import ResidentDecision
 from tpucache.ondevice.resident import Resident, Table, table_bytes
 from tpucache.ondevice.settings import ResidentChoice
-from tpucache.ondevice.slots import NO_TILE, NoRoomError, RecordSlots, Tile
+from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots, Tile
 from tpucache.training.device import Device
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
@@ -147,7 +147,7 @@ class Residence:
             self._valid.on_no_room = self._leave_valid
         return self._valid
 
-    def _leave_valid(self, error: NoRoomError) -> None:
+    def _leave_valid(self, error: DeviceFullError) -> None:
         if self._decision.choice == "yes":
             raise error
         self._keeps_valid, self._valid = False, None
