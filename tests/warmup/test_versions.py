@@ -89,6 +89,20 @@ def test_a_deleted_sample_is_gone_at_once_and_every_other_stays(root: Path) -> N
     assert verify_cache(cache) == []
 
 
+def test_digests_differ_where_other_samples_of_the_same_labels_were_deleted(root: Path) -> None:
+    digests = set()
+    for path in ("a/00.png", "a/02.png"):
+        cache = Path(shutil.copytree(root / "cache", root / path.replace("/", " ")))
+        manifest = delete_samples(cache, paths=[path])
+        dataset = CachedDataset(cache)
+        digests |= {dataset.digest, manifest.fingerprint, manifest.identity}
+    assert len(digests) == 6
+    state = CachedLoader(dataset, 5, shuffle=True).state_dict()
+    with pytest.raises(UsageError, match="the state cannot be continued here"):
+        CachedLoader(CachedDataset(root / "a 00.png"), 5, shuffle=True).load_state_dict(state)
+    CachedLoader(CachedDataset(cache, version=2), 5, shuffle=True).load_state_dict(state)
+
+
 def test_statistics_are_those_of_the_samples_that_are_left(root: Path) -> None:
     left = delete_samples(root / "cache", where="path < 'a/10.png'").statistics
     for number in range(0, 10, 2):
@@ -251,6 +265,7 @@ def test_nothing_of_a_deleted_sample_is_left_after_compact(root: Path) -> None:
     record = bytes(Cache.open(cache).reader.read(Cache.open(cache).index[np.array([0])][0]))
     assert pixels.paths[0] == "a/00.png"
     delete_samples(cache, paths=["a/00.png"])
+    (cache / f"hashes-{'0' * 64}.npz").write_bytes(b"of a/00.png and others")
 
     def holds(text: bytes) -> list[str]:
         return [path.name for path in cache.iterdir() if text in path.read_bytes()]
@@ -480,6 +495,53 @@ def test_push_and_fetch_copy_what_is_new_and_every_version_arrives(root: Path) -
     assert contents(stage_cache(f"{cache}@2", root / "staged"))["shown"] == expected[2]["shown"]
 
 
+def test_versions_are_read_over_a_network_as_they_are_here(three: Path, tmp_path: Path) -> None:
+    expected = {number: contents(three, number) for number in (1, 2, 3)}
+    push_cache(three, "memory://versions/cache")
+    for number, found in expected.items():
+        for place in (three, "memory://versions/cache"):
+            with CachedDataset(place, version=number, cache_dir=tmp_path / "kept") as dataset:
+                shown = {
+                    path: np.asarray(image).tobytes() for path, (image, _) in zip(dataset.paths, dataset, strict=True)
+                }
+                assert shown == {path: picture for path, (_, picture) in found["shown"].items()}
+                assert dataset.place.endswith(f"@{number}")
+                assert [each.number for each in dataset.cache.versions()[0]] == [*range(1, number + 1)]
+    with pytest.raises(UsageError, match="has versions 1 to 3, and no version 4"):
+        CachedDataset("memory://versions/cache@4", cache_dir=tmp_path / "kept")
+
+
+def test_large_records_of_deleted_samples_may_lie_between_others_over_a_network(root: Path, tmp_path: Path) -> None:
+    cache, recipe = root / "large", Recipe(size=160, codec="raw")
+    build_cache(root / "source", cache, recipe, jobs=1)
+    kept = CachedDataset(cache).paths[::8]
+    delete_samples(cache, paths=[path for path in CachedDataset(cache).paths if path not in kept])
+    here = [np.asarray(image).tobytes() for image, _ in CachedDataset(cache)]
+    with CachedDataset(cache, cache_dir=tmp_path / "kept") as dataset:
+        assert [np.asarray(image).tobytes() for image, _ in dataset] == here
+        assert dataset.paths == kept
+
+
+def test_skipped_samples_that_are_tried_again_replace_the_newest_version_and_no_shard_of_those_before(
+    root: Path,
+) -> None:
+    source, cache = root / "source", root / "other"
+    for name in ("a/bad1.png", "a/bad2.png"):
+        (source / name).write_bytes(b"no picture")
+    build_cache(source, cache, RECIPE, jobs=1, on_error="skip")
+    expected = {1: contents(cache)}
+    draw(source, "b/more.png", 3)
+    build_cache(source, cache, RECIPE, jobs=1)
+    for name in ("a/bad1.png", "a/bad2.png"):
+        draw(source, name, 50)
+        assert build_cache(source, cache, RECIPE, jobs=1, retry=True).number == 2
+        assert contents(cache, 1) == expected[1]
+        assert verify_cache(cache) == []
+    assert len(contents(cache)["shown"]) == COUNT + 3
+    delete_samples(cache, paths=["a/00.png"])
+    assert contents(cache, 1) == expected[1]
+
+
 def test_another_history_of_the_same_cache_is_not_mixed_in(root: Path) -> None:
     cache, other = root / "cache", Path(shutil.copytree(root / "cache", root / "other"))
     delete_samples(cache, paths=["a/00.png"])
@@ -531,5 +593,8 @@ def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.Captu
     assert "2 samples brought back" in capsys.readouterr().out.splitlines()[-1]
     assert main(["verify", f"{three}@2"]) == 0
     assert main(["delete", str(three), "--where", "class == 'a'", "--undo"]) == 2
+    capsys.readouterr()
+    assert main(["compare", f"{three}@1", f"{three}@2", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["comparisons"][0]["exact"]["count"] == 22
     assert main(["compact", str(three), "--json"]) == 0
     assert main(["delete", f"{three}@1", "--undo"]) == 1

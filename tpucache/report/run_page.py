@@ -33,6 +33,7 @@ from tpucache.report.text import class_name, describe_mask, mask_class, seconds_
 from tpucache.runs import FOLDS_NAME
 from tpucache.store.fields import MASK
 from tpucache.store.files import is_url
+from tpucache.store.history import split_version
 
 Array = npt.NDArray[Any]
 Points = list[tuple[float, float]]
@@ -379,7 +380,7 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
     """Return the validation samples' records. Raises TpucacheError where they are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
-    if not is_url(place) and not (folder := locate(place)).exists():
+    if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
         raise TpucacheError(f"the cache of the validation samples is no longer at {folder}. Say where it is by --valid")
     shown, frequencies = described.get("resolution"), described.get("frequencies")
     size = tuple(shown) if isinstance(shown, list) else shown

@@ -123,40 +123,34 @@ _NAMED: Final = 5
 class Claim:
     """What a folder is filled with: by which command, the cache's identity, and the SHA-256 of each file by name.
 
-    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED. `parents` are
-    the identities of the versions before it.
+    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED.
     """
 
     command: str
     identity: str
     files: Mapping[str, str]
-    parents: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
         """Return the claim of a command that copies a version of a cache, or these files of it and of those before."""
         entries = manifest.files if files is None else files
-        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries}, manifest.parents)
+        return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Claim | None:
         """Return the claim that a text holds, None for a text that no tpucache wrote."""
         try:
             content = parse_json(text)
-            command, identity, files = content["command"], content["identity"], dict(content["files"])
-            claim = cls(command, identity, files, tuple(content.get("parents", ())))
+            claim = cls(content["command"], content["identity"], dict(content["files"]))
         except (ValueError, TypeError, KeyError):
             return None
-        texts = (claim.command, claim.identity, *claim.files, *claim.files.values(), *claim.parents)
+        texts = (claim.command, claim.identity, *claim.files, *claim.files.values())
         is_ours = content.get("format") == _FORMAT and all(isinstance(text, str) for text in texts)
         return claim if is_ours else None
 
     def to_json(self) -> str:
         """Return the claim as JSON text, with a note for people."""
-        content = asdict(self)
-        if not self.parents:
-            del content["parents"]
-        return json.dumps({"format": _FORMAT, "note": _NOTE, **content}, indent=1) + "\n"
+        return json.dumps({"format": _FORMAT, "note": _NOTE, **asdict(self)}, indent=1) + "\n"
 
     @property
     def names(self) -> set[str]:
@@ -170,8 +164,11 @@ class Claim:
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether this is the other's cache, a version before it, or one to which shards were added."""
-        if self.identity in (other.identity, *other.parents):
+        """Return whether this is the other's cache, or one to which shards were added to make the other.
+
+        So is an earlier version, whose files the other has as well.
+        """
+        if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
         tables = {name: digest for name, digest in self.files.items() if TABLE_NAME.fullmatch(name)}

@@ -184,9 +184,12 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
 
 
 def new_block_numbers(manifest: Manifest) -> dict[int, int]:
-    """Return another number for each block of a cache, in the same order; no shard of the cache has one of them."""
+    """Return another number for each block of a cache, in the same order; no shard of the cache has one of them.
+
+    Nor has one of a version before, whose blocks have lower numbers.
+    """
     blocks = sorted({entry.block for entry in manifest.shards})
-    first = 0 if blocks[0] >= len(blocks) else blocks[-1] + 1
+    first = 0 if blocks[0] >= len(blocks) and not manifest.parents else blocks[-1] + 1
     return {block: first + at for at, block in enumerate(blocks)}
 
 

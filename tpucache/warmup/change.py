@@ -37,7 +37,7 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
                 yield Cache.open(cache)
             finally:
                 with contextlib.suppress(StoreError):  # what is damaged stays as it is
-                    remove_old_files(cache, Manifest.load(cache))
+                    remove_old_files(cache, Manifest.load(cache), is_thorough=False)
                 remove_folder(work)
     except OSError as error:
         raise BuildError(

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
+from tpucache.insight.hashing import hashes_name
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint
 from tpucache.store.copying import check_room, earlier_tables
@@ -70,7 +71,11 @@ def compact_cache(cache: str | Path) -> Manifest:
         sync_directory(folder)
         for name, data in tables.items():
             write_atomically(folder / name, data, folder / WORK_NAME / f"{name}.tmp")
-        return save_manifest(folder, manifest)
+        save_manifest(folder, manifest)
+        for path in folder.glob("hashes-*.npz"):  # of pictures that may have been deleted
+            if path.name != hashes_name(manifest):
+                path.unlink()
+        return manifest
 
 
 def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:

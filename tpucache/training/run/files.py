@@ -148,6 +148,8 @@ def open_run(
     state = RunState(**content["stand"])
     if changed:
         advice = "Give the same ones to continue, or another folder"
+        if data.train_set.manifest.parents:
+            advice += ". If the cache was changed meanwhile, give the version that the run began on: --version N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
             advice = (
                 "It is finished, and its learning rate has gone through its schedule: for more epochs begin a new run "

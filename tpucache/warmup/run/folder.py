@@ -15,7 +15,15 @@ from tpucache.store import holding
 from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME
 from tpucache.store.files import check_apart
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME, WORK_NAME
+from tpucache.store.format import (
+    MANIFEST_NAME,
+    SHARD_NAME,
+    TABLE_NAME,
+    TIMES_NAME,
+    VERSION_NAME,
+    WORK_NAME,
+    version_name,
+)
 from tpucache.store.growing import LOCK_NAME
 from tpucache.store.history import version_files
 from tpucache.store.manifest import Manifest
@@ -133,19 +141,38 @@ def remove_leftovers(work: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def remove_old_files(cache: Path, manifest: Manifest) -> None:
+def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
     """Remove tables, shards and manifests of versions that no version of a cache names; nothing is being added to it.
 
-    Nothing is removed where a version before is damaged, as it is not known which files it names.
+    Nothing is removed where a version before is damaged, as it is not known which files it names. Where it need not be
+    thorough, tables of lower generations are taken to be those of the versions before, which are read only then if
+    there may be anything to remove.
     """
-    try:
-        listed = {entry.name for entry in version_files(cache, manifest)}
-    except (DamageError, FormatError):
-        return
-    for path in cache.iterdir():
-        is_of_cache = any(kind.fullmatch(path.name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
-        if (is_of_cache and path.name not in listed) or (path.name == TIMES_NAME and not manifest.parents):
+    listed = {entry.name for entry in manifest.files}
+    listed |= {version_name(number) for number in range(1, manifest.number)}
+    others = [path for path in cache.iterdir() if path.name not in listed and _is_of_cache(path.name)]
+    if not manifest.parents:
+        others += [path for path in [cache / TIMES_NAME] if path.exists()]
+    elif not is_thorough:
+        others = [path for path in others if not _is_earlier(path.name, manifest.generation)]
+    if others and manifest.parents:
+        try:
+            listed = {entry.name for entry in version_files(cache, manifest)}
+        except (DamageError, FormatError):
+            return
+    for path in others:
+        if path.name not in listed:
             path.unlink(missing_ok=True)
+
+
+def _is_of_cache(name: str) -> bool:
+    return any(kind.fullmatch(name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
+
+
+def _is_earlier(name: str, generation: int) -> bool:
+    """Return whether a name is that of a table of a lower generation."""
+    found = TABLE_NAME.fullmatch(name)
+    return found is not None and int(found[2] or 0) < generation
 
 
 class HeldError(BuildError):
