@@ -65,6 +65,11 @@ def table_name(first: str, generation: int) -> str:
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
 
 
+def hashes_name(fingerprint: str) -> str:
+    """Name the file of hashes of pictures of the caches with a fingerprint. No part of a cache needs it."""
+    return f"hashes-{fingerprint}.npz"
+
+
 def version_name(number: int) -> str:
     """Name the manifest of an earlier version: `version-3.json`."""
     return f"version-{number}.json"

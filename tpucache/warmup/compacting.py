@@ -17,13 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
-from tpucache.insight.hashing import hashes_name
 from tpucache.recipe import Recipe, fingerprint
 from tpucache.store.cache import Cache, cache_fingerprint
 from tpucache.store.copying import check_room, earlier_tables
 from tpucache.store.fields import LABEL
 from tpucache.store.files import link_or_copy, sync_directory, write_atomically
-from tpucache.store.format import INDEX_DTYPE, INDEX_NAME, SAMPLES_NAME, WORK_NAME, Part, shard_name, table_name
+from tpucache.store.format import (
+    INDEX_DTYPE,
+    INDEX_NAME,
+    SAMPLES_NAME,
+    WORK_NAME,
+    Part,
+    hashes_name,
+    shard_name,
+    table_name,
+)
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
@@ -72,8 +80,8 @@ def compact_cache(cache: str | Path) -> Manifest:
         for name, data in tables.items():
             write_atomically(folder / name, data, folder / WORK_NAME / f"{name}.tmp")
         save_manifest(folder, manifest)
-        for path in folder.glob("hashes-*.npz"):  # of pictures that may have been deleted
-            if path.name != hashes_name(manifest):
+        for path in folder.glob(hashes_name("*")):  # of pictures that may have been deleted
+            if path.name != hashes_name(manifest.fingerprint):
                 path.unlink()
         return manifest
 
