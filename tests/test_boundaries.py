@@ -127,6 +127,26 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.optim", optim)
 
 
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of clusters, that have no cluster."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=None))
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=None, as_completed=None))
+
+
+def build_on(place: Place, backend: str) -> list[object]:
+    return [*build(place), "--backend", backend, "--scheduler", "127.0.0.1:9"]
+
+
+def build_saved(place: Place) -> list[object]:
+    """Make a folder that looks as if save_to_disk had written it; return what builds a cache of it."""
+    folder = place.photos.with_name("saved")
+    folder.mkdir(exist_ok=True)
+    for name in ("dataset_info.json", "state.json"):
+        (folder / name).write_text("{}")
+    return ["warmup", folder, place.empty, "--size", "16", "--jobs", "1"]
+
+
 def train(place: Place, *words: object) -> list[object]:
     return ["train", place.cache, "--run", place.empty, "--backend", "torch", "--batch-size", "2", *words]
 
@@ -199,6 +219,9 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
             (".optim", "get_optimizer_info", ("--optimizer", "timm:lamb")),
         )
     },
+    "datasets opens": ("datasets", "load_from_disk", build_saved),
+    "ray begins": ("ray", "init", lambda place: build_on(place, "ray")),
+    "dask begins": ("distributed", "Client", lambda place: build_on(place, "dask")),
     "the hub's cache": (
         "huggingface_hub",
         "try_to_load_from_cache",
@@ -242,7 +265,7 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 )
 @given(kind=st.sampled_from(KINDS), text=TEXTS)
 def test_an_error_of_a_library_is_one_line(
-    bare: None, timm: None, place: Place, boundary: str, kind: type[Exception], text: str
+    bare: None, timm: None, clusters: None, place: Place, boundary: str, kind: type[Exception], text: str
 ) -> None:
     assume(boundary != "fsspec lists" or not issubclass(kind, FileNotFoundError))  # which says that nothing is there
     error = kind(text)

@@ -15,7 +15,7 @@ from tpucache.training.learn.model import DENSE_MODELS, MODELS
 from tpucache.training.learn.tasks import find as tasks
 from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.settings import AUTO, TrainSettings
+from tpucache.training.settings import TrainSettings
 
 #: Fields of an image that the device's augmentation does not move.
 _POINTS: Final = (BOXES, KEYPOINTS)
@@ -132,7 +132,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
             "--head-epochs trains the last layer while the others keep --weights, and without these they are random: "
             "give --weights, or leave it out"
         )
-    if settings.head_epochs and settings.epochs != AUTO and settings.head_epochs >= settings.epochs:
+    if settings.head_epochs and isinstance(settings.epochs, int) and settings.head_epochs >= settings.epochs:
         raise UsageError(
             f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train the last layer "
             "alone all the time, name the others by --freeze"

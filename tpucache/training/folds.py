@@ -21,7 +21,7 @@ from tpucache.training.device import Device
 from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.defaults import decide_length
 from tpucache.training.loop import train
 from tpucache.training.prediction import predict_parts
 from tpucache.training.predictor import Predictor
@@ -145,7 +145,7 @@ def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> Trai
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
-    return decide_batch(settings, samples, device.cores, device.processes.world_size)
+    return decide_length(settings, samples, device.cores, device.processes.world_size)
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:

@@ -23,7 +23,7 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.feed.residence import Residence
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.defaults import decide_length
 from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.learner import Custom, Learner
 from tpucache.training.learn.tasks.task import Task
@@ -93,7 +93,7 @@ def train(
     # A run that is continued keeps what it has decided, whatever would be decided now.
     begun = settings
     settings = processes.on_main(lambda: continued_settings(run, begun, options.resume))
-    settings = decide_batch(settings, len(train_set), device.cores, processes.world_size)
+    settings = decide_length(settings, len(train_set), device.cores, processes.world_size)
     check_fit(settings, task, train_set, valid_set, device)
     train_set = soft_labelled(settings, task, train_set)
     train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))

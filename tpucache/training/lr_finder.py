@@ -27,7 +27,7 @@ from tpucache.training.check import add_columns, check_fit, find_task, soft_labe
 from tpucache.training.device import Device, Processes
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
-from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.defaults import decide_length
 from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
@@ -62,7 +62,7 @@ def find_lr(
         if known is not None:
             return known
         task = find_task(settings, train_set)
-        settings = decide_batch(settings, len(train_set), device.cores, processes.world_size)
+        settings = decide_length(settings, len(train_set), device.cores, processes.world_size)
         check_fit(settings, task, train_set, None, device)
         train_set = soft_labelled(settings, task, train_set)
         (train_set,) = add_columns(settings, train_set)

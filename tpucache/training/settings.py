@@ -72,11 +72,12 @@ class TrainSettings:
 
     `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
     adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
-    What is left open is decided when a run begins, and the run's files have what was decided. `batch_size` follows from
-    the number of samples, epochs and cores; `optimizer` and `clip` from the task and the model; `lr`, `scale`,
-    `weight_decay` and `schedule` from the optimizer, from what the model normalises with, and from whether `weights`
-    are given; `precision` from the device, `normalise` from where the weights are from. `epochs` may be "auto": as many
-    as a time limit allows at the pace that is measured first. `mix_off` below 1 is a share of the epochs.
+    What is left open is decided when a run begins, and the run's files have what was decided. `epochs` follows from the
+    number of samples, `batch_size` from both and the number of cores; `optimizer` and `clip` from the task and the
+    model; `lr`, `scale`, `weight_decay` and `schedule` from the optimizer, from what the model normalises with, and
+    from whether `weights` are given; `precision` from the device, `normalise` from where the weights are from. `epochs`
+    may be "auto": as many as a time limit allows at the pace that is measured first. `mix_off` below 1 is a share of
+    the epochs.
     `bf16` is short for the precision of that name.
     `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
     place of the model's. `weights` are read when a run begins, not when it is resumed. `train_step` and `eval_step`
@@ -108,8 +109,10 @@ class TrainSettings:
     )
     task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=TASKS.names("auto"))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
-    epochs: int | Literal["auto"] = option(
-        5, "passes over the training samples; auto: as many as --time-limit allows", metavar="N|auto"
+    epochs: int | Literal["auto"] | None = option(
+        None,
+        "passes over the training samples; auto: as many as --time-limit allows; 5 if not given, more for few samples",
+        metavar="N|auto",
     )
     batch_size: int | None = option(
         None,
@@ -248,7 +251,7 @@ class TrainSettings:
         for name in ("freeze", "metric"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # a list is the same setting
         object.__setattr__(self, "optimizer", self.optimizer and self.optimizer.lower())
-        if self.epochs != AUTO and not (type(self.epochs) is int and self.epochs >= 1):
+        if self.epochs not in (None, AUTO) and not (type(self.epochs) is int and self.epochs >= 1):
             raise UsageError(f"epochs is at least 1, or {AUTO!r}, not {self.epochs!r}")
         object.__setattr__(self, "inputs", tuple(name for each in self.inputs for name in each.split(",")))
         for name in ("mean", "std"):
@@ -276,12 +279,12 @@ class TrainSettings:
     @property
     def sizes(self) -> Sizes:
         """The size of the images in each epoch. Raises UsageError."""
-        epochs = 1 if self.epochs == AUTO else self.epochs
+        epochs = self.epochs if isinstance(self.epochs, int) else 1
         return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
     def augment_at(self, epoch: int) -> AugmentSettings:
         """Return the augmentation of an epoch, from 0; see `mix_off`."""
-        mixes = self.epochs == AUTO or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
+        mixes = not isinstance(self.epochs, int) or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
         return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
 
     @property
@@ -299,7 +302,7 @@ class TrainSettings:
     @property
     def passes(self) -> int:
         """The number of epochs. Raises UsageError before it is decided."""
-        if self.epochs == AUTO:
+        if not isinstance(self.epochs, int):
             raise UsageError("the number of epochs is decided when the run begins: give epochs to know it before")
         return self.epochs
 

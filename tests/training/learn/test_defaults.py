@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tpucache import UsageError
-from tpucache.training.learn.defaults import decide, decide_batch, decide_optimizer, describe_rates, find_family
+from tpucache.training.learn.defaults import decide, decide_length, decide_optimizer, describe_rates, find_family
 from tpucache.training.learn.model import cnn
 from tpucache.training.learn.tasks.classes import Classes
 from tpucache.training.learn.tasks.regression import Regression
@@ -135,7 +135,7 @@ def test_the_text_says_each_value_and_what_was_given():
     ],
 )
 def test_the_batch_follows_from_samples_epochs_and_cores(samples, epochs, cores, batch):
-    assert decide_batch(TrainSettings(epochs=epochs), samples, cores).batch == batch
+    assert decide_length(TrainSettings(epochs=epochs), samples, cores).batch == batch
 
 
 @given(
@@ -151,19 +151,27 @@ def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, process
     share = cores * processes * accumulate
     if samples < share * each:
         with pytest.raises(UsageError, match="too few"):
-            decide_batch(settings, samples, cores, processes)
+            decide_length(settings, samples, cores, processes)
         return
-    decided = decide_batch(settings, samples, cores, processes)
+    decided = decide_length(settings, samples, cores, processes)
     assert decided.batch % share == 0
     assert decided.batch * each <= samples
     assert decided.batch <= max(128 * cores * processes, share)
     assert decided.steps_per_epoch(samples) >= each
-    assert decide_batch(decided, 10 * samples, 1) == decided  # it is kept
+    assert decide_length(decided, 10 * samples, 1) == decided  # it is kept
+
+
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 1600), (20, 80), (42, 39), (319, 6), (320, 5), (10**6, 5)])
+def test_few_samples_are_shown_more_often(samples, epochs):
+    decided = decide_length(TrainSettings(), samples)
+    assert decided.epochs == epochs
+    assert decide_length(decided, 10**6) == decided
+    assert decide_length(TrainSettings(epochs=3), samples).epochs == 3
 
 
 def test_a_given_batch_is_kept_and_a_continued_run_keeps_its_own():
-    assert decide_batch(TrainSettings(batch_size=7), 10**6).batch == 7
-    assert as_decided(TrainSettings(), decide_batch(TrainSettings(), 320)).batch == 16
+    assert decide_length(TrainSettings(batch_size=7), 10**6).batch == 7
+    assert as_decided(TrainSettings(), decide_length(TrainSettings(), 320)).batch == 16
 
 
 def test_the_optimizer_follows_from_task_and_model_unless_it_is_given():

@@ -75,8 +75,10 @@ _STEPS: Final = 250
 _LEAST_BATCH: Final = 16
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: What --epochs auto counts as: the pace, which decides it, depends on the batch.
+#: The epochs by default, and what --epochs auto counts as: the pace, which decides it, depends on the batch. Few
+#: samples are shown more often, until so many were shown.
 _EPOCHS: Final = 5
+_SHOWN: Final = 1600
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
@@ -88,17 +90,19 @@ _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedu
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
 
 
-def decide_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
-    """Return the settings with a batch size, unless one is given: by the number of samples, epochs, and devices.
+def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
+    """Return the settings with epochs and a batch size, unless given: by the number of samples and of devices.
 
     The order "local" gets the number of all cores.
 
-    `cores` are those of each process. A run has 250 steps or more if batches of 16 allow it; a device gets at most 128
-    samples, a core at least 8 if there are enough, and all cores equally many. Raises UsageError for fewer samples than
-    that takes.
+    `cores` are those of each process. A run has 5 epochs, or as many as show 1,600 samples. It has 250 steps or more if
+    batches of 16 allow it; a device gets at most 128 samples, a core at least 8 if there are enough, and all cores
+    equally many. Raises UsageError for fewer samples than that takes.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
+    if settings.epochs is None:
+        settings = replace(settings, epochs=max(_EPOCHS, math.ceil(_SHOWN / max(samples, 1))))
     if settings.batch_size is not None:
         return settings
     share = cores * processes * settings.accumulate  # of these each gets equally many samples
@@ -116,7 +120,7 @@ def decide_batch(settings: TrainSettings, samples: int, cores: int = 1, processe
 
 def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> str:
     """Return the batch size of decided settings as text, and whether it is the default and for what."""
-    default = decide_batch(replace(settings, batch_size=None), samples, cores, processes).batch
+    default = decide_length(replace(settings, batch_size=None), samples, cores, processes).batch
     devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
     epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
     of = f"for {samples:,} samples, {epochs}{devices}"

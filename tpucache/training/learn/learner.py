@@ -23,7 +23,7 @@ from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
 from tpucache.training.learn.defaults import (
     decide,
-    decide_batch,
+    decide_length,
     decide_optimizer,
     decide_precision,
     describe_batch,
@@ -114,7 +114,7 @@ class Learner:
         self._optimizer_kind = custom.make_optimizer or find_optimizer(str(settings.optimizer))
         maker = None if isinstance(self._optimizer_kind, str) else self._optimizer_kind
         there = len(dataset), device.cores, device.processes.world_size
-        settings = decide_precision(decide(decide_batch(settings, *there), model, maker), device)
+        settings = decide_precision(decide(decide_length(settings, *there), model, maker), device)
         settings = decide_normalising(settings, dataset, model)
         #: The settings with all that was left to be decided, and as text what was decided and why.
         self.settings = settings
