@@ -137,6 +137,7 @@ _USES: Final = {
     "tqdm": "warmup's progress bar",
     "albumentations": "augmented variants in warmup",
     "albumentationsx": "",
+    "nrtk-albumentations": "",
     "PyYAML": "augmentations in YAML files",
     "google-crc32c": "TFRecord sources",
     "protobuf": "TFRecord sources",

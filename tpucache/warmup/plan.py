@@ -322,7 +322,7 @@ def _repeats(column: Column) -> bool:
 
 
 #: The libraries whose versions decide what a preset means.
-_PRESET_LIBRARIES: Final = ("tpucache", "albumentations")
+_PRESET_LIBRARIES: Final = ("tpucache", "albumentations", "nrtk-albumentations")
 _TRIALS: Final = 4
 
 Array = npt.NDArray[Any]
@@ -366,7 +366,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
         return dict(before.recipe["augmentation"]) if before else {}
     if before is not None and before.augmented and recipe.augment in PRESETS:
         used = versions()
-        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used[name] for name in _PRESET_LIBRARIES))
+        asked = (recipe.augment, list(recipe.to_dict()["size"]), *(used.get(name) for name in _PRESET_LIBRARIES))
         made = (before.recipe.get("augment"), before.recipe.get("size"))
         if asked == (*made, *(before.created_by.get(name) for name in _PRESET_LIBRARIES)):
             found = dict(before.recipe["augmentation"])

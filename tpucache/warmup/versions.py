@@ -12,9 +12,11 @@ from tpucache.plugins import package_versions
 from tpucache.version import __version__
 from tpucache.warmup.records.presize import image_versions
 
-_LIBRARIES: Final = ("numpy", "lmdb", "joblib", "albumentations")
-#: They read kinds of files that nothing else reads.
-_OPTIONAL: Final = ("pillow-heif", "pydicom")
+_LIBRARIES: Final = ("numpy", "lmdb", "joblib")
+#: They augment, or read kinds of files that nothing else reads.
+_OPTIONAL: Final = ("albumentations", "pillow-heif", "pydicom")
+#: Named where they are installed alone: they take the place of another library.
+_IN_PLACE: Final = ("nrtk-albumentations",)
 
 
 def versions() -> dict[str, str]:
@@ -35,12 +37,15 @@ def versions() -> dict[str, str]:
 def _library_versions() -> dict[str, str]:
     """Return the installed versions, "" for an optional library that is missing; reading one takes a millisecond."""
     found = {name: version(name) for name in _LIBRARIES}
-    for name in _OPTIONAL:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = ""
-    return found
+    optional = {name: _version(name) for name in (*_OPTIONAL, *_IN_PLACE)}
+    return found | {name: value for name, value in optional.items() if value or name in _OPTIONAL}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -101,6 +103,7 @@ def test_a_list_that_is_no_csv_says_the_command_that_makes_one(name: str, text: 
         open_source(tmp_path / name)
     command = str(caught.value).split("`")[-2]
     assert shlex.quote(str(tmp_path / name)) in command
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=PATIENCE)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE)
     listing = open_source(tmp_path / "table.csv", TableOptions(label_cols=("label",))).list()
     assert (len(listing.samples), listing.classes) == (1, ("3",))

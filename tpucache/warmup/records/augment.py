@@ -42,6 +42,7 @@ Image = npt.NDArray[np.uint8]
 Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 
 PRESETS: Final = ("flip", "affine", "standard", "strong")
+_INSTALL: Final = "`pip install albumentations==2.0.8`, or nrtk-albumentations and opencv-python-headless"
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
 #: The classes of presets, which draw from nothing but the generator that they are given.
 _PRESET_CLASSES: Final = frozenset(
@@ -195,12 +196,17 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
     }
     transforms = [each for each in pipelines[name] if has_colours or each is not colour]
     definition: dict[str, Any] = A.to_dict(A.Compose(transforms))
+    definition["transform"].pop("seed", None)  # which nrtk-albumentations adds: a preset means the same in both
     return definition
 
 
 @functools.cache
 def _albumentations() -> Any:
-    """Import albumentations 2.0.8 without its request to PyPI, without torch, and with OpenCV on one thread."""
+    """Import albumentations without its request to PyPI, without torch, and with OpenCV on one thread.
+
+    It is albumentations 2.0.8, or nrtk-albumentations, a maintained fork of it under the same name and licence that
+    makes the same bytes of each preset. Raises DependencyError.
+    """
     try:
         importlib.metadata.distribution("albumentationsx")
     except importlib.metadata.PackageNotFoundError:
@@ -208,7 +214,7 @@ def _albumentations() -> Any:
     else:
         raise DependencyError(
             "albumentationsx is installed in place of albumentations: it is another library under the AGPL. "
-            "`pip uninstall albumentationsx` and `pip install albumentations==2.0.8`, or use module:name"
+            f"`pip uninstall albumentationsx` and {_INSTALL}, or use module:name"
         )
     os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
     bridge = "albumentations.pytorch"  # importing albumentations imports torch where it is installed
@@ -220,8 +226,7 @@ def _albumentations() -> Any:
         import cv2
     except ImportError as error:
         raise DependencyError(
-            f"albumentations cannot be imported: {error}. `pip install albumentations==2.0.8`, or use "
-            "--augment module:name"
+            f"albumentations cannot be imported: {error}. {_INSTALL}, or use --augment module:name"
         ) from error
     finally:
         if hide:

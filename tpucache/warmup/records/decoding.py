@@ -35,7 +35,7 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
 
-from tpucache.errors import SampleError
+from tpucache.errors import DependencyError, SampleError
 from tpucache.recipe import Mode, Recipe
 
 Array = npt.NDArray[Any]
@@ -200,9 +200,16 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
 
 
 def _deep_colours(image: Image.Image, data: bytes) -> Array:
-    """Return colours of 16 bits, of which Pillow has the high bytes: OpenCV reads all of them."""
-    import cv2
+    """Return colours of 16 bits, of which Pillow has the high bytes: OpenCV reads all of them.
 
+    Raises DependencyError without it.
+    """
+    try:
+        import cv2
+    except ImportError as error:
+        raise DependencyError(
+            f"OpenCV, which reads colours of 16 bits, cannot be imported: {error}. `pip install opencv-python-headless`"
+        ) from error
     high = np.asarray(image)
     found: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if found is not None and found.dtype == np.uint16 and found.ndim == 3:
