@@ -178,6 +178,6 @@ def test_relabel_corrects_several_classes_of_a_sample_whatever_they_are_called(t
         for path, row in zip(paths, wanted, strict=True)
     ]
     (tmp_path / "labels.csv").write_bytes(to_csv([["path", "label"], *rows]))
-    relabel_cache(cache, tmp_path / "labels.csv", TableOptions(label_cols=("label",), label_sep=";"), corrections=True)
+    relabel_cache(cache, tmp_path / "labels.csv")
     assert np.asarray(Cache.open(cache).samples.labels).tolist() == wanted.tolist()
     assert Cache.open(cache).manifest.classes == tuple(classes)

@@ -209,7 +209,7 @@ def test_suspects_are_corrected_by_the_table_that_they_are_written_to(
         writer = csv.DictWriter(file, corrected[0])
         writer.writeheader()
         writer.writerows(corrected)
-    assert main(["relabel", str(cache), str(table), "--corrections", "--label-col", "label"]) == 0
+    assert main(["relabel", str(cache), str(table)]) == 0
     after = CachedDataset(cache)
     changed = [path for path, old, new in zip(dataset.paths, dataset.labels, after.labels, strict=True) if old != new]
     assert changed == ["a/02.png", "b/07.png"]

@@ -166,24 +166,22 @@ def test_hostile_names_are_data_and_nothing_else(copies_cache, tmp_path, hostile
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "text", "options"),
+    ("labels", "classes", "text"),
     [
-        (None, (), "", ""),
-        (np.linspace(0, 1, 10, dtype=np.float32)[:, None], (), "0.111111", ""),
-        (np.tile(np.float32([1, 0, 1]), (10, 1)), ("a", "b", "c"), "a;c", " --label-sep ';'"),
-        (np.array([0, -1] * 5), ("a", "b"), "", ""),
+        (None, (), ""),
+        (np.linspace(0, 1, 10, dtype=np.float32)[:, None], (), "0.111111"),
+        (np.tile(np.float32([1, 0, 1]), (10, 1)), ("a", "b", "c"), "a;c"),
+        (np.array([0, -1] * 5), ("a", "b"), ""),
     ],
     ids=["none", "numbers", "several", "unknown"],
 )  # fmt: skip
-def test_labels_are_written_as_relabel_reads_them(labels, classes, text, options, copies_cache, tmp_path, parse):
+def test_labels_are_written_as_relabel_reads_them(labels, classes, text, copies_cache, tmp_path, parse):
     cache = copies_cache(tmp_path / "cache", labels=labels, classes=classes)
     page = report_findings(cache)
     data = Found(page).data
     assert next(label for _, _, path, label in data["samples"] if path.endswith("1.png")) == text
     assert data["sets"][0]["isNumber"] == (labels is not None and not classes)
-    command = (
-        f"relabel {shlex.quote(str(cache))} cache-labels.csv --corrections --path-col path --label-col label{options}"
-    )
+    command = f"relabel {shlex.quote(str(cache))} cache-labels.csv"
     assert (command in parse(page.html).text) == (labels is not None) == data["sets"][0]["canCorrect"]
 
 

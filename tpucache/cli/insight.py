@@ -269,10 +269,7 @@ def suspects(options: argparse.Namespace) -> int:
     ]
     if options.output is not None:
         _write_table(options.output, rows)
-        note(
-            f"{options.output}: correct the labels in it, then `relabel CACHE {options.output} --corrections "
-            "--label-col label`"
-        )
+        note(f"{options.output}: correct the labels in it, then `tpucache relabel CACHE {options.output}`")
     lines = [
         f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows
     ]

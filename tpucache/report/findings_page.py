@@ -495,11 +495,7 @@ def _table_name(own: _Set) -> str:
 
 
 def _command(own: _Set) -> str:
-    words = ["tpucache", "relabel", own.place, _table_name(own)]
-    words += ["--corrections", "--path-col", "path", "--label-col", "label"]
-    if own.separator():
-        words += ["--label-sep", SEPARATOR]
-    return shlex.join(words)
+    return shlex.join(["tpucache", "relabel", own.place, _table_name(own)])
 
 
 def _script_hash() -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.redact import from_cell, to_cell, to_heading
+from tpucache.redact import SEPARATOR, from_cell, to_cell, to_heading
 from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
@@ -34,6 +34,8 @@ from tpucache.warmup.tables import label_column, label_facts, write_table
 RowNumbers = npt.NDArray[np.int64]
 
 _ID: Final = "id"
+#: The columns of tables of corrections that a page of findings and `suspects` write.
+CORRECTION_COLUMNS: Final = (("path", "label"), ("sample", "path", "label", "predicted", "score"))
 #: How far the probabilities of a row may be from adding up to 1: tables are rounded.
 _SUM_ERROR: Final = 0.02
 _MOST_WEIGHT: Final = 1e6
@@ -62,6 +64,8 @@ def relabel_cache(
     With `corrections` the table has rows of some samples alone, with other labels out of the same classes, or other
     numbers: all other samples keep theirs, and classes and further columns stay as they are.
 
+    A table that a page of findings or `suspects` has written is taken for corrections where no option is given.
+
     With `soft` labels the table is predictions as `predict` writes them, a column of probabilities for each class, and
     nothing else changes but what `train` learns: a sample that has a row is learned as these, and counts by its weight.
     One without a row keeps what it was learned as, at first its label. New labels put an end to soft ones.
@@ -84,6 +88,9 @@ def relabel_cache(
     if corrections and (not options.label_cols or labels != "auto" or names):
         raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
     content = read_table(table)
+    is_plain = options == TableOptions() and labels == "auto" and not (names or missing_label or soft.soft_labels)
+    if is_plain and tuple(content.columns) in CORRECTION_COLUMNS:
+        corrections, options = True, TableOptions(path_col="path", label_cols=("label",))
     changes: dict[str, Any] = {}
     with changing(cache, "relabel") as opened:
         if soft.soft_labels:
@@ -216,6 +223,8 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
     samples, manifest = cache.samples, cache.manifest
     if samples.labels is None:
         raise UsageError(f"{cache.directory} has no labels to correct: relabel it with a row for each sample")
+    if tuple(table.columns) in CORRECTION_COLUMNS and samples.labels.ndim > 1 and manifest.classes:
+        options = dataclasses.replace(options, label_sep=options.label_sep or SEPARATOR)
     # Pages of findings write tables of paths and labels, with marks before what a spreadsheet takes for a formula.
     cells = set() if table.is_own else {path_column(table, options), *options.label_cols}
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
