@@ -21,7 +21,7 @@ from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import Feeder, local_cores
 from tpucache.training.feed.residence import DeviceMemory, Residence
 from tpucache.training.interrupt import Stopped
-from tpucache.training.learn.defaults import decide_batch
+from tpucache.training.learn.defaults import decide_length
 from tpucache.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -161,7 +161,7 @@ def test_the_local_order_is_that_of_a_streaming_run_and_kept_on_another_number_o
     assert streaming.losses != run(tmp_path / "full", "no", dataset).losses
     with pytest.raises(UsageError, match="over 4 cores, and 3 processes"):
         local_cores(settings, 3)
-    assert decide_batch(dataclasses.replace(SETTINGS, order="local"), 40, 4, 2).order_parts == 8
+    assert decide_length(dataclasses.replace(SETTINGS, order="local"), 40, 4, 2).order_parts == 8
     with pytest.raises(UsageError, match="leave --order out"):
         run(tmp_path / "both", "no", dataset, dataclasses.replace(SETTINGS, order="local", balance=True))
 

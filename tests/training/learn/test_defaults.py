@@ -161,7 +161,7 @@ def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, process
     assert decide_length(decided, 10 * samples, 1) == decided  # it is kept
 
 
-@pytest.mark.parametrize(("samples", "epochs"), [(1, 1600), (20, 80), (42, 39), (319, 6), (320, 5), (10**6, 5)])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 800), (20, 40), (42, 20), (159, 6), (160, 5), (10**6, 5)])
 def test_few_samples_are_shown_more_often(samples, epochs):
     decided = decide_length(TrainSettings(), samples)
     assert decided.epochs == epochs

@@ -78,7 +78,7 @@ _LEAST_OF_CORE: Final = 8
 #: The epochs by default, and what --epochs auto counts as: the pace, which decides it, depends on the batch. Few
 #: samples are shown more often, until so many were shown.
 _EPOCHS: Final = 5
-_SHOWN: Final = 1600
+_SHOWN: Final = 800
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
@@ -95,7 +95,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
 
     The order "local" gets the number of all cores.
 
-    `cores` are those of each process. A run has 5 epochs, or as many as show 1,600 samples. It has 250 steps or more if
+    `cores` are those of each process. A run has 5 epochs, or as many as show 800 samples. It has 250 steps or more if
     batches of 16 allow it; a device gets at most 128 samples, a core at least 8 if there are enough, and all cores
     equally many. Raises UsageError for fewer samples than that takes.
     """
