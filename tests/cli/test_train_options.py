@@ -326,8 +326,9 @@ def test_no_option_is_left_out_here():
     names = {name for action in commands.choices["train"]._actions for name in action.option_strings}
     long = {name for name in names if name.startswith("--") and not name.startswith("--no-")}
     refused = {word for words, _ in REFUSED for word in words if word.startswith("--")}
+    of_versions = {"--version"}  # tests/warmup/test_versions.py
     of_sources = {"--cache", "--build"}  # test_train_source.py
-    assert long - _PLAIN - {"--per-core", *of_sources} <= {*SEEN, *CARRIED_OUT, *refused}
+    assert long - _PLAIN - {"--per-core", *of_sources, *of_versions} <= {*SEEN, *CARRIED_OUT, *refused}
     assert {*SEEN, *CARRIED_OUT} <= names
 
 

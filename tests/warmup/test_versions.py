@@ -20,6 +20,7 @@ from tpucache.errors import BuildError, DamageError, FormatError, SourceError, S
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.cache import Cache
 from tpucache.store.history import load_version, split_version, version_files
+from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.warmup import TableOptions, compact_cache, delete_samples, relabel_cache, undo_delete
 from tpucache.warmup.run.folder import hold
 
@@ -570,6 +571,23 @@ def test_the_same_changes_make_the_same_bytes(root: Path) -> None:
     names = set(undone) - {"times.json"}
     assert [(caches[0] / name).read_bytes() for name in names] == [(caches[1] / name).read_bytes() for name in names]
     assert {entry.name for entry in version_files(caches[0], Manifest.load(caches[0]))} | {"manifest.json"} == names
+
+
+def test_train_reads_the_version_that_is_named(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+
+    def train(run: str, *words: str) -> int:
+        command = ["train", str(three), "--run", str(tmp_path / run), "--backend", "torch", "--model", "cnn", "--json"]
+        return main([*command, "--epochs", "1", "--batch-size", "11", *words])
+
+    assert train("second", "--version", "2") == 0
+    capsys.readouterr()
+    state = load_checkpoint(tmp_path / "second" / "last.pt")
+    assert (state["samples"], state["fingerprint"]) == (22, load_version(three, 2).fingerprint)
+    assert train("second", "--resume") == 2
+    assert "give the version that the run began on: --version N" in capsys.readouterr().err
+    assert train("other", "--version", "9") == 2
+    assert "has versions 1 to 3, and no version 9" in capsys.readouterr().err
 
 
 def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

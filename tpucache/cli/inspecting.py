@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def inspect(options: argparse.Namespace) -> int:
-    """Show what a cache contains, how large it is, and how it was made."""
+    """Show what a cache contains, its size, and how it was made."""
     from tpucache.insight.facts import findings
     from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines, describe_versions, version_lines

@@ -231,7 +231,7 @@ def relabel(options: argparse.Namespace) -> int:
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Make a version of a cache without some of its samples; their records stay in it until `compact`."""
+    """Delete samples by one more version of a cache, or undo that."""
     from tpucache.errors import UsageError
     from tpucache.report.inspect import describe
     from tpucache.warmup.deleting import delete_samples, read_paths, undo_delete
@@ -254,7 +254,7 @@ def delete(options: argparse.Namespace) -> int:
 
 
 def compact(options: argparse.Namespace) -> int:
-    """Write a cache without what was deleted and without earlier versions, as a fresh warmup would."""
+    """Write a cache anew, without what was deleted."""
     from tpucache.report.inspect import describe
     from tpucache.store.history import version_files
     from tpucache.store.manifest import Manifest

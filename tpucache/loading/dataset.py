@@ -33,7 +33,6 @@ from tpucache.loading.tensors import Dataset, SharedNumber, to_tensor
 from tpucache.store.cache import Cache, field_batches
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
-from tpucache.store.filter import matching
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
@@ -340,6 +339,8 @@ class CachedDataset(Dataset[Item]):
 
         No code is run, and a missing value never matches. Raises UsageError.
         """
+        from tpucache.store.filter import matching
+
         return self.select(matching(condition, self.table, self.positions, self.classes))
 
     def with_columns(self, values: Array) -> CachedDataset:

@@ -105,12 +105,10 @@ def to_slices(places: Sequence[int | None]) -> str:
     """Return places in a source as slices such as `5:155 0:5`; `-` for each deleted sample that it no longer has."""
     slices: list[list[int]] = []
     for at in places:
-        if at is None:
-            slices.append([])
-        elif slices and slices[-1] and slices[-1][1] == at:
+        if slices and slices[-1] and slices[-1][1] == at:
             slices[-1][1] += 1
         else:
-            slices.append([at, at + 1])
+            slices.append([] if at is None else [at, at + 1])
     return " ".join(f"{each[0]}:{each[1]}" if each else _ABSENT for each in slices)
 
 
