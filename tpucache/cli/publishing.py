@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tpucache.cli.arguments import (
@@ -33,6 +34,10 @@ def publish(options: argparse.Namespace) -> int:
     from tpucache.store.manifest import Manifest
 
     metadata, settings = from_options(Metadata, options), from_options(PublishOptions, options)
+    if settings.version_notes is not None:
+        if _publish_addition(options, metadata, settings):
+            return 0
+        settings = dataclasses.replace(settings, message=settings.version_notes)
     manifest = Manifest.load(options.cache)
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
         bundle = prepare(
@@ -59,6 +64,33 @@ def publish(options: argparse.Namespace) -> int:
     outcome = "uploaded" if result.uploaded else "dry" if options.dry_run else "no client"
     show(options, result.to_dict(), [lines[outcome]])
     return 0
+
+
+def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
+    """Publish what is new of a cache as an add-on, and return True; False where a whole version sends less."""
+    from tpucache.progress import Progress
+    from tpucache.publish.addition import plan_addition, send_addition
+
+    addition = plan_addition(options.cache, metadata, settings.version_notes or "")
+    way = tell if options.json else say
+    whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
+    if not (addition.is_there or addition.is_cheaper):
+        way(f"{whole}, and an add-on no less: a version is made")
+        return False
+    report = addition.to_dict()
+    name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
+    read = f"read it by {name}, with {', '.join(addition.attach)} attached"
+    if addition.is_there:
+        show(options, report, [f"version {addition.manifest.number} is at Kaggle already; {read}"])
+        return True
+    way(f"{addition.dataset_id} sends {addition.total_bytes / 1e6:,.1f} MB in {len(addition.contents)} files; {whole}")
+    if settings.dry_run:
+        show(options, report, [*(f"{size:>15,}  {name}" for name, size in report["files"].items()), "nothing was sent"])
+        return True
+    with Progress(addition.total_bytes, "publish", "bytes") as progress:
+        send_addition(addition, metadata, settings, progress.advance_to)
+    show(options, {**report, "uploaded": True}, [f"uploaded, and all {len(addition.contents)} files arrived; {read}"])
+    return True
 
 
 def fetch(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
 from tpucache.kaggle import PREFIX as KAGGLE
+from tpucache.loading.joined import is_of_dataset, join_version
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
@@ -37,13 +38,12 @@ _log: Final = logging.getLogger("tpucache")
 def locate(cache: str | Path) -> Path:
     """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths.
 
-    A version behind it, as in "cache@2", stays there.
+    A version behind it, as in "cache@2", stays there; "kaggle:slug@2" is joined of what is mounted of it.
     """
     text = os.fspath(cache)
     if text.startswith(KAGGLE):
         name, version = split_version(text)
-        found = find_cache(name)
-        return found if version is None else found.with_name(f"{found.name}@{version}")
+        return find_cache(name) if version is None else find_version(name, version)
     refuse_url(text)
     return Path(text)
 
@@ -103,6 +103,27 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
         roots = ", ".join(map(str, search.cut))
         _log.warning("%s was not searched to its end: it may hold another cache that is called %r", roots, name)
     return next(iter(distinct.values()))
+
+
+def find_version(name: str, version: int, roots: Sequence[str | Path] | None = None) -> Path:
+    """Return a folder that has one version of the cache "kaggle:slug" or "kaggle:owner/slug".
+
+    Its files may be in several mounted datasets: slug itself, and add-ons slug-v2, slug-v3 and so on. It is looked for
+    as `find_cache` does. Raises what that and `join_version` raise.
+    """
+    wanted = _wanted(name)
+    search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
+    found = [
+        each for each in search.caches() if any(_holds(_of_dataset(each.parts, parts[-1]), parts) for parts in wanted)
+    ]
+    if not found:
+        raise NotACacheError(search.explain(f"{name}@{version}", []))
+    return join_version(name, version, [each.path for each in _latest(found)])
+
+
+def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
+    """Return the names of folders with the dataset's own in the place of those of its add-ons."""
+    return [slug if is_of_dataset(part, slug) else part for part in parts]
 
 
 def usual_roots() -> list[Path]:

@@ -7,12 +7,14 @@ the folder is finished the claim is a separate file, written before anything els
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
 from tpucache.publish.wheels import PackageWheel, download_wheels, needed_packages, wheel_bytes, wheel_name
+from tpucache.report.inspect import describe_versions
 from tpucache.report.preview import contact_sheet
 from tpucache.store.cache import Cache
 from tpucache.store.copying import (
@@ -39,7 +42,8 @@ from tpucache.store.copying import (
     remove_claim,
 )
 from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME
+from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
 
@@ -107,8 +111,16 @@ def make_bundle(
                 "--hashes out, or warm it up with --target kaggle"
             )
         others.update([hashes_file(Cache.open(source))])
-    written = {**_written(source, manifest, metadata, packages, MAX_FILES - len(others)), **others}
-    claim = _claim_bundle(manifest, written)
+    entries = version_files(source, manifest)
+    others |= _times(source)
+    earlier = len(entries) - len(manifest.files) + len(_times(source))
+    if earlier and len(manifest.shards) + COMPANIONS + earlier > MAX_FILES:
+        raise PublishError(
+            f"{source} has {manifest.number} versions, and with the {earlier} files of those before more than the "
+            f"{MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
+        )
+    written = {**_written(source, manifest, metadata, packages, MAX_FILES - len(others) - earlier), **others}
+    claim = _claim_bundle(manifest, entries, written)
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, source, claim):
@@ -116,7 +128,7 @@ def make_bundle(
                 if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
-            _link(source, folder, manifest)
+            _link(source, folder, entries)
             signed = _sign_metadata(written.pop(METADATA_NAME), claim)
             for name, data in {**written, METADATA_NAME: signed}.items():
                 write_atomically(folder / name, data)
@@ -159,19 +171,26 @@ def _written(
     if not has_room:
         _log.warning("%s has so many files that there is no room for a sheet of samples", source)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
+    history = describe_versions(*Cache.open(source).versions())
+    card = partial(make_card, *given, packages, history=history)
     return {
         MANIFEST_NAME: (source / MANIFEST_NAME).read_bytes(),
         wheel_name(): wheel_bytes(),
-        CARD_NAME: make_card(*given, packages, sheet=bool(sheet)).encode(),
+        CARD_NAME: card(sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
-        METADATA_NAME: _metadata_text(metadata.to_dict(make_card(*given, packages, sheet=False))),
+        METADATA_NAME: _metadata_text(metadata.to_dict(card(sheet=False))),
     }
 
 
-def _link(source: Path, folder: Path, manifest: Manifest) -> None:
+def _times(source: Path) -> dict[str, bytes]:
+    """Return the file that says when versions were made, where there is one."""
+    return {TIMES_NAME: read_file(source / TIMES_NAME)} if (source / TIMES_NAME).exists() else {}
+
+
+def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
     """Link the cache's files into the folder, or copy them where that fails."""
     copied: list[FileEntry] = []
-    for entry in manifest.files:
+    for entry in files:
         target, ours = folder / entry.name, (source / entry.name).resolve()
         if target.exists() and target.samefile(ours):
             continue
@@ -188,10 +207,10 @@ def _link(source: Path, folder: Path, manifest: Manifest) -> None:
         copy_file(source, folder, entry)
 
 
-def _claim_bundle(manifest: Manifest, written: Mapping[str, bytes]) -> Claim:
+def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
     """Return the claim of a folder: the digests of the cache's files and of those that are written."""
-    files = Claim.of(_COMMAND, manifest).files
-    return Claim(_COMMAND, manifest.identity, {**files, **{name: _digest(data) for name, data in written.items()}})
+    claim = Claim.of(_COMMAND, manifest, files)
+    return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
 
 
 def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
@@ -225,7 +244,8 @@ def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
 
 def _may_be_uploaded(name: str) -> bool:
     """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
-    of_cache = SHARD_NAME.fullmatch(name) or TABLE_NAME.fullmatch(name) or name.endswith(".tmp")
+    names = (SHARD_NAME, TABLE_NAME, VERSION_NAME)
+    of_cache = any(each.fullmatch(name) for each in names) or name == TIMES_NAME or name.endswith(".tmp")
     return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name) or HASHES_NAME.fullmatch(name))
 
 

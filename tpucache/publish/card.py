@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,11 +31,16 @@ def make_card(
     wheels: Sequence[PackageWheel] = (),
     *,
     sheet: bool,
+    history: Sequence[Mapping[str, Any]] = (),
+    attach: Sequence[str] = (),
+    notes: str = "",
 ) -> str:
     """Return a cache's card: what it is, how to read it, how it was made.
 
     No licence is one that its owner has not stated yet. `wheels` are those of other packages that are published with
-    it. With `sheet` the card shows the sheet of samples. Raises DependencyError without jinja2.
+    it. With `sheet` the card shows the sheet of samples. `history` is what
+    `describe_versions` returns of a cache with several. Of an add-on, `attach` are the datasets that it belongs to, and
+    `notes` what its owner says of it. Raises DependencyError without jinja2.
     """
     inside = [wheel.package for wheel in wheels]
     statistics = manifest.statistics
@@ -68,6 +73,13 @@ def make_card(
         "license": license_name or "not stated yet",
         "metadata": METADATA_NAME,
         "wheels": [tuple(wheel.to_dict().values()) for wheel in wheels],
+        "notes": notes,
+        "attach": attach,
+        "number": manifest.number,
+        "history": [
+            (each["version"], each["time"] or "", f"{each['samples']:,}", each["command"], ", ".join(each["changes"]))
+            for each in history
+        ],
         "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],
         "more_skipped": _more(len(manifest.skipped), _SKIPPED),
     }

@@ -148,6 +148,11 @@ class PublishOptions:
     """
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
+    version_notes: str | None = option(
+        None,
+        "publish what is new since the versions that are there, as an add-on dataset SLUG-vN where that sends less",
+        metavar="TEXT",
+    )
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
     dry_run: bool = option(False, "make the folder and check it, upload nothing")

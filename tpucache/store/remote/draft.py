@@ -7,18 +7,22 @@ Kaggle which of them it still keeps. Nothing in the journal is a key of the acco
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import io
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tpucache.errors import BuildError, PublishError, UnfinishedError
 from tpucache.store.files import name_aside, read_file, rename_durably
 from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import FileEntry
 from tpucache.store.remote.kaggle import Blob, ExpiredError, KaggleDataset, NoAnswerError, RefusedError
 from tpucache.strict_json import parse_json
 
@@ -135,13 +139,14 @@ class Draft:
         title: str,
         text: str,
         patience: float,
+        license_name: str | None = None,
         *,
-        is_next: bool = False,
+        is_private: bool = True,
     ) -> None:
         """Make one version of these files, all of which were sent, and wait until Kaggle lists exactly them.
 
-        `text` is the description of a new dataset, and the notes of a version. `is_next` says that the dataset is
-        there, and is to get its next version. Called again after a kill, it finds the version that was made.
+        `text` is the description of a new dataset, and the notes of a version. `license_name` and `is_private` are for
+        a new dataset. Called again after a kill, it finds the version that was made.
         Raises UnfinishedError where files have expired, which the draft has forgotten then, or where Kaggle does not
         show the version in time; PublishError where Kaggle refuses, or shows other files.
         """
@@ -164,8 +169,8 @@ class Draft:
         self.asked_after = now or 0
         self._save()
         try:
-            if now is None and not is_next:
-                self._create(title, text, tokens)
+            if now is None:
+                self._create(partial(self.dataset.create, title, text, tokens, license_name, is_private=is_private))
             else:
                 self._create_version(text, tokens, patience)
         except NoAnswerError as error:
@@ -180,9 +185,9 @@ class Draft:
         self._save()
         self._await_files(contents, patience)
 
-    def _create(self, title: str, text: str, tokens: list[str]) -> None:
+    def _create(self, create: Callable[[], None]) -> None:
         try:
-            self.dataset.create(title, text, tokens)
+            create()
         except RefusedError as error:
             # An earlier request, for which no answer came, may have made it: what it holds is looked at next.
             if "already in use" not in str(error) or self._await_number(0, _GRACE_SECONDS) is None:
@@ -289,6 +294,24 @@ class Draft:
             rename_durably(aside, self._journal)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def of_file(folder: Path, entry: FileEntry) -> Content:
+    """Return a file of a cache in a folder."""
+    return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def in_memory(data: bytes) -> Content:
+    """Return a file whose bytes are in memory."""
+
+    def opened() -> BinaryIO:
+        return io.BytesIO(data)
+
+    return Content(len(data), hashlib.sha256(data).hexdigest(), opened)
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:

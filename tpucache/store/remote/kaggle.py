@@ -249,8 +249,16 @@ class KaggleDataset:
                 return None
             raise
 
-    def create(self, title: str, description: str, tokens: Iterable[str]) -> None:
-        """Make a new, private dataset of uploaded files. Nothing states a licence.
+    def create(
+        self,
+        title: str,
+        description: str,
+        tokens: Iterable[str],
+        license_name: str | None = None,
+        *,
+        is_private: bool = True,
+    ) -> None:
+        """Make a new dataset of uploaded files. Without a `license_name` nothing states one.
 
         Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
         """
@@ -258,7 +266,8 @@ class KaggleDataset:
 
         request = ApiCreateDatasetRequest()
         request.owner_slug, request.slug, request.title = self._owner, self._slug, title
-        request.description, request.is_private = description, True
+        request.description, request.is_private = description, is_private
+        request.license_name = license_name
         request.files = _new_files(tokens)
         self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset(request))
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from tpucache.errors import BuildError, DamageError, FormatError, PublishError, UnfinishedError, UsageError
 from tpucache.kaggle import MAX_FILES, PREFIX, check_id
@@ -29,7 +27,7 @@ from tpucache.store.format import (
 )
 from tpucache.store.holding import hold
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
-from tpucache.store.remote.draft import JOURNAL_NAME, Content, Draft
+from tpucache.store.remote.draft import JOURNAL_NAME, Content, Draft, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.verify import is_whole
 from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, sent_path, sent_shards
@@ -167,7 +165,7 @@ class KagglePlace:
         self._open_draft().send(entry.name, self._content(entry))
 
     def _content(self, entry: FileEntry) -> Content:
-        return Content(entry.bytes, entry.sha256, partial(_open, self._folder / entry.name))
+        return of_file(self._folder, entry)
 
     def _reopen(self) -> None:
         """Have the build go on from its plan where the manifest lists shards that are neither here nor at Kaggle."""
@@ -203,16 +201,3 @@ class KagglePlace:
                 raise PublishError(f"{self.shown}/{entry.name} is not what the manifest there says: give another name")
             (folder / entry.name).write_bytes(table)
         return Cache(folder, manifest)
-
-
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
-
-
-def in_memory(data: bytes) -> Content:
-    """Return a file whose bytes are in memory."""
-
-    def opened() -> BinaryIO:
-        return io.BytesIO(data)
-
-    return Content(len(data), hashlib.sha256(data).hexdigest(), opened)

@@ -1,0 +1,181 @@
+"""A version of a cache whose files are in several mounted datasets, joined in one folder of links.
+
+`publish --version-notes` makes a dataset `owner/slug-v2` of the files that `owner/slug` lacks. A folder is of the same
+cache where its manifest's identity is the version's, or one of those that the version lists as those before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tpucache.errors import DamageError, FormatError, NotACacheError, StoreError, UsageError
+from tpucache.store.files import read_file
+from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, TIMES_NAME, version_name
+from tpucache.store.history import load_earlier
+from tpucache.store.manifest import Manifest
+from tpucache.strict_json import parse_json
+
+#: The file of an add-on that says in which datasets the version's other files are.
+PARENTS_NAME: Final = "parents.json"
+_FORMAT: Final = "tpucache parents"
+_ADDED: Final = re.compile(r"-v[1-9]\d{0,5}")
+_JOINED: Final = "joined"
+_NAMED: Final = 3
+
+
+class Mounted(NamedTuple):
+    """A folder of a mounted dataset that has a manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def is_of_dataset(part: str, slug: str) -> bool:
+    """Return whether a folder's name is that of a dataset, or of one of its add-ons."""
+    return part == slug or (part.startswith(slug) and _ADDED.fullmatch(part[len(slug) :]) is not None)
+
+
+def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
+    """Return a folder that has one version of a cache, of which these folders have parts.
+
+    `name` is what the cache is called in messages. The folder has links, in the user's own cache folder, unless one of
+    the given folders has all files. Raises NotACacheError where none has the version, or where files are in none, with
+    what to attach; DamageError for a manifest that is damaged, UsageError where folders have several such versions.
+    """
+    mounted, refused = [], []
+    for folder in folders:
+        try:
+            mounted.append(Mounted(folder, Manifest.load(folder)))
+        except StoreError as error:
+            refused.append(str(error))
+    version, place = _find_version(name, number, mounted, refused)
+    known = {version.identity, *version.parents}
+    ours = [each for each in mounted if each.manifest.identity in known or version.identity in each.manifest.parents]
+    others = [
+        f"{each.folder} has a manifest that is no version of this cache, so that its files are left alone"
+        for each in mounted
+        if each not in ours
+    ]
+    order = sorted((each.folder for each in ours), key=lambda folder: folder != place)
+    found = _find_files(version, order)
+    if missing := [entry.name for entry in version.files if entry.name not in found]:
+        raise NotACacheError(_what_to_attach(name, version, missing, [each.folder for each in ours], refused + others))
+    if all(path.parent == place for path in found.values()):
+        return place if Manifest.load(place).number == number else place.with_name(f"{place.name}@{number}")
+    others = [TIMES_NAME, *(version_name(before) for before in range(1, number))]
+    found |= {name: folder / name for name in others for folder in reversed(order) if (folder / name).is_file()}
+    for before in range(1, number):  # what belongs to the versions before, as far as it is there
+        if path := found.get(version_name(before)):
+            found = {**_find_files(load_earlier(path.parent, version, before), order), **found}
+    return _link(version, found)
+
+
+def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
+    """Return the manifest of the version, and a folder that has it."""
+    versions: dict[str, tuple[Manifest, Path]] = {}
+    for folder, manifest in mounted:
+        with contextlib.suppress(DamageError, UsageError):  # it has the later version's files alone
+            version = load_earlier(folder, manifest, number)
+            versions.setdefault(version.identity, (version, folder))
+    if len(versions) > 1:
+        places = ", ".join(str(folder) for _, folder in versions.values())
+        raise UsageError(f"{name}@{number}: {places} have different versions {number}. Detach those of another cache")
+    if not versions:
+        seen = ", ".join(f"version {each.manifest.number} in {each.folder}" for each in mounted) or "nothing"
+        why = f". Not usable: {'; '.join(refused)}" if refused else ""
+        raise NotACacheError(
+            f"{name}@{number} is not mounted: there is {seen}{why}. Attach the dataset {_dataset(name)}-v{number}, or "
+            f"{_dataset(name)} where it has that version"
+        )
+    return next(iter(versions.values()))
+
+
+def _find_files(version: Manifest, folders: Sequence[Path]) -> dict[str, Path]:
+    """Return where the files of a version are, those that are in one of the folders, which come first to last."""
+    return {
+        entry.name: folder / entry.name
+        for entry in version.files
+        for folder in reversed(folders)
+        if _has(folder / entry.name, entry.bytes)
+    }
+
+
+def _dataset(name: str) -> str:
+    return name.partition(":")[2]
+
+
+def _has(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _what_to_attach(
+    name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
+) -> str:
+    """Say which datasets have the files that no mounted one has."""
+    where: dict[str, str] = {}
+    for folder in folders:
+        where |= read_parents(folder)
+    datasets = sorted({where[file] for file in missing if file in where})
+    attach = " and ".join(datasets) if datasets else f"{_dataset(name)}, and its other add-ons"
+    more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
+    why = f" ({'; '.join(faults)})" if faults else ""
+    return (
+        f"{name}@{version.number} is not whole here: {', '.join(missing[:_NAMED])}{more} are in no mounted folder of "
+        f"it, or have another size{why}. Attach {attach}"
+    )
+
+
+def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
+    """Return the content of the file that says in which dataset each file is."""
+    return {"format": _FORMAT, "files": dict(sorted(where.items()))}
+
+
+def read_parents(folder: Path) -> dict[str, str]:
+    """Return in which dataset each file is that an add-on lacks; nothing where that is not said. It is only shown."""
+    with contextlib.suppress(OSError, ValueError):
+        if (folder / PARENTS_NAME).stat().st_size <= MAX_MANIFEST_BYTES:
+            content = parse_json(read_file(folder / PARENTS_NAME))
+            files = content.get("files") if isinstance(content, dict) and content.get("format") == _FORMAT else None
+            pairs = files.items() if isinstance(files, dict) else ()
+            return {name: text for name, text in pairs if isinstance(text, str) and text.isprintable()}
+    return {}
+
+
+def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
+    """Return a folder with a version's manifest and links to its files, made once for the places that these are at."""
+    from tpucache.store.remote.cache import default_directory
+
+    place = default_directory() / _JOINED / version.identity[:32]
+    wanted = {name: os.path.realpath(path) for name, path in found.items()}
+    if _links(place) != wanted or not _has(place / MANIFEST_NAME, len(version.text.encode())):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as aside:
+            made, old = Path(aside, "made"), Path(aside, "old")
+            made.mkdir()
+            for name, path in wanted.items():
+                (made / name).symlink_to(path)
+            (made / MANIFEST_NAME).write_bytes(version.text.encode())
+            with contextlib.suppress(FileNotFoundError):
+                place.rename(old)
+            with contextlib.suppress(OSError):  # another process has just made it
+                made.rename(place)
+        if _links(place) != wanted:
+            raise FormatError(f"{place} is being changed by another process: run this again")
+    return place
+
+
+def _links(place: Path) -> dict[str, str] | None:
+    """Return where the links in a folder lead to, None where there is no such folder."""
+    try:
+        return {entry.name: str(Path(entry).readlink()) for entry in os.scandir(place) if entry.is_symlink()}
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,180 @@
+"""An add-on dataset: what a version of a cache has and no dataset of it at Kaggle, in a dataset `owner/slug-v2`.
+
+Kaggle sends a whole dataset again for each version of it. An add-on has the new shards, the tables and the manifest;
+`kaggle:owner/slug@2` joins them with what `owner/slug` has, where both are mounted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tpucache.errors import DamageError, FormatError, PublishError
+from tpucache.kaggle import check_id
+from tpucache.loading.joined import PARENTS_NAME, to_parents
+from tpucache.publish.card import CARD_NAME, make_card
+from tpucache.publish.rules import Metadata, PublishOptions
+from tpucache.report.inspect import describe_versions
+from tpucache.store.cache import Cache
+from tpucache.store.copying import folder_path
+from tpucache.store.files import read_file
+from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, TIMES_NAME
+from tpucache.store.history import version_files
+from tpucache.store.manifest import Manifest
+from tpucache.store.remote.draft import Content, Draft, in_memory, of_file
+from tpucache.store.remote.kaggle import KaggleDataset
+from tpucache.store.verify import is_whole
+
+_FILES_BYTES: Final = 3_000_000  # of a card and a wheel, which a whole dataset has as well
+
+
+@dataclass(frozen=True)
+class Addition:
+    """An add-on that is ready to be sent: its dataset, its files, and the datasets that have the others.
+
+    `whole_bytes` are what a new version of the one dataset would send. `is_there` says that nothing is left to do.
+    """
+
+    dataset_id: str
+    cache: Path
+    manifest: Manifest
+    contents: Mapping[str, Content] = field(repr=False)
+    attach: tuple[str, ...]
+    whole_bytes: int
+    is_there: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files of the add-on."""
+        return sum(content.bytes for content in self.contents.values())
+
+    @property
+    def is_cheaper(self) -> bool:
+        """Whether the add-on sends fewer bytes than a new version of the one dataset."""
+        return bool(self.attach) and self.total_bytes < self.whole_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is sent as JSON values."""
+        return {
+            "dataset": self.dataset_id,
+            "version": self.manifest.number,
+            "files": {name: content.bytes for name, content in self.contents.items()},
+            "bytes": self.total_bytes,
+            "whole_bytes": self.whole_bytes,
+            "attach": list(self.attach),
+            "uploaded": False,
+        }
+
+
+def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
+    """Ask Kaggle what its datasets of a cache have, and return the add-on of what they lack.
+
+    Raises PublishError where there is no dataset, another version has the add-on's name, or Kaggle does not answer;
+    DependencyError without kagglesdk, and what `version_files` raises.
+    """
+    folder = folder_path(cache)
+    opened = Cache.open(folder)
+    manifest = opened.manifest
+    known = {identity: number for number, identity in enumerate(manifest.parents, 1)} | {
+        manifest.identity: manifest.number
+    }
+    files = {entry.name: entry for entry in version_files(folder, manifest)}
+    addition_id, where = f"{metadata.dataset_id}-v{manifest.number}", dict[str, str]()
+    is_there, has_base = False, False
+    names = [metadata.dataset_id, *(f"{metadata.dataset_id}-v{number}" for number in range(2, manifest.number + 1))]
+    for name in names:
+        dataset = KaggleDataset(name)
+        try:
+            found = _manifest_of(dataset)
+            has_base |= name == metadata.dataset_id and found is not None
+            number = known.get(found.identity) if found else None
+            if number is None:
+                if found and name == addition_id:
+                    raise PublishError(
+                        f"{name} holds another cache or version already: give another --id, or remove it"
+                    )
+                continue
+            if name == addition_id and number == manifest.number:
+                is_there = True
+                continue  # it has what it lacked
+            is_there |= number == manifest.number
+            listed = dataset.files()
+            for entry in files.values():
+                if listed.get(entry.name) == entry.bytes:
+                    where.setdefault(entry.name, name)
+        finally:
+            dataset.close()
+    if not has_base:
+        raise PublishError(
+            f"{metadata.dataset_id} is no dataset with a cache: publish it without --version-notes first"
+        )
+    new = [entry for entry in files.values() if entry.name not in where]
+    attach = tuple(dict.fromkeys(where[entry.name] for entry in manifest.files if entry.name in where))
+    versions, times = opened.versions()
+    card = make_card(
+        manifest,
+        f"{metadata.title}, version {manifest.number}",
+        metadata.dataset_id,
+        metadata.license_name,
+        sheet=False,
+        history=describe_versions(versions, times),
+        attach=attach,
+        notes=notes,
+    )
+    others = {MANIFEST_NAME: manifest.text.encode(), CARD_NAME: card.encode()}
+    others[PARENTS_NAME] = (json.dumps(to_parents(where), indent=1) + "\n").encode()
+    if (folder / TIMES_NAME).exists():
+        others[TIMES_NAME] = read_file(folder / TIMES_NAME)
+    contents = {entry.name: of_file(folder, entry) for entry in new}
+    contents |= {name: in_memory(data) for name, data in others.items()}
+    whole = manifest.total_bytes + sum(map(len, others.values())) + _FILES_BYTES
+    return Addition(addition_id, folder, manifest, contents, attach, whole, is_there)
+
+
+def send_addition(
+    addition: Addition,
+    metadata: Metadata,
+    options: PublishOptions,
+    advance: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Send an add-on and wait until Kaggle lists it; `advance` is called with the bytes that are done.
+
+    A call that was killed is continued by the next one, which finds the journal next to the cache. Raises PublishError,
+    UnfinishedError, DamageError for a file that is not what the manifest says, UsageError for a name that is too long.
+    """
+    dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
+    slug = addition.dataset_id.partition("/")[2]
+    real, entries = addition.cache.resolve(), {entry.name: entry for entry in addition.manifest.files}
+    journal = real.with_name(f"{real.name}.{slug}.json")
+    try:
+        draft, done = Draft(dataset, journal), 0
+        if draft.asked_after is None:
+            draft.forget_expired()
+        contents = {name: draft.as_asked_for(name, content) for name, content in addition.contents.items()}
+        for name, content in sorted(contents.items()):
+            if name in entries and not is_whole(addition.cache, entries[name]):
+                raise DamageError(f"{addition.cache / name} is damaged: run `tpucache verify {addition.cache}`")
+            draft.send(name, content, partial(_advance_from, advance, done))
+            done += content.bytes
+            advance(done)
+        notes = options.version_notes or ""
+        draft.commit(contents, slug, notes, options.patience, metadata.license_name, is_private=not options.public)
+        journal.unlink(missing_ok=True)
+    finally:
+        dataset.close()
+
+
+def _advance_from(advance: Callable[[int], None], before: int, arrived: int) -> None:
+    advance(before + arrived)
+
+
+def _manifest_of(dataset: KaggleDataset) -> Manifest | None:
+    data = dataset.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    try:
+        return None if data is None else Manifest.from_json(data)
+    except FormatError:
+        return None
