@@ -352,6 +352,11 @@ class BatchLoader(Generic[AnySamples]):
         read = self._read if self._crop is None else functools.partial(self._read_crops, self._crop)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
+                if slots is not None and slots.is_full:  # from here on nothing is read
+                    while pending:
+                        yield self._next(pending, iteration, is_counted)
+                    yield from self._run_rows(iteration, epoch, first, order, slots)
+                    return
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
                     ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
