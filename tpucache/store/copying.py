@@ -42,7 +42,7 @@ from tpucache.store.files import (
     rename_durably,
     write_atomically,
 )
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME
 from tpucache.store.history import known_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
@@ -77,7 +77,7 @@ def check_no_cache_file(path: Path) -> None:
         manifest = Manifest.load(place.parent)
     except StoreError:
         return
-    if place.name in (MANIFEST_NAME, *(entry.name for entry in manifest.files)):
+    if place.name in (MANIFEST_NAME, TIMES_NAME, *(entry.name for entry in known_files(place.parent, manifest))):
         raise UsageError(f"{path} is a file of the cache in {place.parent}: give another path to write to")
 
 
