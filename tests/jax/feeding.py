@@ -87,8 +87,8 @@ def test_batches_of_a_cache_that_is_built_meanwhile_are_those_of_the_finished_on
 
     def batches(dataset):
         sharding = SingleDeviceSharding(jax.devices()[0])
-        with feed(CachedLoader(dataset, 8, shuffle=True), sharding) as batches:
-            return [(np.asarray(images), np.asarray(labels)) for images, labels in batches]
+        given = feed(CachedLoader(dataset, 8, shuffle=True), sharding)
+        return [(np.asarray(images), np.asarray(labels)) for images, labels in given]
 
     found = batches(growing)
     build.join()
