@@ -55,8 +55,8 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
     group.add_argument(
         "--build",
         metavar="OPTIONS",
-        help="options of warmup for the cache of a SOURCE, in quotes, such as '--variants 2 --codec dct-lz4'; a file "
-        "of them is '--config FILE.toml'",
+        help="options of warmup for the cache of a SOURCE, such as '--variants 2'; a file of them is '--config "
+        "FILE.toml'",
     )
 
 

@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 #: The options of train that --help lists.
 _BASIC: Final = (
     *("--valid", "--folds", "--resume", "--time-limit", "--config", "--recipe", "--model", "--weights"),
-    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup", "--cache", "--build"),
+    *("--epochs", "--batch-size", "--lr", "--size", "--flip", "--crop", "--mixup"),
 )
 FIND: Final = "find"
 _EXPORTED: Final = "export"  # the folder in a run
 
 
 def train(options: argparse.Namespace) -> int:
-    """Train a model on a cache, or on a source whose cache is built meanwhile."""
+    """Train a model on a cache, or on a source."""
     from tpucache.errors import UnfinishedError
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
@@ -340,8 +340,7 @@ def add(commands: Any) -> None:
     add_cache_or_url(
         command,
         "CACHE",
-        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE as warmup takes it, whose "
-        "cache is built while the first epoch runs",
+        "a cache: its folder, kaggle:slug or URL; or a SOURCE as warmup takes it, whose cache the first epoch builds",
     )
     command.add_argument(
         "--version", type=positive, metavar="N", help="train on this version of the cache; the newest if not given"
