@@ -212,7 +212,7 @@ def test_a_store_that_lets_nothing_be_removed_still_takes_a_cache(cache, memory,
 
 
 def test_what_a_store_puts_into_each_repository_is_no_hindrance(cache, memory, monkeypatch):
-    monkeypatch.setitem(transfer._OF_REPOSITORIES, "memory", transfer._OF_REPOSITORIES["hf"])
+    monkeypatch.setitem(transfer.OF_REPOSITORIES, "memory", transfer.OF_REPOSITORIES["hf"])
     fsspec.filesystem("memory").pipe(f"{memory}/.gitattributes", b"*.lmdb lfs")
     push_cache(cache, memory)
     assert fsspec.filesystem("memory").cat(f"{memory}/.gitattributes") == b"*.lmdb lfs"

@@ -7,9 +7,12 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import fsspec
+import fsspec.implementations.memory
+import huggingface_hub
 import pytest
 import torch
 from disk import SmallDisk
@@ -111,6 +114,62 @@ def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
         build_cache(photos, store, recipe, jobs=1, local=local, keep_local=keep)
         there = held(store)
         assert {name: there[name] for name in files_of(expected)} == files_of(expected)
+
+
+class Hub(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Stands in for the hub's file system: a file that is written by itself is a commit."""
+
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    cachable = False
+    endpoint, token = "https://hub.invalid", "secret"
+    commits: ClassVar[list[list[str]]] = []
+
+    def resolve_path(self, path: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            repo_type="dataset",
+            repo_id="ann/birds",
+            revision="main",
+            path_in_repo=path.partition("/birds")[2].strip("/"),
+        )
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "wb":
+            self.commits.append([path])
+        return super().open(path, mode, **options)
+
+
+@pytest.mark.parametrize("folder", ["", "/train"])
+def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(
+    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    files = Hub()
+
+    def create_commit(self: object, repo_id: str, operations: list[Any], **options: Any) -> None:
+        assert (repo_id, options["repo_type"], options["revision"]) == ("ann/birds", "dataset", "main")
+        made = [*Hub.commits, [operation.path_in_repo for operation in operations]]
+        for operation in operations:
+            path = f"/datasets/ann/birds/{operation.path_in_repo}"
+            if isinstance(operation, huggingface_hub.CommitOperationAdd):
+                with operation.as_file() as file:
+                    files.pipe_file(path, file.read())
+            else:
+                files.rm_file(path)
+        Hub.commits[:] = made
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", create_commit)
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (files, "/" + url.partition("://")[2]))
+    monkeypatch.setattr(Hub, "store", {})
+    monkeypatch.setattr(Hub, "commits", [])
+    place = f"/datasets/ann/birds{folder}"
+    files.pipe_file("/datasets/ann/birds/.gitattributes", b"of each repository")
+    Hub.commits.clear()
+    build_cache(source, f"hf:/{place}", _RECIPE, jobs=1, local=tmp_path / "local", keep_local=False)
+    there = {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(place, detail=False)}
+    assert {name: data for name, data in there.items() if name != ".gitattributes"} == files_of(built)
+    shards = [name for name in there if name.endswith(".lmdb")]
+    assert len(Hub.commits) <= len(shards) + 4  # claim, plan, tables, manifest
+    assert not [made for made in Hub.commits if any(name.endswith(".lmdb") for name in made) and len(made) < 2]
 
 
 @pytest.mark.slow

@@ -48,14 +48,12 @@ from tpucache.store.history import (
     versions_before,
 )
 from tpucache.store.manifest import FileEntry, Manifest
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.folder import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
 
 Resolution = int | tuple[int, int]
 
 _log: Final = logging.getLogger("tpucache")
-# Hugging Face puts these into each repository; no cache has a file of these names.
-_OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
 def fetch_cache(
@@ -269,7 +267,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
     """Return whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
-    names = remote.names() - _OF_REPOSITORIES.get(remote.scheme, set())
+    names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
     if CLAIM_NAME in names:
         claims.append(_read_claim(remote))

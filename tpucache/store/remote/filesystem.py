@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +60,7 @@ class FsspecFolder:
             failure = error
         else:
             self._root = root.rstrip("/")
+            self._is_repository = url.startswith("hf://") and not self._root.startswith("buckets/")
             return
         # Raised outside of the handler, which would chain it to an error whose text may hold a password.
         if isinstance(failure, ImportError):
@@ -155,6 +156,30 @@ class FsspecFolder:
             return bool(self._fs.cat_file(self._path(name)) == data)
         self.put(name, data)
         return True
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether it is in a repository of Hugging Face's hub, where files are written by commits."""
+        return self._is_repository
+
+    def commit(self, files: Mapping[str, Path | bytes], remove: Sequence[str]) -> None:
+        """Write files and remove others in one commit: the hub lets an account make some hundred commits an hour."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+        place = self._fs.resolve_path(self._root)
+        folder = f"{place.path_in_repo}/" if place.path_in_repo else ""
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            CommitOperationAdd(f"{folder}{name}", data) for name, data in files.items()
+        ]
+        operations += [CommitOperationDelete(f"{folder}{name}") for name in remove]
+        HfApi(endpoint=self._fs.endpoint, token=self._fs.token).create_commit(
+            place.repo_id,
+            operations,
+            commit_message=f"tpucache: {', '.join([*files, *remove])[:100]}",
+            repo_type=place.repo_type,
+            revision=place.revision,
+        )
+        self._fs.invalidate_cache()
 
     def remove(self, name: str) -> None:
         """Remove a file."""

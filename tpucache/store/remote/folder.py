@@ -49,6 +49,10 @@ _FINAL: Final = (
 )
 
 
+#: What Hugging Face puts into each repository, by schemes; no cache has a file of these names.
+OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
+
+
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
@@ -190,10 +194,15 @@ class Remote:
     @property
     def is_atomic(self) -> bool:
         """Whether `send` writes and removes all of its files at once, or none."""
-        return False
+        return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
         """Write files, in their order, and then remove others: all at once where it `is_atomic`. Raises StoreError."""
+        if isinstance(self._files, FsspecFolder) and self._files.has_commits:
+            if files or remove:
+                folder = self._files
+                self._retry("", lambda: folder.commit(files, remove))
+            return
         for name, data in files.items():
             if isinstance(data, bytes):
                 self.put(name, data)

@@ -21,7 +21,7 @@ from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, Part, ve
 from tpucache.store.history import load_earlier, read_times, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.folder import OF_REPOSITORIES, Remote
 from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, receipt_path, sent_path, sent_shards
 from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan
 
@@ -56,7 +56,7 @@ class UrlPlace:
         Returns the finished cache that is there, None where there is none. Raises UsageError for anything else that the
         URL holds, StoreError.
         """
-        self._names = self._remote.names()
+        self._names = self._remote.names() - OF_REPOSITORIES.get(self._remote.scheme, set())
         if not self._names:
             return None
         has_claim = CLAIM_NAME in self._names
