@@ -13,7 +13,6 @@ from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
 from tpucache.kaggle import PREFIX as KAGGLE
-from tpucache.loading.joined import is_of_dataset, join_version
 from tpucache.store.cache import Cache
 from tpucache.store.files import as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
@@ -111,6 +110,8 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
     Its files may be in several mounted datasets: slug itself, and add-ons slug-v2, slug-v3 and so on. It is looked for
     as `find_cache` does. Raises what that and `join_version` raise.
     """
+    from tpucache.loading.joined import join_version
+
     wanted = _wanted(name)
     search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
     found = [
@@ -123,6 +124,8 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
 
 def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
     """Return the names of folders with the dataset's own in the place of those of its add-ons."""
+    from tpucache.loading.joined import is_of_dataset
+
     return [slug if is_of_dataset(part, slug) else part for part in parts]
 
 
