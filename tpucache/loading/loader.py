@@ -352,11 +352,6 @@ class BatchLoader(Generic[AnySamples]):
         read = self._read if self._crop is None else functools.partial(self._read_crops, self._crop)
         with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
             for first, stop in self._bounds(start):
-                if slots is not None and slots.is_full:  # from here on nothing is read
-                    while pending:
-                        yield self._next(pending, iteration, is_counted)
-                    yield from self._run_rows(iteration, epoch, first, order, slots)
-                    return
                 while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
                     ahead = np.concatenate([order[part] for part in parts])
                     threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
@@ -365,6 +360,11 @@ class BatchLoader(Generic[AnySamples]):
                 own = order[rank_slice(first, stop, self.rank, self.world_size)]
                 if slots is None:
                     pending.append((place, threads.submit(functools.partial(read, own, place, shared, threads.divide))))
+                elif slots.is_full:  # from here on nothing is read
+                    while pending:
+                        yield self._next(pending, iteration, is_counted)
+                    yield from self._run_rows(iteration, epoch, first, order, slots)
+                    return
                 else:
                     numbers = self.dataset.record_numbers(own, epoch, shared)
                     pending.append((place, self._read_missing(slots, numbers, threads)))
