@@ -208,7 +208,7 @@ def test_a_cache_of_noise_is_read_and_verified(tmp_path: Path) -> None:
     assert verify_cache(DATA / "cache") == []
 
 
-@pytest.mark.parametrize("version", [0, 1, 8, 99, "6", None])
+@pytest.mark.parametrize("version", [0, 1, 9, 99, "6", None])
 def test_a_version_that_no_commit_wrote_is_refused_with_a_remedy(
     unpacked: Unpacked, tmp_path: Path, version: object
 ) -> None:
