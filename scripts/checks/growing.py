@@ -70,7 +70,7 @@ def make_source(folder: Path, count: int) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         small = random_numbers.integers(0, 256, (12, 12, 3), np.uint8)
         Image.fromarray(small).resize((4 * SIDE, 4 * SIDE)).save(path, quality=90)
-        lines.append(f"{path.name},{'abcd'[number % CLASSES]},{number % 2}")
+        lines.append(f"{path.name},{'abcd'[number % CLASSES]},{number // CLASSES % 2}")
     table = folder / "table.csv"
     table.write_text("\n".join(lines) + "\n")
     return table
