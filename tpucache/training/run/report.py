@@ -106,9 +106,7 @@ class TrainReport:
             *([f"batch      {self.batch}"] if self.batch else []),
             *([f"precision  {self.precision}"] if self.precision else []),
             f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
-            f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
-            f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
-            f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
+            *(self._pace_lines() if pace.steps else []),
             *([self._network_line()] if self.network else []),
             *([self._built_line()] if pace.built else []),
             f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
@@ -119,6 +117,14 @@ class TrainReport:
             *([self._time_line()] if self.wall_seconds else []),
             *([self._dropped_line()] if self.dropped_samples else []),
             self.advice,
+        ]
+
+    def _pace_lines(self) -> list[str]:
+        pace = self.pace
+        return [
+            f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
+            f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
+            f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
         ]
 
     def _later(self) -> str:
