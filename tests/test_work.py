@@ -47,18 +47,18 @@ STARTS = {
     # Today 4: errors, version, and what imports the public names when they are used. Of the standard library 39 on
     # Python 3.12, for `typing` and `ast`, which other programs mostly have loaded.
     "the package": Start("", "import tpucache", 5, 48, set()),
-    # Today 56 and 54: all of loading/ and what it reads of store/, but nothing that writes, and no importlib.metadata:
+    # Today 55 and 54: all of loading/ and what it reads of store/, but nothing that writes, and no importlib.metadata:
     # parts that other packages add are looked for when a name is none of ours. Where torch is, it is imported, too.
     "reading": Start(
         "import numpy; sys.modules['torch'] = None",
         "from tpucache import CachedDataset, CachedLoader",
-        56,
+        55,
         65,
         {"numpy"},
     ),
-    # Today 96 and 57: every command's options and their defaults, with what handles signals from the first line on, and
+    # Today 93 and 57: every command's options and their defaults, with what handles signals from the first line on, and
     # nothing that does the work.
-    "--help": Start("import numpy", "from tpucache.cli import main; main(['--help'])", 96, 65, {"numpy"}),
+    "--help": Start("import numpy", "from tpucache.cli import main; main(['--help'])", 95, 65, {"numpy"}),
     # Today 132 and 116: sources, what their labels mean, and planning as well. Pillow says which endings are images,
     # and lmdb is to write; but albumentations, joblib and torch take seconds, and are imported by the workers that need
     # them, if at all.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Final
 
 from tpucache.errors import UsageError
 
-#: What a dataset at Kaggle begins with where a place is given: kaggle:owner/slug.
-PREFIX: Final = "kaggle:"
 #: What /kaggle/working keeps, in bytes.
 WORKING_BYTES: Final = 20_000_000_000
 #: What a dataset may have, in bytes.
@@ -37,8 +33,3 @@ def check_id(dataset_id: str, what: str = "--id") -> str:
             f"hyphens between them, not {dataset_id!r}"
         )
     return dataset_id
-
-
-def is_kaggle(place: str | Path) -> bool:
-    """Return whether a text names a dataset at Kaggle, and no file of this machine."""
-    return os.fspath(place).startswith(PREFIX) and not Path(place).exists()

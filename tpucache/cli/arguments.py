@@ -98,8 +98,7 @@ def listed(choices: Collection[Any]) -> str:
 
 def cache_place(text: str) -> str | Path:
     """Read where a cache is written: a folder of this machine, a URL, or a dataset at Kaggle."""
-    from tpucache.kaggle import is_kaggle
-    from tpucache.store.files import is_url
+    from tpucache.store.files import is_kaggle, is_url
 
     return text if is_kaggle(text) or (is_url(text) and not text.startswith("file:")) else local_path(text)
 
@@ -349,8 +348,7 @@ def cache(text: str) -> Path:
 
 def cache_or_url(text: str) -> str | Path:
     """Read a cache as `cache` does, or a URL, which stays as it is."""
-    from tpucache.kaggle import PREFIX as KAGGLE
-    from tpucache.store.files import is_url
+    from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 

@@ -69,8 +69,8 @@ _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative":
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
     from tpucache.errors import SampleError
-    from tpucache.kaggle import is_kaggle
     from tpucache.redact import shown
+    from tpucache.store.files import is_kaggle
     from tpucache.warmup.build import build_cache
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.run.executors import Executor
@@ -147,7 +147,7 @@ def warmup(options: argparse.Namespace) -> int:
 
 def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] | None:
     """Return what makes the files that go with a cache to Kaggle; None for one that goes elsewhere."""
-    from tpucache.kaggle import PREFIX, is_kaggle
+    from tpucache.store.files import KAGGLE, is_kaggle
 
     if not is_kaggle(place):
         return None
@@ -155,7 +155,7 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
     from tpucache.report.template import check_jinja
 
     check_jinja()  # the card is filled in at the end, hours later
-    return partial(companions, str(place).removeprefix(PREFIX))
+    return partial(companions, str(place).removeprefix(KAGGLE))
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:

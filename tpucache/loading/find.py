@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import NotACacheError, StoreError, UsageError
-from tpucache.kaggle import PREFIX as KAGGLE
 from tpucache.store.cache import Cache
-from tpucache.store.files import as_url, is_url, refuse_url
+from tpucache.store.files import KAGGLE, as_url, is_url, refuse_url
 from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.history import split_version
 from tpucache.store.manifest import Manifest

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Bytes of a file that are read at once from its start to its end: storage that answers late is asked seldom.
 CHUNK: Final = 4 << 20
+#: What a dataset at Kaggle begins with where a place is given: kaggle:owner/slug.
+KAGGLE: Final = "kaggle:"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH: Final = re.compile(r":/(?!/)")
 #: What copies files from a URL of a scheme.
@@ -206,6 +208,11 @@ def check_is_local(path: str | Path) -> None:
 def is_url(path: str | Path) -> bool:
     """Return whether a text names no file of this machine, but something that a URL names."""
     return _find_url(path) is not None
+
+
+def is_kaggle(place: str | Path) -> bool:
+    """Return whether a text names a dataset at Kaggle, as kaggle:owner/slug, and no file of this machine."""
+    return os.fspath(place).startswith(KAGGLE) and not Path(place).exists()
 
 
 def as_url(path: str | Path) -> str:

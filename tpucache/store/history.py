@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.store.files import is_url, read_file, refuse_too_many_files, write_atomically
+from tpucache.store.files import KAGGLE, is_url, read_file, refuse_too_many_files, write_atomically
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_VERSIONS, TIMES_NAME, version_name
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
@@ -35,7 +35,7 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
     """
     text = os.fspath(place)
     found = _AT_VERSION.fullmatch(text)
-    if found is None or (not is_url(text) and not text.startswith("kaggle:") and os.path.lexists(text)):
+    if found is None or (not is_url(text) and not text.startswith(KAGGLE) and os.path.lexists(text)):
         return text, None
     return found["place"], int(found["number"])
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, TpucacheError, UsageError
-from tpucache.kaggle import is_kaggle
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
-from tpucache.store.files import as_url, check_is_local, is_url
+from tpucache.store.files import as_url, check_is_local, is_kaggle, is_url
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest

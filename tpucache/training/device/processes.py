@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tpucache.loading.sampler import rank_slice
-
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -48,6 +46,8 @@ class Processes:
 
     def share(self, size: int) -> slice:
         """Return which of `size` consecutive rows are this process's: equally many, to within one, in rank order."""
+        from tpucache.loading.sampler import rank_slice  # --help, which names the devices, needs no orders
+
         return rank_slice(0, size, self.rank, self.world_size)
 
     def largest(self, value: float) -> float:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from tpucache.errors import BuildError, DamageError, FormatError, PublishError, UnfinishedError, UsageError
-from tpucache.kaggle import MAX_FILES, PREFIX, check_id
+from tpucache.kaggle import MAX_FILES, check_id
 from tpucache.store.cache import Cache
+from tpucache.store.files import KAGGLE
 from tpucache.store.format import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -52,7 +53,7 @@ class KagglePlace:
         `companions` returns files that go with the cache, by their names, such as its card.
         """
         self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
-        self.dataset_id = check_id(place.removeprefix(PREFIX), "the dataset")
+        self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
         self.adds_not = (
             "a dataset's version has to be sent as a whole. Give another name, or build in a folder and send what is "
             "new by `tpucache publish --version-notes`"

@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Final, Protocol, TypeVar
 
 from tpucache.errors import BuildError, NotACacheError, UnfinishedError
-from tpucache.kaggle import is_kaggle
 from tpucache.store.cache import Cache
 from tpucache.store.copying import folder_path
-from tpucache.store.files import as_url
+from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.remote.cache import default_directory
