@@ -203,7 +203,7 @@ def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: 
 
 def meant_source(
     source: Source,
-    cache: Path,
+    cache: str | Path,
     labels: LabelKind,
     classes: str | Path | Sequence[str] | None,
     missing_label: Sequence[str],
@@ -212,7 +212,7 @@ def meant_source(
 ) -> Source:
     """Return a source whose labels and sequences are what arguments of `build_cache` say, for a cache."""
     source = pad_source(source, pad, truncate)
-    return label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
+    return label_source(source, labels, class_names(classes), missing_label, labels_before(Path(cache)))
 
 
 def make_encoder(source: Source, recipe: Recipe, plan: Plan) -> SampleEncoder:
