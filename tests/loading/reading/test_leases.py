@@ -25,7 +25,7 @@ from tpucache.loading.reading import leases
 from tpucache.loading.reading import reader as reader_module
 from tpucache.loading.reading.maps import TEXTS, ShardMaps
 from tpucache.store.reader import ShardReader
-from tpucache.warmup import relabel_cache, repair_cache
+from tpucache.warmup import TableOptions, relabel_cache, repair_cache
 
 sys.path.append(str(Path(__file__).parents[3]))  # the scripts are no part of the package
 
@@ -318,7 +318,7 @@ def test_our_own_commands_never_wait_for_a_reader(
     dataset = CachedDataset(copy, in_memory=False)
     assert torch.equal(images_of(dataset), expected)
     (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{path},0\n" for path in dataset.paths))
-    relabel_cache(copy, tmp_path / "labels.csv")
+    relabel_cache(copy, tmp_path / "labels.csv", TableOptions(label_cols=("label",)))
     build_cache(photos, copy, Recipe(size=16, variants=4), jobs=1)
     stage_cache(copy, tmp_path / "staged")
     for each in (damaged, dataset):
