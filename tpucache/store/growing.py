@@ -279,8 +279,8 @@ class Arrivals:
             raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
-            self._checked = now
             self._is_own = self._builder is not None and self._builder.check()
+            self._checked = now  # not where it raised: who waits next has to learn it, too
         if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             if holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
