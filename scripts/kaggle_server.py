@@ -95,7 +95,7 @@ class Faults:
     """What goes wrong: how many requests, by kind, are still to be answered wrongly."""
 
     lag: int = 0  # requests for which a new version is not to be seen
-    cuts: list[int] = field(default_factory=list)  # after so many bytes of the next uploads the connection ends
+    cuts: list[int] = field(default_factory=list)  # bytes after which the next uploads' connections end
     busy: int = 0  # 429
     broken: int = 0  # 500
     lost: int = 0  # versions that are made, and no answer comes
@@ -136,7 +136,7 @@ class KaggleServer:
         self.faults = Faults()
         self.calls: Counter[str] = Counter()
         self.received = 0  # bytes of files
-        #: Is told of each request: its call, and whether it is "asked" or "done", which is before the answer.
+        #: Called for each request with the name of its call, and with "asked", then "done" before the answer.
         self.watch: Callable[[str, str], None] = lambda call, moment: None
 
     @property

@@ -4,8 +4,8 @@
 
 `train SOURCE` builds the cache and trains. At random moments one of these gets a SIGKILL: the process that trains, the
 one that builds, one of its workers, or all of them at once. The same command continues, until it is done, and then
-begins in a new folder, until there were so many kills. Then every byte of the cache has to be that of `warmup`, and
-every loss that of a run on that.
+begins in a new folder, until that number of kills is reached. Then every byte of the cache has to be that of `warmup`,
+and every loss that of a run on that.
 
 Last, two folds begin together on one cache that is not there: the files that were opened are counted, and both runs
 have to end in the losses that they have alone. Prints a table; ends in status 1 where anything differs.

@@ -121,7 +121,7 @@ def run(words: list[str], environment: dict[str, str], killer: Killer, disk: Pat
 
 
 class Trial:
-    """Builds into the stand-in until so many runs were killed, and what became of them."""
+    """Builds into the stand-in until a number of runs were killed, and what became of them."""
 
     def __init__(self, folder: Path, server: KaggleServer, options: argparse.Namespace) -> None:
         self.server, self.rng, self.kills = server, random.Random(options.seed), options.kills

@@ -97,7 +97,7 @@ class EpochOrder:
         return np.arange(samples)
 
     def devices(self, samples: int, seed: int, count: int) -> Positions | None:
-        """Return which of so many devices, from 0, each sample comes to in every epoch; None where that changes."""
+        """Return the number of the device that each sample comes to in every epoch; None where that changes."""
         if count == 1 or not self.parts or self.parts % count:
             return None
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)

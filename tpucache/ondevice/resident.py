@@ -259,7 +259,7 @@ class Resident:
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
         """Receive a batch and return None; where there is no room for the records, return it as the loader reads it.
 
-        Raises DeviceFullError where nobody is to be told by `on_no_room`, which is called once.
+        Without room it calls `on_no_room` once; raises DeviceFullError where that is not given.
         """
         if self._has_room:
             try:

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     values: int
 
     def padded(self, values: int) -> int:
-        """Return how many values a row of so many takes. One alone takes one: it lies in an array of one dimension."""
+        """Return how many values a row takes with its padding. A single value has none: its array has one dimension."""
         return values if values == 1 else _whole(values, self.values)
 
 
@@ -202,7 +202,7 @@ class RecordSlots:
         ]
 
     def _filled(self, group: Numbers, owner: int, most: int) -> Numbers:
-        """Return records of one owner, and of the others of its that have no place the first, up to so many."""
+        """Return these records of one owner, and the first of its others that have no place, up to the chunk's size."""
         more = min(most, int(self._left[owner])) - len(group)
         if not more:
             return group
@@ -231,7 +231,7 @@ class RecordSlots:
 
 
 def rows_of(records: int, chunk: int, cores: int, tile: Tile) -> int:
-    """Return how many rows so many records take on all cores together, given those of a chunk."""
+    """Return how many rows a number of records take on all cores together, given the records of a chunk."""
     return cores * _whole(-(-records // chunk) * (chunk // cores), tile.rows)
 
 

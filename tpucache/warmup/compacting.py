@@ -38,11 +38,10 @@ from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.blocks import listing_sha256, parts_of, plan_blocks
 from tpucache.warmup.change import changing, save_manifest
-from tpucache.warmup.deleting import taken
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices
 from tpucache.warmup.run.folder import remove_old_files
 from tpucache.warmup.sources.source import Listing, Sample
-from tpucache.warmup.tables import write_table
+from tpucache.warmup.tables import taken, write_table
 
 Array = npt.NDArray[Any]
 
@@ -126,7 +125,7 @@ class _Layout:
             {*kept, *(each.number for each in manifest.skipped)}, key=lambda number: (there.get(number, total), number)
         )
         ranks = {number: rank for rank, number in enumerate(alive)}
-        is_same = alive == sorted(alive) and alive == list(range(len(alive)))
+        is_same = alive == list(range(len(alive)))
         if manifest.augmented and not is_same:
             count, numbers = total, {number: number for number in alive}
         else:

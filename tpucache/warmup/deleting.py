@@ -26,12 +26,12 @@ from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
 from tpucache.store.history import load_earlier
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, Manifest, ShardEntry, Statistics, mean_and_std
-from tpucache.store.samples import Column, Strings, encode_columns
+from tpucache.store.samples import Column, encode_columns
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import name_some
 from tpucache.warmup.records.moments import add_moments, moments
 from tpucache.warmup.sources.cells import read_table
-from tpucache.warmup.tables import label_facts, write_table
+from tpucache.warmup.tables import class_counts, label_facts, taken, write_table
 
 Positions = npt.NDArray[np.int64]
 
@@ -161,14 +161,6 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
     return save_manifest(folder, manifest.changed(tables=tables, history=history))
 
 
-def taken(column: Column, places: Positions) -> Column:
-    """Return some values of a column, by their positions."""
-    if isinstance(column, np.ndarray):
-        return column[places]
-    every = list(column)
-    return Strings.pack([every[at] for at in places.tolist()])
-
-
 def without_numbers(
     shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
 ) -> tuple[ShardEntry, ...]:
@@ -188,7 +180,7 @@ def without_numbers(
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
     """Return the statistics without some samples, whose clean records are decoded for that. Raises UsageError."""
     before, manifest = cache.manifest.statistics, cache.manifest
-    counts = class_counts(columns, manifest.classes) if before.class_counts else ()
+    counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
     if not before.sums or manifest.fields[0].name != IMAGE:
         return dataclasses.replace(before, class_counts=counts)
     if 0 not in manifest.variants:
@@ -207,14 +199,6 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
     return dataclasses.replace(
         before, mean=mean, std=std, class_counts=counts, sums=tuple(left[0]), squares=tuple(left[1])
     )
-
-
-def class_counts(columns: Mapping[str, Column], classes: Sequence[str]) -> tuple[int, ...]:
-    """Return how many samples each class has, by the labels among the columns."""
-    labels = np.asarray(columns[LABEL])
-    if labels.ndim > 1:
-        return tuple((labels > 0).sum(0).tolist())
-    return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import FIELD_NAME, LABEL, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.format import INDEX_NAME, SAMPLES_NAME, table_name
 from tpucache.store.manifest import Manifest
-from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
+from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
@@ -29,7 +29,7 @@ from tpucache.warmup.sources.labelled import check_kind, class_names, read_label
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, unique
 from tpucache.warmup.sources.table import TableOptions, kept_columns, path_column
-from tpucache.warmup.tables import label_column, label_facts, write_table
+from tpucache.warmup.tables import class_counts, label_column, label_facts, taken, write_table
 
 RowNumbers = npt.NDArray[np.int64]
 
@@ -152,10 +152,7 @@ def _new_columns(
             },
         }
     for name, column in kept_columns(table, options).items():
-        if isinstance(column, np.ndarray):
-            columns[name] = column[rows]
-        else:
-            columns[name] = Strings.pack([column[row] for row in rows.tolist()])
+        columns[name] = taken(column, rows)
     return columns, changes
 
 
@@ -253,12 +250,10 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
             raise SourceError(
                 f"{table.path}, line {line}: it has no label such as the samples of {cache.directory} have"
             )
-    counts = (labels > 0).sum(0) if labels.ndim > 1 else np.bincount(labels[labels >= 0], minlength=len(classes))
+    counts = class_counts(labels, classes) if classes else ()
     asked = str(manifest.source.get("labels", {}).get("asked", "auto"))
     changes = {
-        "statistics": dataclasses.replace(
-            manifest.statistics, class_counts=tuple(counts.tolist()) if manifest.classes else ()
-        ),
+        "statistics": dataclasses.replace(manifest.statistics, class_counts=counts),
         "source": {**manifest.source, "labels": label_facts(asked, labels, bool(classes))},
     }
     kept = {name: column for name, column in samples.items() if name not in (SOFT_LABEL, SOFT_WEIGHT)}

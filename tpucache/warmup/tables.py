@@ -137,10 +137,22 @@ def make_prospect(plan: Plan) -> Prospect:
 
 def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
     order = np.argsort(np.asarray(columns["number"]))
-    return {
-        name: column[order] if isinstance(column, np.ndarray) else Strings.pack([column[at] for at in order.tolist()])
-        for name, column in columns.items()
-    }
+    return {name: taken(column, order) for name, column in columns.items()}
+
+
+def taken(column: Sequence[str] | npt.NDArray[Any], places: npt.NDArray[np.int64]) -> Column:
+    """Return some values of a column, by their positions, as a cache keeps them."""
+    if isinstance(column, np.ndarray):
+        return column[places]
+    every = list(column)
+    return Strings.pack([every[at] for at in places.tolist()])
+
+
+def class_counts(labels: npt.NDArray[Any], classes: Sequence[str]) -> tuple[int, ...]:
+    """Return how many samples each class has, by the labels: class numbers, or a row for each sample."""
+    if labels.ndim > 1:
+        return tuple((labels > 0).sum(0).tolist())
+    return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
 def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Draft: files that are at Kaggle already, of which one version of a dataset is made in the end.
 
-Its journal is a file of this machine: the token of each file that was sent. Whoever goes on, on another day, too, asks
+Its journal is a file of this machine: the token of each file that was sent. Who continues, also on another day, asks
 Kaggle which of them it still keeps. Nothing in the journal is a key of the account.
 """
 
@@ -207,7 +207,7 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Return the number of the current version, as soon as it is above `before` or so many seconds have passed."""
+        """Return the number of the current version, once it is above `before` or the time is over."""
         for pause in _pauses(patience):
             now = self.dataset.version()
             if (now or 0) > before or pause is None:

@@ -180,7 +180,7 @@ class KaggleDataset:
         return int(found.current_version_number or 1)
 
     def status(self) -> str:
-        """Return what Kaggle does with the newest version: "READY", "FAILED" or another word; "" where it is not told.
+        """Return what Kaggle does with the newest version: "READY", "FAILED" or another word; "" where unknown.
 
         Raises PublishError.
         """

@@ -124,7 +124,7 @@ class Residence:
         self._resident = self._valid = None  # with their memory
 
     def batches(self, loader: CachedLoader, count: int) -> Iterator[Any]:
-        """Yield so many batches of a loader from its place on: host batches, or `(resident, RecordBatch)`."""
+        """Yield the next batches of a loader, at most a number of them: host batches, or `(resident, RecordBatch)`."""
         while count:
             is_resident = self._decision.is_resident
             with contextlib.closing(self._of(loader).pairs(loader) if is_resident else loader.iterate_ahead()) as read:

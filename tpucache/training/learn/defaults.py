@@ -75,8 +75,8 @@ _STEPS: Final = 250
 _LEAST_BATCH: Final = 16
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: The epochs by default, and what --epochs auto counts as: the pace, which decides it, depends on the batch. Few
-#: samples are shown more often, until so many were shown.
+#: The epochs by default, and what --epochs auto counts as: the pace, which decides it, depends on the batch. A run on
+#: few samples has more epochs: it shows at least this number of samples in all.
 _EPOCHS: Final = 5
 _SHOWN: Final = 800
 
