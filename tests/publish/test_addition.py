@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from scripts.kaggle_server import KaggleServer
-from tpucache import CachedDataset, NotACacheError, Recipe, build_cache
+from tpucache import CachedDataset, NotACacheError, Recipe, StoreError, build_cache
 from tpucache.cli import main
 from tpucache.loading.find import find_version
 from tpucache.store.manifest import Manifest
@@ -151,6 +151,11 @@ def test_parents_that_are_missing_swapped_or_damaged_are_refused_by_name(
         find_version(f"kaggle:{_ID}", 3, [place])
     shutil.rmtree(base)
     aside.rename(base)
+    shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+    (tmp_path / "kept").write_text("no folder")
+    with pytest.raises(StoreError, match=r"cannot be joined: .*Set TPUCACHE_DIR"):
+        find_version(f"kaggle:{_ID}", 3, [place])
+    (tmp_path / "kept").unlink()
     find_version(f"kaggle:{_ID}", 3, [place])
     (base / shard).write_bytes(b"short")
     with pytest.raises(NotACacheError, match=rf"{shard}.* or have another size"):

@@ -46,7 +46,8 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
 
     `name` is what the cache is called in messages. The folder has links, in the user's own cache folder, unless one of
     the given folders has all files. Raises NotACacheError where none has the version, or where files are in none, with
-    what to attach; DamageError for a manifest that is damaged, UsageError where folders have several such versions.
+    what to attach; DamageError for a manifest that is damaged, UsageError where folders have several such versions,
+    StoreError where the links cannot be written.
     """
     mounted, refused = [], []
     for folder in folders:
@@ -73,7 +74,12 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
     for before in range(1, number):  # what belongs to the versions before, as far as it is there
         if path := found.get(version_name(before)):
             found = {**_find_files(load_earlier(path.parent, version, before), order), **found}
-    return _link(version, found)
+    try:
+        return _link(version, found)
+    except OSError as error:
+        raise StoreError(
+            f"the files of {name}@{number} cannot be joined: {error}. Set TPUCACHE_DIR to a folder that can be written"
+        ) from error
 
 
 def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
