@@ -5,15 +5,16 @@ Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, righ
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tpucache.types import Array
+
 Fit = Literal["crop", "pad", "stretch"]
 Box = tuple[float, float, float, float]
 
-Array = npt.NDArray[Any]
 
 _LOBES: Final = 3  # of Lanczos' filter, to either side
 #: What a row holds that is no box.
@@ -55,7 +56,7 @@ def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
     return round((canvas[0] - size[0]) / 2), round((canvas[1] - size[1]) / 2)
 
 
-def lanczos(length: int, start: float, stop: float, size: int) -> npt.NDArray[Any]:
+def lanczos(length: int, start: float, stop: float, size: int) -> Array:
     """Return float64 (size, length): the weights by which Pillow's Lanczos resizes [start, stop) of a side.
 
     Made smaller, the filter is as much wider, so that nothing aliases. Each row adds up to 1. After Pillow's

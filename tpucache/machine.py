@@ -31,6 +31,10 @@ _TPUS: Final = {
     "0x0076": "7x",
 }
 
+#: File systems whose files come over a network; what FUSE mounts does so, too, but for a few.
+_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs")
+_LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
+
 
 class _Version(NamedTuple):
     """Where a version of cgroups says how much memory a group may use and uses; its statistics' names of lines."""
@@ -110,11 +114,6 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
         machine = 0
     limit = min(_memory_limit(group, version) for version, group in _memory_groups(cgroup, own))
     return Memory(machine, limit if limit < _NO_LIMIT else None, available_memory(meminfo, cgroup, own))
-
-
-#: File systems whose files come over a network; what FUSE mounts does so, too, but for a few.
-_NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs")
-_LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
 
 
 def measure_space(path: str | Path) -> Space | None:

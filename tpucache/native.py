@@ -39,6 +39,20 @@ if hasattr(os, "register_at_fork"):
     # A process that is forked meanwhile would wait for a thread that it has not.
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+_LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
+_AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
+_TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
+
+_GROUP: Final = 64  # bytes that a byte of the second mask is for
+_INT_MAX: Final = (1 << 31) - 1  # the longest record whose length a C int holds
+_PREFIX: Final = 4  # bytes of a record's length in front of it in a file
+# What moves the bytes of a vector to places, by their numbers: 128 or more gives 0. Of 16 bytes, eight are used.
+_SHUFFLES: Final = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
+# What puts 64 bytes in place at once, where a processor has AVX-512 VBMI2: dct-lz4 is unpacked in half of the time.
+_EXPAND: Final = "llvm.x86.avx512.mask.expand.v64i8"
+
 
 def _find_libc() -> Any:
     """Return the C library, None on Windows, where none is found without a name."""
@@ -141,9 +155,6 @@ def can_populate() -> bool:
     """Return whether the kernel has such a call: Linux has since 5.14."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
-
-
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int, size: int) -> int:
@@ -275,11 +286,6 @@ def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]
     return function
 
 
-_LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
-_AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
-_TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
-
-
 def write_copy(ir: Any, module: Any) -> None:
     """Write copy(targets, sources, count, length), as `Native` has it.
 
@@ -334,15 +340,6 @@ def write_read(ir: Any, module: Any) -> None:
         with build.if_then(build.icmp_signed("!=", found, code.item(lengths, turn))):
             build.ret(turn)
     build.ret(count)
-
-
-_GROUP: Final = 64  # bytes that a byte of the second mask is for
-_INT_MAX: Final = (1 << 31) - 1  # the longest record whose length a C int holds
-_PREFIX: Final = 4  # bytes of a record's length in front of it in a file
-# What moves the bytes of a vector to places, by their numbers: 128 or more gives 0. Of 16 bytes, eight are used.
-_SHUFFLES: Final = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
-# What puts 64 bytes in place at once, where a processor has AVX-512 VBMI2: dct-lz4 is unpacked in half of the time.
-_EXPAND: Final = "llvm.x86.avx512.mask.expand.v64i8"
 
 
 class UnpackWriter:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache import kaggle
 from tpucache.errors import BuildError, RecipeError, UsageError
@@ -26,6 +25,7 @@ from tpucache.report.bench import ReadingRate, check_device_rate, measure_readin
 from tpucache.store.codecs import CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import IMAGE, Field
+from tpucache.types import Array
 from tpucache.warmup.build_options import CODECS_COMPARED, BuildOptions, LabelKind, Target
 from tpucache.warmup.candidates import Candidate, try_recipes
 from tpucache.warmup.estimate import kaggle_blocks
@@ -33,7 +33,6 @@ from tpucache.warmup.sources import label_source, pad_source, to_source
 from tpucache.warmup.sources.labelled import class_names
 from tpucache.warmup.sources.source import Items, Source
 
-Array = npt.NDArray[Any]
 Size = int | tuple[int, int]
 
 #: Frequencies that are stored apart where several sizes are wanted: those of a quarter and of half the size.

@@ -16,6 +16,23 @@ _USER: Final = re.compile(_SCHEME + r"(?P<user>[^\s/?#]*@|[^\s/:@]*:(?!:|\d+(?:/
 _QUERY: Final = re.compile(_SCHEME + r"([^\s?#'\"<>]*)[?#][^\s'\"<>]+")
 _SHORTEST: Final = 3
 
+#: What is between the classes, or the values, of one sample in a cell.
+SEPARATOR: Final = ";"
+#: What makes a cell of a table a formula, in programs that show tables.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_TEXT_MARK: Final = "'"
+_BYTES_MARK: Final = "bytes:"
+_OTHER_BYTE: Final = re.compile("[\udc80-\udcff]")
+
+_NAME_MARK: Final = "name:"
+_UNLIKE_NAMES: Final = re.compile(rf"[%{SEPARATOR}\s]")
+
+#: The columns in which a table of predictions begins; a probability for each class follows.
+PREDICTION_COLUMNS: Final = ("sample", "path", "label", "prediction")
+#: What those tables that tpucache wrote begin in: cells of text in them are as `to_cell` makes them.
+OWN_HEADING: Final = PREDICTION_COLUMNS[:3]
+_CLASS_MARK: Final = "class:"
+
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
     """Return a text in which each URL has lost its user, password and query, and each of the secrets is hidden."""
@@ -53,15 +70,6 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-#: What is between the classes, or the values, of one sample in a cell.
-SEPARATOR: Final = ";"
-#: What makes a cell of a table a formula, in programs that show tables.
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-_TEXT_MARK: Final = "'"
-_BYTES_MARK: Final = "bytes:"
-_OTHER_BYTE: Final = re.compile("[\udc80-\udcff]")
-
-
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV: with a `'` in front where a spreadsheet would take it for a formula.
 
@@ -93,10 +101,6 @@ def _is_formula(text: str) -> bool:
     return text.startswith(("\t", "\r"))
 
 
-_NAME_MARK: Final = "name:"
-_UNLIKE_NAMES: Final = re.compile(rf"[%{SEPARATOR}\s]")
-
-
 def join_names(names: Iterable[str]) -> str:
     """Return the classes of one sample as one text, with `;` between them. `part_names` returns them again.
 
@@ -115,13 +119,6 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
     """Return the classes that `join_names` made one text of; parts without a character are none."""
     parts = [part.strip() for part in text.split(separator) if part.strip()]
     return [unquote(part.removeprefix(_NAME_MARK)) if part.startswith(_NAME_MARK) else part for part in parts]
-
-
-#: The columns in which a table of predictions begins; a probability for each class follows.
-PREDICTION_COLUMNS: Final = ("sample", "path", "label", "prediction")
-#: What those tables that tpucache wrote begin in: cells of text in them are as `to_cell` makes them.
-OWN_HEADING: Final = PREDICTION_COLUMNS[:3]
-_CLASS_MARK: Final = "class:"
 
 
 def to_heading(name: str) -> str:

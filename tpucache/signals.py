@@ -46,6 +46,9 @@ _MOST_TIMES: Final = 40
 _MOST_SECONDS: Final = 2.5
 _FLUSH_SECONDS: Final = 0.25
 
+#: The command of this process, or of the one that it was forked from; none or one.
+_commands: list[_Command] = []
+
 
 class _Command:
     """The command that this process runs, and the signals that it was sent."""
@@ -75,10 +78,6 @@ class _Command:
         #: What the process ends with, once that is known.
         self.status: int | None = None
         self.flush: Callable[[], None] = lambda: None
-
-
-#: The command of this process, or of the one that it was forked from; none or one.
-_commands: list[_Command] = []
 
 
 def begin(*, is_own: bool = False) -> bool:

@@ -15,6 +15,20 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+#: Flags to open a file for reading: not in programs that this one starts, without waiting for a pipe, and as bytes.
+READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+#: Flags to open a folder, None where that is not possible.
+FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
+
+_position = threading.Lock()  # of open files, where there is no call that reads at a position
+
+#: The settings of glibc's `mallopt` (malloc.h): how much free memory stays with the process, and from which size on a
+#: block is mapped anew each time. The second one can be at most 32 MB.
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 1 << 28
+_LARGEST_KEPT: Final = 1 << 25
+
 
 def _find_module(name: str) -> ModuleType | None:
     try:
@@ -26,13 +40,6 @@ def _find_module(name: str) -> ModuleType | None:
 #: Python's modules of the same names, None on Windows.
 fcntl: Final[Any] = _find_module("fcntl")
 resource: Final[Any] = _find_module("resource")
-
-#: Flags to open a file for reading: not in programs that this one starts, without waiting for a pipe, and as bytes.
-READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
-#: Flags to open a folder, None where that is not possible.
-FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
-
-_position = threading.Lock()  # of open files, where there is no call that reads at a position
 
 
 def _pread(number: int, length: int, offset: int) -> bytes:
@@ -98,14 +105,6 @@ def peak_bytes() -> int:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-#: The settings of glibc's `mallopt` (malloc.h): how much free memory stays with the process, and from which size on a
-#: block is mapped anew each time. The second one can be at most 32 MB.
-_TRIM_THRESHOLD: Final = -1
-_MMAP_THRESHOLD: Final = -3
-_KEPT_BYTES: Final = 1 << 28
-_LARGEST_KEPT: Final = 1 << 25
 
 
 def keep_freed_blocks() -> None:

@@ -65,6 +65,9 @@ _READ: Final[Mapping[str, Callable[[str], Any]]] = {"classes": names, "like": ca
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
+_NAMED: Final = 5
+_SIDE: Final = 160
+
 
 def warmup(options: argparse.Namespace) -> int:
     """Build a cache, or finish one that was interrupted."""
@@ -450,10 +453,6 @@ def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
     """Add what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     add_options(table, TableOptions, without=without)
-
-
-_NAMED: Final = 5
-_SIDE: Final = 160
 
 
 def run_dry(

@@ -13,15 +13,24 @@ from tpucache.insight.hashing import Hashes, details, hashes, kept_hashes, opene
 from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
 from tpucache.store.cache import Cache
 from tpucache.store.samples import HEIGHT, WIDTH
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples
 
-Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 
 #: Settings of a recipe that say nothing of the bytes of a clean record.
 _NOT_IN_RECORDS: Final = {"variants", "augment", "augmentation", "seed", "shard_mb"}
+
+#: How much the details of copies correlate. Of 40 photographs of clothing and 23 others, encoded again, halved,
+#: brighter and mirrored, 0.96 at least; different photographs of clothing that look alike, 0.64 at most (238 pairs).
+_SAME_DETAILS: Final = 0.9
+_CONFIRMED_AT_ONCE: Final = 512  # pairs
+
+#: Comparisons of hashes that take a few seconds, and pairs whose details do.
+_QUICK: Final = 1_000_000_000
+_QUICK_PAIRS: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -168,12 +177,6 @@ def compare(
     return Comparison(exact, near, confirm_copies(near, one, two), _drift((one, first), (two, second)))
 
 
-#: How much the details of copies correlate. Of 40 photographs of clothing and 23 others, encoded again, halved,
-#: brighter and mirrored, 0.96 at least; different photographs of clothing that look alike, 0.64 at most (238 pairs).
-_SAME_DETAILS: Final = 0.9
-_CONFIRMED_AT_ONCE: Final = 512  # pairs
-
-
 def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> npt.NDArray[np.bool_]:
     """Return which of the pictures that look alike are copies, by details that hashes do not have: bool (m,).
 
@@ -192,11 +195,6 @@ def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> np
         turned = alike.is_mirrored[part, None, None]
         found[part] = (fine[0] * np.where(turned, fine[1][:, :, ::-1], fine[1])).sum((1, 2)) >= _SAME_DETAILS
     return found
-
-
-#: Comparisons of hashes that take a few seconds, and pairs whose details do.
-_QUICK: Final = 1_000_000_000
-_QUICK_PAIRS: Final = 2048
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WI
 if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples
 
-Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 
 #: The folds that a class should have samples for.

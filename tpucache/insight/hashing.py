@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable, encode_columns
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     #: What is asked about: a dataset, an opened cache, or what `CachedDataset` opens.
     Samples: TypeAlias = CachedDataset | Cache | str | Path
 
-Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
@@ -53,6 +53,21 @@ _BATCH_BYTES: Final = 4 << 20
 _AHEAD: Final = 2  # batches for each thread
 
 _log: Final = logging.getLogger("tpucache")
+
+_PREFIX: Final = "hashes-"
+#: The columns of the file: dtype, and shape of a sample's value, of each. Another hash would have another name.
+_COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
+    "number": (np.uint64, ()),
+    "phash256": (np.uint64, (BITS // 64,)),
+    "phash256_mirrored": (np.uint64, (BITS // 64,)),
+    "is_blank": (np.bool_, ()),
+    "thumbnail": (np.uint8, (8, 8)),
+}
+
+#: What such a file may be called.
+HASHES_NAME: Final = re.compile(rf"{_PREFIX}[0-9a-f]{{64}}\.npz")
+_MOST_BYTES: Final = 512  # of a sample in the file, and more than it takes
+_MOST_HEADERS: Final = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -289,23 +304,6 @@ def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
     contrast = values.max((1, 2, 3), keepdims=True) - low
     unit = np.where(contrast > 0, contrast / 0xFFFF, 1.0) if images.dtype.kind == "f" else np.ones_like(contrast)
     return np.rint((values - low) / unit).astype(np.uint16), unit.reshape(-1), low.reshape(-1)
-
-
-_PREFIX: Final = "hashes-"
-#: The columns of the file: dtype, and shape of a sample's value, of each. Another hash would have another name.
-_COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
-    "number": (np.uint64, ()),
-    "phash256": (np.uint64, (BITS // 64,)),
-    "phash256_mirrored": (np.uint64, (BITS // 64,)),
-    "is_blank": (np.bool_, ()),
-    "thumbnail": (np.uint8, (8, 8)),
-}
-
-
-#: What such a file may be called.
-HASHES_NAME: Final = re.compile(rf"{_PREFIX}[0-9a-f]{{64}}\.npz")
-_MOST_BYTES: Final = 512  # of a sample in the file, and more than it takes
-_MOST_HEADERS: Final = 64 << 10
 
 
 def hashes_name(manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from tpucache.errors import UsageError
 from tpucache.redact import PREDICTION_COLUMNS, from_cell, from_heading, part_names
 from tpucache.runs import OUT_OF_FOLD_NAME
 from tpucache.store.files import read_file
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
 _ONE: Final = 1e-3  # by which probabilities that add up to 1 may miss it, as they are rounded

@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.insight.hashing import BITS, Hashes
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
@@ -27,6 +27,15 @@ _LARGEST_THRESHOLD: Final = 96
 _MOST_PAIRS: Final = 20_000_000
 #: Comparisons up to which each image is compared with each other one: about a minute of one core.
 _MOST_COMPARED: Final = 20_000_000_000
+
+#: The share that is done, and pairs that are found: their numbers in both sets, and their distances.
+Task = tuple[float, Positions, Positions, Array]
+
+_ROWS: Final = 8
+_COLUMNS: Final = 8192  # with these rows, what is worked on stays in a processor's cache
+
+_FLIPS: Final = 2
+_MOST_CANDIDATES: Final = 1 << 22  # looked at together
 
 
 @dataclass(frozen=True)
@@ -201,13 +210,6 @@ def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
     return np.concatenate([near, more_left, more_right])
 
 
-#: The share that is done, and pairs that are found: their numbers in both sets, and their distances.
-Task = tuple[float, Positions, Positions, Array]
-
-_ROWS: Final = 8
-_COLUMNS: Final = 8192  # with these rows, what is worked on stays in a processor's cache
-
-
 def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
     """Yield the pairs of hashes that differ by at most some bits, and the share that is done.
 
@@ -256,10 +258,6 @@ def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
     fours = (twos & low) + ((twos >> np.uint64(2)) & low)
     eights = (fours + (fours >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
     out[...] = ((eights * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
-
-
-_FLIPS: Final = 2
-_MOST_CANDIDATES: Final = 1 << 22  # looked at together
 
 
 def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:

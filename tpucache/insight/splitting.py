@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,11 @@ from tpucache.errors import UsageError
 from tpucache.insight.hashing import opened
 from tpucache.store.cache import Cache
 from tpucache.store.fields import LABEL
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.insight.hashing import Samples
 
-Array = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
 _BINS: Final = 10  # of values that are numbers, with about equally many samples each

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.jax.memory import TableForm, of_first_axis, to_jax_dtype
@@ -30,16 +29,22 @@ from tpucache.ondevice.resident import Resident, SentBatch
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
 from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
+from tpucache.types import Array
 
 #: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
 _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
 _Dtype = Literal["float32", "bfloat16"]
-Array = npt.NDArray[Any]
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
 
 IS_SAMPLE: Final = "is_sample"  # in a dict, what says which rows are samples and no padding
+
+#: (fields by name, labels, random numbers) -> (fields by name, labels), all on the device.
+Finish = Callable[[Mapping[str, Any], Any, Any], tuple[dict[str, Any], Any]]
+
+# Constants stay numpy arrays: a jitted function holds them, and no device is touched before it is called.
+_JAX: Final = ArrayLibrary(jnp, lambda constant: constant)
 
 
 def feed(
@@ -405,13 +410,6 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
                 f"a batch of {size} samples cannot be divided evenly over {len(sharding.device_set)} devices: "
                 "choose another batch_size, drop_last=True to train, or feed(..., pad_last=True) to evaluate"
             ) from error
-
-
-#: (fields by name, labels, random numbers) -> (fields by name, labels), all on the device.
-Finish = Callable[[Mapping[str, Any], Any, Any], tuple[dict[str, Any], Any]]
-
-# Constants stay numpy arrays: a jitted function holds them, and no device is touched before it is called.
-_JAX: Final = ArrayLibrary(jnp, lambda constant: constant)
 
 
 @dataclass(frozen=True)

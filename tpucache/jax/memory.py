@@ -9,13 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tpucache.errors import UsageError
 from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 
 class JaxMemory:

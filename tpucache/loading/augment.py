@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.decode import Yuv420Decoder, packed_or_pixels
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 _BYTES: Final = "|u1"

@@ -7,12 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.store.samples import SampleTable, Strings
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 
 @dataclass(frozen=True)

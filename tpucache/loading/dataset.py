@@ -37,11 +37,11 @@ from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import NetworkUse
 from tpucache.store.samples import NO_LABEL, SampleTable
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     import torch
 
-Array = npt.NDArray[Any]
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
 
 #: The name of the columns in a batch.

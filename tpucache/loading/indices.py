@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from tpucache.errors import OutOfRangeError, UsageError
 
+Positions = npt.NDArray[np.int64]
+
 
 def to_integer(name: str, value: Any, low: int) -> int:
     """Return an argument as an int; also numpy's and torch's whole numbers are ones. Raises UsageError below `low`."""
@@ -35,9 +37,6 @@ def to_array(name: str, values: Any) -> npt.NDArray[Any]:
 def overrides(value: object, base: type, method: str) -> bool:
     """Return whether a value is of a subclass of `base` with a method of its own of this name."""
     return getattr(type(value), method) is not getattr(base, method)
-
-
-Positions = npt.NDArray[np.int64]
 
 
 def is_single(index: Any) -> bool:

@@ -25,8 +25,11 @@ from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
 from tpucache.store.reader import NetworkUse
+from tpucache.types import Array
 
 _LONGEST: Final = 1_000_000
+
+Rows = npt.NDArray[np.integer[Any]]
 
 
 class Mixture:
@@ -51,9 +54,6 @@ class Mixture:
         return sources, rounds * self.shares[sources] + self._turns[places]
 
 
-Rows = npt.NDArray[np.integer[Any]]
-
-
 class BufferRows(Buffer):
     """The rows of a buffer that are given; it has no memory of its own."""
 
@@ -74,9 +74,6 @@ class BufferRows(Buffer):
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return where in the arrays rows are."""
         return self._rows[rows]
-
-
-Array = npt.NDArray[Any]
 
 
 class MixedSamples:

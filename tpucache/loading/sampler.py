@@ -15,6 +15,8 @@ from tpucache.loading.indices import to_array
 
 Positions = npt.NDArray[np.int64]
 
+_SHOWN: Final = 16  # hexadecimal digits of a digest
+
 
 def full_order(samples: int, seed: int, epoch: int) -> Positions:
     """Return all positions in random order: int64 (samples,). For caches that fit into memory."""
@@ -122,9 +124,6 @@ def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions
     Neighbouring samples differ, so that an epoch shows every variant.
     """
     return 1 + (positions + epoch) % variants
-
-
-_SHOWN: Final = 16  # hexadecimal digits of a digest
 
 
 class WeightedDraws:

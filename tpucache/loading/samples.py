@@ -24,11 +24,13 @@ from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import NetworkUse
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Variant = int | Literal["epoch"]
 #: Gives what will be read, in its order: indices, the epoch, and how many consecutive samples share a variant.
 Windows = Callable[[], Iterator[tuple[Array, int, int]]]
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class Samples(Protocol):
@@ -116,9 +118,6 @@ class Samples(Protocol):
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
         """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples."""
         ...
-
-
-_log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +222,7 @@ class Selection:
         positions = places if self._distinct is None else self._distinct[0][places]
         return cache.rows(np.array(self.variants)[turns], positions)
 
-    def digest(self, labels: npt.NDArray[Any] | None) -> str:
+    def digest(self, labels: Array | None) -> str:
         """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""
         return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
 
@@ -257,7 +256,7 @@ def digest_of(
     manifest: Manifest,
     variant: int | str,
     shards: Iterable[ShardEntry],
-    labels: npt.NDArray[Any] | None,
+    labels: Array | None,
     positions: npt.NDArray[np.int64],
 ) -> str:
     """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in their order.

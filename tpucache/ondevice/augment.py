@@ -26,6 +26,12 @@ Roll = Callable[[Array, int], Array]
 
 _BYTES: Final = "|u1"
 
+_LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
+#: A channel is smallest where its hue, in sixths of a turn, and this are between 1 and 3; then it rises to the largest.
+_SIXTHS: Final = (5, 3, 1)
+#: The number that is white, by the images' dtype; others have none that is certain.
+_WHITE: Final = {"|u1": 255, "<u2": 65535}
+
 
 class BatchAugment:
     """Applies AugmentSettings to whole batches on the device, with the random numbers of `draw`."""
@@ -199,13 +205,6 @@ class BatchAugment:
 def _between(places: Array, low: Array, high: Array) -> Array:
     centres = (places + 0.5) / len(places)
     return (centres >= low) & (centres < high)
-
-
-_LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
-#: A channel is smallest where its hue, in sixths of a turn, and this are between 1 and 3; then it rises to the largest.
-_SIXTHS: Final = (5, 3, 1)
-#: The number that is white, by the images' dtype; others have none that is certain.
-_WHITE: Final = {"|u1": 255, "<u2": 65535}
 
 
 class BatchColours:

@@ -38,6 +38,9 @@ _MOST_TIMES: Final = 2
 Constants = Mapping[str, Array]
 Matrix = npt.NDArray[np.float32]
 
+#: (height, width) in pixels, or one number for both.
+Size = int | tuple[int, int]
+
 
 class Resize(NamedTuple):
     """The size of the images to be made, in pixels, and how one of another shape comes to it, as `Recipe.fit`."""
@@ -45,10 +48,6 @@ class Resize(NamedTuple):
     height: int
     width: int
     fit: Fit = "crop"
-
-
-#: (height, width) in pixels, or one number for both.
-Size = int | tuple[int, int]
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:

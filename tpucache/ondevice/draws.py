@@ -5,7 +5,7 @@ They depend only on (seed, step): they are the same on every backend and number 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.ondevice import operations
 from tpucache.ondevice.settings import AugmentSettings
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 # Columns of the draws of one view. Neutral where a setting is off.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)

@@ -11,11 +11,9 @@ import math
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.ondevice.settings import MOST_MAGNITUDE, AugmentSettings
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 # Columns of the numbers of one operation.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED = range(3)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
@@ -20,11 +19,11 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.text import describe_label
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, LABEL, MASK, Field
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Array = npt.NDArray[Any]
 
 SAMPLES: Final = 12
 

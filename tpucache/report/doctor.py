@@ -57,6 +57,69 @@ _VARIABLES: Final = (
 #: Where notebooks mount data.
 _MOUNTS: Final = (Path("/kaggle/input"), Path("/kaggle/working"), Path("/content"))
 
+#: What tpucache uses, by the names of the distributions, in the order of its own parts.
+_USES: Final = {
+    "numpy": "everything",
+    "torch": "training; batches as tensors, without it as arrays",
+    "jax": "",
+    "torch_xla": "training on a TPU",
+    "libtpu": "reaching a TPU",
+    "torch_tpu": "",
+    "pillow": "warmup, preview, report, PNG records",
+    "simplejpeg": "decoding JPEG fast",
+    "cykooz-resizer": "resizing fast in warmup",
+    "llvmlite": "copying and unpacking batches fast",
+    "jinja2": "report, publish",
+    "zstandard": "zstd records",
+    "lmdb": "warmup",
+    "joblib": "warmup",
+    "tqdm": "warmup's progress bar",
+    "albumentations": "augmented variants in warmup",
+    "albumentationsx": "",
+    "nrtk-albumentations": "",
+    "PyYAML": "augmentations in YAML files",
+    "google-crc32c": "TFRecord sources",
+    "protobuf": "TFRecord sources",
+}
+
+_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
+_OPENED: Final = 5  # files
+
+#: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
+LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
+_ASK_SECONDS: Final = 90.0
+_ASK_XLA: Final = """
+import json, torch_xla.runtime as runtime
+from tpucache.training.device import open_device
+from tpucache.training.feed.upload import measure_upload
+device = open_device("xla")
+print("found", json.dumps([runtime.device_type(), runtime.global_runtime_device_count(), measure_upload(device)]))
+"""
+_ASK_TORCH: Final = """
+import json, torch
+found = []
+for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    gpu = {"name": f"cuda: {torch.cuda.get_device_name(number)}", "error": ""}
+    gpu |= {"capability": torch.cuda.get_device_capability(number), "architectures": torch.cuda.get_arch_list()}
+    try:
+        torch.ones(2, device=f"cuda:{number}").sum().item()
+    except RuntimeError as error:
+        gpu["error"] = str(error).splitlines()[0]
+    found.append(gpu)
+accelerator = getattr(torch, "accelerator", None)
+if accelerator is not None and accelerator.is_available():
+    # Neither of these starts a TPU.
+    kind, count = accelerator.current_accelerator().type, accelerator.device_count()
+    found += [f"tpu: {count} chips"] if kind == "tpu" else []
+print("found", json.dumps([*found, "cpu"]))
+"""
+
+_SMALL_SHM: Final = 1 << 30
+_SMALL_MEMORY: Final = 2 << 30
+_SMALL_DISK: Final = 5 << 30
+_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # torch_xla works with one release of torch only; this is the last pair
+_ALBUMENTATIONS: Final = "2.0.8"  # the last one under the MIT licence, which warmup is pinned to
+
 
 @dataclass(frozen=True)
 class Roots:
@@ -118,32 +181,6 @@ def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None,
     )
 
 
-#: What tpucache uses, by the names of the distributions, in the order of its own parts.
-_USES: Final = {
-    "numpy": "everything",
-    "torch": "training; batches as tensors, without it as arrays",
-    "jax": "",
-    "torch_xla": "training on a TPU",
-    "libtpu": "reaching a TPU",
-    "torch_tpu": "",
-    "pillow": "warmup, preview, report, PNG records",
-    "simplejpeg": "decoding JPEG fast",
-    "cykooz-resizer": "resizing fast in warmup",
-    "llvmlite": "copying and unpacking batches fast",
-    "jinja2": "report, publish",
-    "zstandard": "zstd records",
-    "lmdb": "warmup",
-    "joblib": "warmup",
-    "tqdm": "warmup's progress bar",
-    "albumentations": "augmented variants in warmup",
-    "albumentationsx": "",
-    "nrtk-albumentations": "",
-    "PyYAML": "augmentations in YAML files",
-    "google-crc32c": "TFRecord sources",
-    "protobuf": "TFRecord sources",
-}
-
-
 @dataclass(frozen=True)
 class Library:
     """A library's version, None where it is not installed, and what tpucache needs it for."""
@@ -185,10 +222,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
-_OPENED: Final = 5  # files
 
 
 @dataclass(frozen=True)
@@ -249,36 +282,6 @@ def _reading(path: str) -> str:
         return TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
     except TpucacheError:
         return ""
-
-
-#: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
-LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
-_ASK_SECONDS: Final = 90.0
-_ASK_XLA: Final = """
-import json, torch_xla.runtime as runtime
-from tpucache.training.device import open_device
-from tpucache.training.feed.upload import measure_upload
-device = open_device("xla")
-print("found", json.dumps([runtime.device_type(), runtime.global_runtime_device_count(), measure_upload(device)]))
-"""
-_ASK_TORCH: Final = """
-import json, torch
-found = []
-for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-    gpu = {"name": f"cuda: {torch.cuda.get_device_name(number)}", "error": ""}
-    gpu |= {"capability": torch.cuda.get_device_capability(number), "architectures": torch.cuda.get_arch_list()}
-    try:
-        torch.ones(2, device=f"cuda:{number}").sum().item()
-    except RuntimeError as error:
-        gpu["error"] = str(error).splitlines()[0]
-    found.append(gpu)
-accelerator = getattr(torch, "accelerator", None)
-if accelerator is not None and accelerator.is_available():
-    # Neither of these starts a TPU.
-    kind, count = accelerator.current_accelerator().type, accelerator.device_count()
-    found += [f"tpu: {count} chips"] if kind == "tpu" else []
-print("found", json.dumps([*found, "cpu"]))
-"""
 
 
 @dataclass(frozen=True)
@@ -356,13 +359,6 @@ def _ask(environ: Mapping[str, str], seconds: float, command: Sequence[str]) -> 
             return found, ""
     errors = [line for line in done.stderr.splitlines() if line.strip()]
     return None, errors[-1].strip() if errors else f"ended with status {done.returncode}"
-
-
-_SMALL_SHM: Final = 1 << 30
-_SMALL_MEMORY: Final = 2 << 30
-_SMALL_DISK: Final = 5 << 30
-_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # torch_xla works with one release of torch only; this is the last pair
-_ALBUMENTATIONS: Final = "2.0.8"  # the last one under the MIT licence, which warmup is pinned to
 
 
 @dataclass(frozen=True)

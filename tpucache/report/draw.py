@@ -17,13 +17,13 @@ from tpucache.errors import DependencyError
 from tpucache.redact import printable
 from tpucache.report.text import class_name, cut
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
+from tpucache.types import Array
 
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ImportError as error:
     raise DependencyError(f"pictures are drawn by Pillow: {error}. `pip install 'pillow>=10.1'`") from error
 
-Array = npt.NDArray[Any]
 Colour = tuple[int, int, int]
 
 #: Colours of mask values, box classes and keypoints in turn: far from each other, and from skin, leaves and sky.
@@ -45,6 +45,19 @@ _MORE: Final = "DejaVuSans.ttf"
 _NO_CHARACTER: Final = "\uffff"
 _INK: Final = (20, 20, 22)
 _WHITE: Final = (255, 255, 255)
+
+#: Colours and distances of a sheet, in pixels.
+_PAPER: Final = (250, 250, 250)
+_SHEET_INK: Final = (22, 24, 28)
+_DIM: Final = (108, 113, 121)
+_RULE: Final = (218, 221, 226)
+
+_MARGIN: Final = 36
+_GAP: Final = 4  # between the pictures of a sample
+_GUTTER: Final = 32  # between samples
+_CAPTION: Final = 46
+_MIN_WIDTH: Final = 380  # so that the heading has room
+_WIDTH: Final = 1200  # samples are placed side by side up to it
 
 
 @functools.cache
@@ -198,20 +211,6 @@ def _ink_on(colour: Colour) -> Colour:
     """Return black or white, whichever reads better on a colour (its luma by ITU-R BT.601)."""
     luma = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
     return _INK if luma > 140 else _WHITE
-
-
-#: Colours and distances of a sheet, in pixels.
-_PAPER: Final = (250, 250, 250)
-_SHEET_INK: Final = (22, 24, 28)
-_DIM: Final = (108, 113, 121)
-_RULE: Final = (218, 221, 226)
-
-_MARGIN: Final = 36
-_GAP: Final = 4  # between the pictures of a sample
-_GUTTER: Final = 32  # between samples
-_CAPTION: Final = 46
-_MIN_WIDTH: Final = 380  # so that the heading has room
-_WIDTH: Final = 1200  # samples are placed side by side up to it
 
 
 class Cell(NamedTuple):

@@ -28,12 +28,12 @@ from tpucache.report.text import class_name
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
+from tpucache.types import Array
 from tpucache.units import size_text
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-Array = npt.NDArray[Any]
 
 _MOST: Final = 2000  # findings of a kind that are shown
 _EXTREMES: Final = 24  # samples at each end of a scale

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,8 @@ from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
+from tpucache.types import Array
 from tpucache.version import __version__
-
-Array = npt.NDArray[Any]
 
 _PACKAGE: Final = "tpucache.report"
 _DENSE: Final = 2  # pictures have so many times the pixels that a page shows them in, for dense screens

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
@@ -16,11 +15,11 @@ from tpucache.store.codecs import decode_bands
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-Array = npt.NDArray[Any]
 
 _BYTES: Final = "bytes"
 

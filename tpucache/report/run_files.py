@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.runs import (
@@ -25,8 +24,7 @@ from tpucache.runs import (
 from tpucache.store.files import check_stored, open_file, open_text, read_file
 from tpucache.store.manifest import read_object
 from tpucache.strict_json import LARGEST
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 _SHOWN: Final = 200  # characters of a reason, at most
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DependencyError, TpucacheError, TrainingError
 from tpucache.loading.dataset import CachedDataset
@@ -34,8 +33,8 @@ from tpucache.runs import FOLDS_NAME
 from tpucache.store.fields import MASK
 from tpucache.store.files import is_url
 from tpucache.store.history import split_version
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Points = list[tuple[float, float]]
 
 SAMPLES: Final = 12

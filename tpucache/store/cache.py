@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import SampleTable
+from tpucache.types import Array
+
+_BATCH_BYTES: Final = 4 << 20
+_COLOURS: Final = 3  # channels of a colour image
 
 
 class Cache:
@@ -108,7 +112,7 @@ class Cache:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
         return self._reader
 
-    def rows(self, variant: int | npt.NDArray[Any], positions: npt.ArrayLike, band: int = 0) -> Numbers:
+    def rows(self, variant: int | Array, positions: npt.ArrayLike, band: int = 0) -> Numbers:
         """Return the numbers of the index's rows for samples in a variant, or each in a variant of its own, in a band.
 
         `positions` are whole numbers of any shape, from 0 to below the manifest's `samples`; `variant` is one variant
@@ -180,12 +184,6 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
             if entry.deleted:
                 digest.update(np.array(entry.deleted, "<u8").tobytes())
     return digest.hexdigest()
-
-
-Array = npt.NDArray[Any]
-
-_BATCH_BYTES: Final = 4 << 20
-_COLOURS: Final = 3  # channels of a colour image
 
 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:

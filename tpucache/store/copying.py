@@ -56,6 +56,18 @@ _PAUSE: Final = 0.05  # seconds after which a folder that is locked is tried aga
 #: Called with the bytes that are done, and with all bytes.
 OnProgress = Callable[[int, int], None]
 
+CLAIM_NAME: Final = "tpucache-unfinished.json"
+FINISHED: Final = "finished"
+PART_SUFFIX: Final = ".part"
+MAX_CLAIM_BYTES: Final = 256 << 20
+_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # what `write_atomically` writes first
+_FORMAT: Final = "tpucache claim"
+_NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
+_NAMED: Final = 5
+
+#: What relabelling leaves as it is.
+_KEPT: Final = ("number", "path", "source_bytes")
+
 
 def folder_path(place: str | Path) -> Path:
     """Return a local folder that is given as a path or a file:// URL. Raises UsageError for any other URL."""
@@ -107,16 +119,6 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
         yield
     finally:
         os.close(descriptor)
-
-
-CLAIM_NAME: Final = "tpucache-unfinished.json"
-FINISHED: Final = "finished"
-PART_SUFFIX: Final = ".part"
-MAX_CLAIM_BYTES: Final = 256 << 20
-_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # what `write_atomically` writes first
-_FORMAT: Final = "tpucache claim"
-_NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
-_NAMED: Final = 5
 
 
 @dataclass(frozen=True)
@@ -245,10 +247,6 @@ def named(names: Collection[str]) -> str:
     """Name the first few of many names."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
-
-
-#: What relabelling leaves as it is.
-_KEPT: Final = ("number", "path", "source_bytes")
 
 
 def earlier_tables(manifest: Manifest) -> tuple[str, ...]:

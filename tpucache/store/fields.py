@@ -25,8 +25,8 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.pictures import check_image
 from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 # What fields of these names hold is known, and is treated accordingly; all other names are arrays like any other.

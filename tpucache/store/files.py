@@ -46,6 +46,15 @@ _COPYING: Final = {
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 
+_NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
+#: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
+_NPY_HEADER: Final = re.compile(
+    r"\{'descr': (?P<descr>'[^'\\]{2,8}'|\[[^]]{0,1000}\]), 'fortran_order': (?P<fortran>True|False), "
+    r"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
+)
+_NUMBERS: Final = re.compile(r"'(\|b1|[|<>=][iuf]1|[<>=][iuf][248])'")
+_MAX_DIMENSIONS: Final = 32
+
 
 class OpenFile:
     """A file open for reading, which closes when nothing refers to it any more."""
@@ -378,16 +387,6 @@ class ThreadLock:
 
     def __exit__(self, *_: object) -> None:
         self._by_process[os.getpid()].release()
-
-
-_NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
-#: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
-_NPY_HEADER: Final = re.compile(
-    r"\{'descr': (?P<descr>'[^'\\]{2,8}'|\[[^]]{0,1000}\]), 'fortran_order': (?P<fortran>True|False), "
-    r"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
-)
-_NUMBERS: Final = re.compile(r"'(\|b1|[|<>=][iuf]1|[<>=][iuf][248])'")
-_MAX_DIMENSIONS: Final = 32
 
 
 class NpyHeader(NamedTuple):

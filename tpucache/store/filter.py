@@ -15,9 +15,9 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.store.fields import LABEL
 from tpucache.store.samples import SampleTable, Strings
+from tpucache.types import Array
 
 Mask = npt.NDArray[np.bool_]
-Array = npt.NDArray[Any]
 
 CLASS: Final = "class"
 

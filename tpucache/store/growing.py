@@ -60,6 +60,12 @@ _LONGEST: Final = 2000  # characters of a failure
 
 _log: Final = logging.getLogger("tpucache")
 
+#: Makes records, given by their numbers in the index, in this order. Threads may call it at the same time.
+RecordMaker = Callable[[Numbers], Sequence[bytes]]
+
+_KNOWN: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
+_LATER: Final = frozenset(item.name for item in fields(Manifest)) - {*_KNOWN}
+
 
 def spool_name(file: int) -> str:
     """Return the name of a spool file in the work folder."""
@@ -102,10 +108,6 @@ class Prospect:
     table: Mapping[str, Column]
 
 
-#: Makes records, given by their numbers in the index, in this order. Threads may call it at the same time.
-RecordMaker = Callable[[Numbers], Sequence[bytes]]
-
-
 class Builder(Protocol):
     """What builds a growing cache, as its reader sees it."""
 
@@ -116,10 +118,6 @@ class Builder(Protocol):
     def maker(self) -> RecordMaker:
         """Return what makes records in this process, for a cache whose disk is full."""
         ...
-
-
-_KNOWN: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
-_LATER: Final = frozenset(item.name for item in fields(Manifest)) - {*_KNOWN}
 
 
 class GrowingManifest(Manifest):

@@ -35,6 +35,8 @@ _MAX_BYTES: Final = 4096
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 _CREATE: Final = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"))
 
+_locks: set[int] = set()
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -141,9 +143,6 @@ def _holder_in(data: bytes) -> Holder | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         pass
     return None
-
-
-_locks: set[int] = set()
 
 
 def _let_go() -> None:

@@ -32,6 +32,11 @@ _LATER: Final = ("deleted", "history")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
+_VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
+_TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
+_MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
+_MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
+
 
 class JsonObject:
     """A JSON object that is being read. Each getter raises FormatError for a value that is missing or does not fit."""
@@ -124,12 +129,6 @@ def _integer(value: object, low: int, high: int, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise FormatError(f"{where} should be a whole number from {low} to {high}, not {value!r:.40}")
     return value
-
-
-_VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
-_TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
-_MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
-_MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
 from tpucache.store.format import most_table_bytes
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 #: The class number of a sample without a label.
 NO_LABEL: Final = -1

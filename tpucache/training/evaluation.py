@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpucache.errors import TrainingError
@@ -30,8 +29,8 @@ from tpucache.training.feed.feeder import Feeder
 from tpucache.training.learn.forward import make_finish
 from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.user_code import compute_metrics
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpucache.errors import DependencyError, TrainingError, UsageError
@@ -28,13 +27,12 @@ from tpucache.training.evaluation import shared_rows
 from tpucache.training.learn.tasks.task import Form, Task
 from tpucache.training.learn.user_code import compute_metrics, load_metrics
 from tpucache.training.predictor import Predictor, describe_difference
+from tpucache.types import Array
 
 #: The tasks whose predictions have an order that means something without their size.
 _RANKED: Final = ("classes", "multilabel")
 #: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")
-
-Array = npt.NDArray[Any]
 
 
 _log = logging.getLogger("tpucache")

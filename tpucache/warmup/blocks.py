@@ -35,6 +35,8 @@ MIN_BLOCK_SAMPLES: Final = 64
 _CHUNK_BYTES: Final = 16 << 20
 MIN_CHUNKS: Final = 64
 
+Numbers = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Block:
@@ -159,9 +161,6 @@ def listing_sha256(listing: Listing) -> str:
     for name, column in listing.columns.items():
         digest.update(json.dumps([name, [str(value) for value in column]]).encode())
     return digest.hexdigest()
-
-
-Numbers = npt.NDArray[np.int64]
 
 
 def check_can_retry(cache: Cache, is_growing: bool) -> None:

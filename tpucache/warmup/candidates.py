@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DependencyError, RecipeError, SampleError, SourceError, TpucacheError
 from tpucache.recipe import Recipe
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import IMAGE, Field, part_layouts
 from tpucache.store.format import INDEX_DTYPE, WORK_NAME, Part
+from tpucache.types import Array
 from tpucache.warmup.blocks import parts_of, plan_blocks
 from tpucache.warmup.build_options import BuildOptions, LabelKind
 from tpucache.warmup.estimate import on_disk_bytes, spread
@@ -36,8 +36,6 @@ from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.tasks import BuildContext, keep_freed_memory
 from tpucache.warmup.sources.source import Item, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import finish_cache
-
-Array = npt.NDArray[Any]
 
 _SAMPLES: Final = 512
 #: The first samples of a worker that tries at least four times as many, whose seconds do not count: with so many, a

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.recipe import Recipe, fingerprint
@@ -36,14 +35,13 @@ from tpucache.store.index import encode_index
 from tpucache.store.manifest import Deleted, FileEntry, Manifest, ShardEntry, Skipped
 from tpucache.store.samples import HEIGHT, TURNED, WIDTH, Column, encode_columns
 from tpucache.store.writer import ShardWriter
+from tpucache.types import Array
 from tpucache.warmup.blocks import listing_sha256, parts_of, plan_blocks
 from tpucache.warmup.change import changing, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, content_digests, places_in_source, to_slices
 from tpucache.warmup.run.folder import remove_old_files
 from tpucache.warmup.sources.source import Listing, Sample
 from tpucache.warmup.tables import taken, write_table
-
-Array = npt.NDArray[Any]
 
 #: Facts of images that are whole numbers where they are known of all samples.
 _WHOLE: Final = (WIDTH, HEIGHT, TURNED)

@@ -35,6 +35,8 @@ _PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its 
 _RECORD_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 128
 
+_MEGABYTE: Final = 1e6
+
 
 @dataclass(frozen=True)
 class Remaining:
@@ -177,9 +179,6 @@ def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
 def _table_bytes(remaining: Remaining) -> int:
     paths = sum(2 * len(sample.path) + _SAMPLE_BYTES for chunk in remaining.chunks for sample in chunk.samples)
     return paths + _RECORD_BYTES * sum(records for records, _ in remaining.unsealed)
-
-
-_MEGABYTE: Final = 1e6
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:

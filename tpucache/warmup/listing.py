@@ -37,6 +37,33 @@ _ABSENT: Final = "-"
 
 _log: Final = logging.getLogger("tpucache")
 
+_TRIED: Final = 8
+_LONGEST: Final = 20  # of the decimal digits of a number
+#: Seconds after which no other sample is read, as a finished cache is to be found finished at once.
+_SECONDS: Final = 0.5
+_ADVICE: Final = (
+    "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
+    "changes them), or another folder to build anew"
+)
+
+
+_LOOKED_AT: Final = 32  # masks, evenly over all samples: the same ones whatever the workers
+_WHITE: Final = 255
+_MOST_CLASSES: Final = 150  # in one mask: as many as ADE20K has in all
+_FAR: Final = 16  # between neighbours among levels of grey
+_BRIGHT: Final = 200  # the least that is the brightest level of grey
+_JPEG: Final = b"\xff\xd8\xff"
+_JPEG_ADVICE: Final = (
+    "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
+    "--mask-values scale where they are black and white"
+)
+
+_GREY_PALETTE: Final = (
+    "the mask of {path} is a palette image of greys, which are other numbers than their positions in the palette: give "
+    "--mask-values scale where masks are black and white, and white becomes class 1; --mask-colours with the grey of "
+    "each class; or --mask-values keep where the positions are the classes"
+)
+
 
 def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
     """Return how many bytes samples have in their source: uint64 (n,)."""
@@ -260,16 +287,6 @@ def _saved(content: Any) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-_TRIED: Final = 8
-_LONGEST: Final = 20  # of the decimal digits of a number
-#: Seconds after which no other sample is read, as a finished cache is to be found finished at once.
-_SECONDS: Final = 0.5
-_ADVICE: Final = (
-    "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
-    "changes them), or another folder to build anew"
-)
-
-
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when labels, classes, folds or other columns are not what a finished cache has.
 
@@ -421,26 +438,6 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
     modules = code_changes(old, new)
     code = [f"the code of the augmentation {new['callable']} changed, in {', '.join(modules)}"] if modules else []
     return [*differences({**before, "augmentation": new}, now), *code]
-
-
-Array = npt.NDArray[Any]
-
-_LOOKED_AT: Final = 32  # masks, evenly over all samples: the same ones whatever the workers
-_WHITE: Final = 255
-_MOST_CLASSES: Final = 150  # in one mask: as many as ADE20K has in all
-_FAR: Final = 16  # between neighbours among levels of grey
-_BRIGHT: Final = 200  # the least that is the brightest level of grey
-_JPEG: Final = b"\xff\xd8\xff"
-_JPEG_ADVICE: Final = (
-    "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
-    "--mask-values scale where they are black and white"
-)
-
-_GREY_PALETTE: Final = (
-    "the mask of {path} is a palette image of greys, which are other numbers than their positions in the palette: give "
-    "--mask-values scale where masks are black and white, and white becomes class 1; --mask-colours with the grey of "
-    "each class; or --mask-values keep where the positions are the classes"
-)
 
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DamageError, RecipeError, SampleError, SourceError, calling
 from tpucache.recipe import Recipe
@@ -26,6 +25,7 @@ from tpucache.store.fields import BOXES, IMAGE, MASK, Field
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json
+from tpucache.types import Array
 from tpucache.warmup.blocks import (
     Block,
     check_can_retry,
@@ -54,6 +54,15 @@ from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source,
 from tpucache.warmup.versions import version_differences, versions
 
 _log: Final = logging.getLogger("tpucache")
+
+_LABEL_NAMES: Final = frozenset(
+    ("label", "labels", "target", "targets", "class", "classes", "class_id", "class_name", "category", "diagnosis", "y")
+)
+_LABEL_SUFFIXES: Final = ("_label", "_labels", "_target", "_class")
+
+#: The libraries whose versions decide what a preset means.
+_PRESET_LIBRARIES: Final = ("tpucache", "albumentations", "nrtk-albumentations")
+_TRIALS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -244,12 +253,6 @@ def _warn_of_left_out(listing: Listing) -> None:
         _log.warning("files that are no images by their names are left out: %s", left_out_text(listing.left_out))
 
 
-_LABEL_NAMES: Final = frozenset(
-    ("label", "labels", "target", "targets", "class", "classes", "class_id", "class_name", "category", "diagnosis", "y")
-)
-_LABEL_SUFFIXES: Final = ("_label", "_labels", "_target", "_class")
-
-
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
     """Return what labels in the samples must be, like the `first`; None where the listing has labels."""
     if any(sample.label is not None for sample in listing.samples):
@@ -319,13 +322,6 @@ def _repeats(column: Column) -> bool:
         return True
     values = list(map(str, column))
     return 1 < len(set(values)) <= len(values) / 2
-
-
-#: The libraries whose versions decide what a preset means.
-_PRESET_LIBRARIES: Final = ("tpucache", "albumentations", "nrtk-albumentations")
-_TRIALS: Final = 4
-
-Array = npt.NDArray[Any]
 
 
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:

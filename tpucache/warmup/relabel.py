@@ -42,6 +42,8 @@ _MOST_WEIGHT: Final = 1e6
 
 _log: Final = logging.getLogger("tpucache")
 
+_NUMBER: Final = re.compile(r"(?P<folder>(?:.*/)?)0*(?P<digits>\d+)(?P<suffix>\.[^/]*)?", re.DOTALL)
+
 
 def relabel_cache(
     cache: str | Path,
@@ -293,9 +295,6 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
     if len(keys) > len(names) or not need_all:
         _warn_of_others(cache, table, keys, set(names))
     return np.array(rows, np.int64)
-
-
-_NUMBER: Final = re.compile(r"(?P<folder>(?:.*/)?)0*(?P<digits>\d+)(?P<suffix>\.[^/]*)?", re.DOTALL)
 
 
 def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:

@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, RecipeError, SampleError, SourceError
 from tpucache.recipe import Recipe
@@ -25,6 +24,7 @@ from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.samples import IMAGE_COLUMNS, MEAN, STD, encode_columns
 from tpucache.store.verify import Damage, is_whole, verify_cache
+from tpucache.types import Array
 from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
 from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
@@ -46,7 +46,8 @@ from tpucache.warmup.versions import version_differences
 REPAIR_NAME: Final = "repair"
 _NO_REPAIR: Final = "A manifest cannot be repaired: copy it again, or build the cache anew"
 
-Array = npt.NDArray[Any]
+
+_READ_AT_ONCE: Final = 256
 
 
 def repair_cache(
@@ -293,9 +294,6 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
     is_kept = ~np.isin(numbers, entry.deleted)
     differ = before["crc32"] != shard.rows["crc32"][is_kept]
     return [int(number) for number in numbers[is_kept][differ]]
-
-
-_READ_AT_ONCE: Final = 256
 
 
 def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:

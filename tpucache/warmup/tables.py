@@ -33,6 +33,7 @@ from tpucache.store.manifest import FileEntry, History, Manifest, ShardEntry, St
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import IMAGE_COLUMNS, Column, Strings, encode_columns
 from tpucache.store.writer import ShardWriter
+from tpucache.types import Array
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.change import next_history, save_manifest
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
@@ -43,7 +44,9 @@ from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
 from tpucache.warmup.versions import versions
 
-Array = npt.NDArray[Any]
+Record = tuple[int, bytes | bytearray, int]
+
+_log: Final = logging.getLogger("tpucache")
 
 
 def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
@@ -140,7 +143,7 @@ def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
     return {name: taken(column, order) for name, column in columns.items()}
 
 
-def taken(column: Sequence[str] | npt.NDArray[Any], places: npt.NDArray[np.int64]) -> Column:
+def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Column:
     """Return some values of a column, by their positions, as a cache keeps them."""
     if isinstance(column, np.ndarray):
         return column[places]
@@ -148,7 +151,7 @@ def taken(column: Sequence[str] | npt.NDArray[Any], places: npt.NDArray[np.int64
     return Strings.pack([every[at] for at in places.tolist()])
 
 
-def class_counts(labels: npt.NDArray[Any], classes: Sequence[str]) -> tuple[int, ...]:
+def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
     """Return how many samples each class has, by the labels: class numbers, or a row for each sample."""
     if labels.ndim > 1:
         return tuple((labels > 0).sum(0).tolist())
@@ -337,11 +340,6 @@ def _statistics(
         squares=tuple(whole.squares),
         frequencies=before.statistics.frequencies if before else summarise_frequencies(new.frequencies),
     )
-
-
-Record = tuple[int, bytes | bytearray, int]
-
-_log: Final = logging.getLogger("tpucache")
 
 
 def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> list[BuiltShard]:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.native import address, is_large, native
 from tpucache.store.fields import Field
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 # A fresh buffer costs as much as several batches: what only some loops of a program need is kept from one to the next.

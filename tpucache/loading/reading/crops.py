@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.native import Addresses, FunctionWriter, address, compile_functions, compiling
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 _PLACE_STEPS: Final = 256  # of a pixel, as places are rounded by `tpucache.ondevice.resample`

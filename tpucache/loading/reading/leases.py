@@ -57,6 +57,14 @@ _LOCAL: Final = {
 _BREAK_TIME: Final = Path("/proc/sys/fs/lease-break-time")
 _DONT_FORK: Final = 10  # MADV_DONTFORK
 
+_REASON_OF: Final[dict[int, Reason]] = {
+    errno.EACCES: "other_owner",
+    errno.EPERM: "other_owner",
+    errno.EAGAIN: "open_for_writing",
+    errno.EMFILE: "too_many_files",
+    errno.ENFILE: "too_many_files",
+}
+
 
 class RefusedError(Exception):
     """A file cannot be mapped under a lease; no user sees this."""
@@ -162,15 +170,6 @@ class LeasedMap:
             system.fcntl.fcntl(self.number, system.fcntl.F_SETLEASE, system.fcntl.F_UNLCK)
         with contextlib.suppress(OSError):
             os.close(self.number)
-
-
-_REASON_OF: Final[dict[int, Reason]] = {
-    errno.EACCES: "other_owner",
-    errno.EPERM: "other_owner",
-    errno.EAGAIN: "open_for_writing",
-    errno.EMFILE: "too_many_files",
-    errno.ENFILE: "too_many_files",
-}
 
 
 class _Watch:

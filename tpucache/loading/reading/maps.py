@@ -41,15 +41,6 @@ _PROBES: Final = 4
 _SHARE: Final = 2  # pages of maps that are larger than half of the free memory are expected to be replaced by others
 PREPARE_SECONDS: Final = 0.5  # two threads enter 7 GB of pages in this time, or copy 2 GB into memory that is there
 
-
-def cannot_shrink(number: int) -> bool:
-    """Return whether nobody can cut an open file short: its file system is mounted read-only, or it is sealed."""
-    with contextlib.suppress(OSError):  # most file systems have no seals
-        if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
-            return True
-    return system.is_read_only(number)
-
-
 #: How a shard is mapped, or why it is not; "no_maps" where the kernel cannot read pages of maps ahead, "being_fetched"
 #: where it comes over a network.
 How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
@@ -62,6 +53,14 @@ TEXTS: Final[dict[How, str]] = {
     "being_fetched": "read from files: it comes over a network",
     **{reason: f"read from files: {text}" for reason, text in REASONS.items()},
 }
+
+
+def cannot_shrink(number: int) -> bool:
+    """Return whether nobody can cut an open file short: its file system is mounted read-only, or it is sealed."""
+    with contextlib.suppress(OSError):  # most file systems have no seals
+        if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
+            return True
+    return system.is_read_only(number)
 
 
 class ShardMaps:

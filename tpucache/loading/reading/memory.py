@@ -19,6 +19,13 @@ from tpucache.store.files import ThreadLock
 _SHARE: Final = 2  # half of what is free at most: the page cache, batches and models need memory, too
 _RESERVE: Final = 8  # of what was free at first, an eighth stays free: other processes may take theirs at the same time
 
+Numbers = npt.NDArray[np.int64]
+
+_STEP: Final = 64 << 20  # bytes by which it grows: what is free is looked at again each time
+_BEING_WRITTEN: Final = -1
+
+_log: Final = logging.getLogger("tpucache")
+
 
 @dataclass
 class _Claim:
@@ -94,14 +101,6 @@ class MemoryBudget:
 BUDGET: Final = MemoryBudget()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=BUDGET.forget_promises)
-
-
-Numbers = npt.NDArray[np.int64]
-
-_STEP: Final = 64 << 20  # bytes by which it grows: what is free is looked at again each time
-_BEING_WRITTEN: Final = -1
-
-_log: Final = logging.getLogger("tpucache")
 
 
 class RecordMemory:

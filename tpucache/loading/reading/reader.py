@@ -29,7 +29,24 @@ from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
 from tpucache.store.reader import NetworkUse
+from tpucache.types import Array
 from tpucache.units import size_text
+
+_LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
+_MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
+_BATCH_BYTES: Final = 16 << 20
+_PROBES: Final = 4
+
+InMemory = bool | Literal["auto"]
+Indices = npt.NDArray[np.int64]
+Block = npt.NDArray[np.uint8]
+#: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
+Divide = Callable[[Callable[[int, int], None], int], None]
+
+#: (numbers, addresses): use the records of these rows of a batch, both int64 (n,), as long as the call lasts.
+UseRecords = Callable[[Numbers, Addresses], None]
+
+_OF_A_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
 
 
 class ReadingPlan(NamedTuple):
@@ -52,21 +69,6 @@ class ReadingPlan(NamedTuple):
         return f"from files, {size} of them kept in memory" if self.planned_bytes else "from files"
 
 
-_LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
-_MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
-_BATCH_BYTES: Final = 16 << 20
-_PROBES: Final = 4
-
-InMemory = bool | Literal["auto"]
-Indices = npt.NDArray[np.int64]
-Block = npt.NDArray[np.uint8]
-#: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
-Divide = Callable[[Callable[[int, int], None], int], None]
-
-#: (numbers, addresses): use the records of these rows of a batch, both int64 (n,), as long as the call lasts.
-UseRecords = Callable[[Numbers, Addresses], None]
-
-
 def undivided(work: Callable[[int, int], None], rows: int) -> None:
     """Do the work for all rows at once."""
     work(0, rows)
@@ -81,9 +83,6 @@ class WaysRead(NamedTuple):
     memory_bytes: int = 0
     map_bytes: int = 0
     file_bytes: int = 0
-
-
-_OF_A_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
 
 
 class RecordReader:
@@ -558,9 +557,6 @@ class _Places(NamedTuple):
     encoded: Addresses
     found: Rows | None
     is_complete: bool
-
-
-Array = npt.NDArray[Any]
 
 
 class Scratch(threading.local):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
@@ -18,13 +17,15 @@ from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, View
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, Statistics
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 #: The codecs whose images come in any size.
 ANY_SIZE = ("dct-zstd", "dct-lz4")
 _FITS = ("crop", "pad", "stretch")
 _AT_ONCE = 8  # images decoded together: their coefficients are still in the cache
+
+_FEW: Final = 3  # frequencies, up to which one more is needed
+_MARGIN: Final = 0.25  # of a frequency
 
 
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
@@ -86,10 +87,6 @@ def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statist
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
     """Return how many bands of frequencies images of a size need; 1 where all are in one. Raises UsageError."""
     return len(in_resolution(manifest, size, None).layouts)
-
-
-_FEW: Final = 3  # frequencies, up to which one more is needed
-_MARGIN: Final = 0.25  # of a frequency
 
 
 def frequencies_for(resize: Resize, image: Field) -> int:

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.native import FileRecords
 from tpucache.plugins import Names, Table
-from tpucache.store.codecs.codec import Array, Codec, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.codec import Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
 from tpucache.store.codecs.plain import Bytes, Raw, Zstd
 from tpucache.store.codecs.yuv420 import Yuv420
+from tpucache.types import Array
 
 __all__ = [
     "CODECS",

@@ -6,15 +6,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, DamageError, DependencyError, UsageError, calling
 from tpucache.native import FileRecords
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 

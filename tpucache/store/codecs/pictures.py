@@ -14,10 +14,30 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DependencyError, FormatError
-from tpucache.store.codecs.codec import Array, Codec, FieldSpec
+from tpucache.store.codecs.codec import Codec, FieldSpec
 from tpucache.store.format import MAX_IMAGE_BYTES
+from tpucache.types import Array
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
+
+_DEFAULT_LEVEL: Final = 6
+_PNG_BEGINNING: Final = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+_HEADER: Final = struct.Struct(">IIBBBBB")  # width, height, depth, colours, compression, filter, interlace
+_CHUNK: Final = struct.Struct(">I4s")  # length, name
+_CHECKSUM: Final = 4
+_FIRST_CHUNK: Final = len(_PNG_BEGINNING) + _HEADER.size + _CHECKSUM
+_CHANNELS: Final = {0: 1, 2: 3}
+_PARTS: Final = (b"IDAT", b"IEND")
+
+_DEFAULT_QUALITY: Final = 95
+_JPEG_BEGINNING: Final = b"\xff\xd8"
+_JPEG_SEGMENT: Final = struct.Struct(">BBH")  # 0xff, what it is, its length from here on
+_JPEG_SIZE: Final = struct.Struct(">BHHB")  # depth, height, width, channels
+_MARK, _FRAME, _SCAN = 0xFF, 0xC0, 0xDA
+#: JFIF's and Adobe's marks, comments, tables, a baseline frame and its scans: no profile, no Exif, no progression.
+_SEGMENTS: Final = frozenset((0xE0, 0xEE, 0xFE, 0xDB, 0xC4, 0xDD, _FRAME, _SCAN))
+
+_log: Final = logging.getLogger("tpucache")
 
 
 class PictureCodec(Codec):
@@ -98,16 +118,6 @@ def check_image(field: FieldSpec) -> None:
         )
 
 
-_DEFAULT_LEVEL: Final = 6
-_PNG_BEGINNING: Final = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-_HEADER: Final = struct.Struct(">IIBBBBB")  # width, height, depth, colours, compression, filter, interlace
-_CHUNK: Final = struct.Struct(">I4s")  # length, name
-_CHECKSUM: Final = 4
-_FIRST_CHUNK: Final = len(_PNG_BEGINNING) + _HEADER.size + _CHECKSUM
-_CHANNELS: Final = {0: 1, 2: 3}
-_PARTS: Final = (b"IDAT", b"IEND")
-
-
 class Png(PictureCodec):
     """A PNG file, written and read by Pillow."""
 
@@ -131,17 +141,6 @@ class Png(PictureCodec):
 
     def _save_options(self, quality: int | None) -> dict[str, Any]:
         return {"compress_level": _DEFAULT_LEVEL if quality is None else quality}
-
-
-_DEFAULT_QUALITY: Final = 95
-_JPEG_BEGINNING: Final = b"\xff\xd8"
-_JPEG_SEGMENT: Final = struct.Struct(">BBH")  # 0xff, what it is, its length from here on
-_JPEG_SIZE: Final = struct.Struct(">BHHB")  # depth, height, width, channels
-_MARK, _FRAME, _SCAN = 0xFF, 0xC0, 0xDA
-#: JFIF's and Adobe's marks, comments, tables, a baseline frame and its scans: no profile, no Exif, no progression.
-_SEGMENTS: Final = frozenset((0xE0, 0xEE, 0xFE, 0xDB, 0xC4, 0xDD, _FRAME, _SCAN))
-
-_log: Final = logging.getLogger("tpucache")
 
 
 class Jpeg(PictureCodec):

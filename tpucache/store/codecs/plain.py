@@ -7,8 +7,12 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, UsageError
-from tpucache.store.codecs.codec import Array, Codec, FieldSpec, missing_package
+from tpucache.store.codecs.codec import Codec, FieldSpec, missing_package
 from tpucache.store.format import MAX_RECORD_BYTES
+from tpucache.types import Array
+
+_DEFAULT_LEVEL: Final = 3
+_LEAST_WINDOW: Final = 1 << 10
 
 
 class Raw(Codec):
@@ -54,10 +58,6 @@ class Bytes(Codec):
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         raise UsageError(f"field {field.name!r} is bytes of any length: it has no array to decode into")
-
-
-_DEFAULT_LEVEL: Final = 3
-_LEAST_WINDOW: Final = 1 << 10
 
 
 class Zstd(Codec):

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec
+from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.pictures import check_picture
+from tpucache.types import Array
 
 # JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.
 _FORWARD: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.int32)

@@ -60,6 +60,8 @@ _WHOLE_SHARE: Final = 4
 
 _log: Final = logging.getLogger("tpucache")
 
+_living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
+
 
 class Store(Protocol):
     """What files are read from: a web server or an object store. Threads may share one."""
@@ -627,9 +629,6 @@ class Statistics:
             return NetworkUse(
                 self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited, kept, total
             )
-
-
-_living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
 
 
 @atexit.register

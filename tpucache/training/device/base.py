@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tpucache.ondevice.resident import Table
     from tpucache.ondevice.slots import RecordSlots, Tile
 
+#: Executions that may be under way at once: the device then always has a next one, and the loop never runs far ahead.
+#: Further ahead, batches would pile up in the device's memory, and the loop would wait for data while the device works.
+MOST_AHEAD: Final = 2
+
 
 class Counters(NamedTuple):
     """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
@@ -29,11 +33,6 @@ class Counters(NamedTuple):
     execute_seconds: float
     received_bytes: int
     compile_seconds: float = 0.0
-
-
-#: Executions that may be under way at once: the device then always has a next one, and the loop never runs far ahead.
-#: Further ahead, batches would pile up in the device's memory, and the loop would wait for data while the device works.
-MOST_AHEAD: Final = 2
 
 
 class BusyTime:

@@ -25,6 +25,8 @@ Loss = Callable[["DeviceBatch"], "tuple[torch.Tensor, torch.Tensor | None]"]
 #: Returns the same, and is told whether the batch is the last one of a step.
 SharedLoss = Callable[["DeviceBatch", bool], "tuple[torch.Tensor, torch.Tensor | None]"]
 
+_joined: list[Processes] = []
+
 
 class Processes:
     """This process alone: nothing is exchanged, and nothing costs anything.
@@ -111,8 +113,6 @@ class Processes:
 
 #: This process, where it has not joined others.
 ALONE: Final = Processes()
-
-_joined: list[Processes] = []
 
 
 def current() -> Processes:

@@ -29,6 +29,9 @@ from tpucache.training.sizes import in_size
 
 Draw = Callable[[int], npt.NDArray[np.float32]]
 
+#: Of each step in one graph, the parts of its batch.
+Execution = Sequence[Sequence[DeviceBatch]]
+
 
 class Feeder(Ahead[DeviceBatch]):
     """Iterates device batches, uploaded by a thread ahead of the loop (see Ahead).
@@ -116,10 +119,6 @@ class Feeder(Ahead[DeviceBatch]):
                 yield replace(send(read, self._device), draws=batch.draws)
             else:
                 yield batch
-
-
-#: Of each step in one graph, the parts of its batch.
-Execution = Sequence[Sequence[DeviceBatch]]
 
 
 def parts(

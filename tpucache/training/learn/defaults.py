@@ -25,21 +25,6 @@ Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 #: Layers of BatchNorm from which on they are many: a ResNet-18 has 20.
 _MANY: Final = 16
 
-
-class Defaults(NamedTuple):
-    """The peak learning rate for a batch of 256, how it scales with the batch, the rest, and where that is from.
-
-    `ramp` is the share of the steps in which the rate rises; None: the schedule's own.
-    """
-
-    lr: float
-    scale: ScaleRule
-    weight_decay: float
-    schedule: ScheduleName
-    ramp: float | None
-    source: str
-
-
 _WIDE: Final = "0.1 for 128, arXiv:1605.07146; linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
 _DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
@@ -48,26 +33,6 @@ _CONVNEXT: Final = (
     "arXiv:2205.10287"
 )
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
-
-#: By optimizer, family, and whether the run begins with given weights.
-_TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.2, "linear", 5e-4, "one-cycle", None, _WIDE),
-    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
-    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
-    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
-    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
-    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
-    ("adamw", "batch norm", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
-    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
-    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
-    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
-    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
-}
 
 #: A run should take so many steps at least, in batches of so many samples: at least, at most a device, and at least a
 #: core. Runs of few steps learn nothing, whatever the rate (docs/training.md has what was measured).
@@ -88,6 +53,41 @@ _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedu
 
 #: Why a device has a precision by default.
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
+
+
+class Defaults(NamedTuple):
+    """The peak learning rate for a batch of 256, how it scales with the batch, the rest, and where that is from.
+
+    `ramp` is the share of the steps in which the rate rises; None: the schedule's own.
+    """
+
+    lr: float
+    scale: ScaleRule
+    weight_decay: float
+    schedule: ScheduleName
+    ramp: float | None
+    source: str
+
+
+#: By optimizer, family, and whether the run begins with given weights.
+_TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
+    ("sgd", "batch norm", False): Defaults(0.2, "linear", 5e-4, "one-cycle", None, _WIDE),
+    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
+    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", None, "ViT's, arXiv:2010.11929"),
+    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
+    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
+    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
+    ("adamw", "batch norm", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
+    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
+    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
+    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
+    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
+    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
+}
 
 
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:

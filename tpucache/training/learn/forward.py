@@ -29,6 +29,13 @@ _SAME: Final = 0.5  # two statistics, in numbers of 8-bit pixels
 #: Ways to resize that make nearly the pixels of warmup's Lanczos.
 _LIKE_LANCZOS: Final = ("bicubic", "lanczos")
 
+Finish = Callable[[DeviceBatch], DeviceBatch]
+
+#: Means and standard deviations of channels.
+Statistics = tuple[Sequence[float], Sequence[float]]
+#: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
+IMAGENET: Final[Statistics] = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+
 
 def autocast(device: Device, precision: Precision) -> AbstractContextManager[object]:
     """Return a context in which a model computes in this precision."""
@@ -48,9 +55,6 @@ def has_given_up(state: dict[str, Any]) -> bool:
     return "scale" in state and not state["scale"] >= _LEAST_SCALE
 
 
-Finish = Callable[[DeviceBatch], DeviceBatch]
-
-
 def make_finish(dataset: CachedDataset, device: Device) -> Finish:
     """Return what gives a packed batch of this dataset its images, uint8 (batch, height, width, channels)."""
     if dataset.packed() is dataset:
@@ -63,12 +67,6 @@ def make_finish(dataset: CachedDataset, device: Device) -> Finish:
         return dataclasses.replace(batch, fields={**batch.fields, IMAGE: images})
 
     return finish
-
-
-#: Means and standard deviations of channels.
-Statistics = tuple[Sequence[float], Sequence[float]]
-#: Means and standard deviations of ImageNet's channels, in 0..255: most pretrained weights expect them.
-IMAGENET: Final[Statistics] = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

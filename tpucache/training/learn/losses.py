@@ -14,6 +14,9 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 _SMOOTH: Final = 1.0  # pixels: of a class that is neither in a mask nor predicted, Dice is 1
 
+#: Those whose mean is over samples; that of the others of masks is over the pixels that have a class.
+OF_SAMPLES: Final = ("dice", "dice-cross-entropy")
+
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Return the cross-entropy of each sample or pixel, each class times its weight."""
@@ -76,7 +79,3 @@ def error(compute: Callable[..., torch.Tensor]) -> Loss:
 
 def _per_class(weights: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
     return weights.view(1, -1, *[1] * (each.dim() - 2))
-
-
-#: Those whose mean is over samples; that of the others of masks is over the pixels that have a class.
-OF_SAMPLES: Final = ("dice", "dice-cross-entropy")

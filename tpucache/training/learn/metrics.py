@@ -10,12 +10,11 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 #: Of each metric whether more of it is better.
 MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}
@@ -31,6 +30,9 @@ _LEAST_PROBABILITY: Final = 2.0**-23
 _NAMED_CLASSES: Final = 10  # in a warning, at most
 
 _log = logging.getLogger("tpucache")
+
+#: Called with predictions and labels of all samples, as a task's own metrics are.
+Metric = Callable[[Array, Array], float]
 
 
 def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
@@ -91,10 +93,6 @@ def mask_metrics(confusion: Array) -> dict[str, float]:
     union = counts.sum(0) + counts.sum(1) - right
     present = union > 0
     return {"accuracy": float(right.sum() / total), "iou": float(np.mean(right[present] / union[present]))}
-
-
-#: Called with predictions and labels of all samples, as a task's own metrics are.
-Metric = Callable[[Array, Array], float]
 
 
 class NamedMetric(NamedTuple):

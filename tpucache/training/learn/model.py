@@ -26,6 +26,24 @@ _OBJECT: Final = "object:"
 _NOT_GIVEN: Final = ("cache_dir", "checkpoint_path", "device", "dtype", "features_only", "in_chans", "num_classes")
 _BOOLEANS: Final = {"true": True, "false": False}
 
+Shape = tuple[int, ...]
+Weights = Mapping[str, torch.Tensor]
+
+#: What wrappers of models put before the names of their weights: DataParallel, torch.compile, Lightning and others.
+_PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
+_NAMED: Final = 5  # tensors in a message, at most
+#: Images for which networks are trained have so many channels; other convolutions of these are not told from patches.
+_IMAGE_CHANNELS: Final = (1, 3, 4)
+
+#: What torchvision and timm call the parts of a ResNet of two blocks a layer, and the parts of a block; and their names
+#: in `resnet18`.
+_RESNET_PARTS: Final = {"conv1": "0.0", "bn1": "0.1", "fc": "13"}
+_BLOCK_PARTS: Final = {
+    "conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1",
+    "downsample.0": "past.0", "downsample.1": "past.1",
+}  # fmt: skip
+_BLOCK: Final = re.compile(r"layer([1-4])\.([01])\.(.+)")
+
 
 class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with a skip connection (He et al., arXiv:1512.03385)."""
@@ -266,16 +284,6 @@ def _two_convs(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(conv_bn(inputs, outputs, 1), nn.ReLU(), conv_bn(outputs, outputs, 1), nn.ReLU())
 
 
-Shape = tuple[int, ...]
-Weights = Mapping[str, torch.Tensor]
-
-#: What wrappers of models put before the names of their weights: DataParallel, torch.compile, Lightning and others.
-_PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
-_NAMED: Final = 5  # tensors in a message, at most
-#: Images for which networks are trained have so many channels; other convolutions of these are not told from patches.
-_IMAGE_CHANNELS: Final = (1, 3, 4)
-
-
 @dataclass(frozen=True)
 class MatchedWeights:
     """What a model has taken over, by the names of its own tensors.
@@ -424,16 +432,6 @@ def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterato
     for prefix in ("", *_PREFIXES):
         if f"{prefix}layer1.0.conv1.weight" in weights:
             yield {_resnet_name(name.removeprefix(prefix)): tensor for name, tensor in weights.items()}
-
-
-#: What torchvision and timm call the parts of a ResNet of two blocks a layer, and the parts of a block; and their names
-#: in `resnet18`.
-_RESNET_PARTS: Final = {"conv1": "0.0", "bn1": "0.1", "fc": "13"}
-_BLOCK_PARTS: Final = {
-    "conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1",
-    "downsample.0": "past.0", "downsample.1": "past.1",
-}  # fmt: skip
-_BLOCK: Final = re.compile(r"layer([1-4])\.([01])\.(.+)")
 
 
 def _resnet_name(name: str) -> str:

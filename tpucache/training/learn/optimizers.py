@@ -27,6 +27,19 @@ _MATCHED: Final = "layers_by_matcher"
 _RUNNING: Final = ("running_mean", "running_var", "num_batches_tracked")
 _NAMED: Final = 10  # names in a message, at most
 
+#: Makes an optimizer of groups of parameters, with the rate as `lr`.
+OptimizerMaker = Callable[..., torch.optim.Optimizer]
+
+#: Optimizers that no training step can use, and why.
+_UNFIT: Final = {
+    "lbfgs": "needs a closure, which computes the loss several times in a step",
+    "sparseadam": "takes sparse gradients alone",
+}
+
+_DECAY: Final = "asked_weight_decay"
+_RATE_ALONE: Final = "schedule_sets_rate_alone"
+_LEAST: Final = 2.0**-23  # the least that float32 can add to 1
+
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Let parameters keep their values whose name, or that of a module they are in, fits one of the patterns.
@@ -172,20 +185,6 @@ def _outer_names(name: str) -> Iterator[str]:
 def _is_frozen(name: str, norm: nn.Module, patterns: Sequence[str]) -> bool:
     names = [f"{name}.{parameter}" for parameter, _ in norm.named_parameters()] or [name]
     return all(any(_is_within(each, pattern) for pattern in patterns) for each in names)
-
-
-#: Makes an optimizer of groups of parameters, with the rate as `lr`.
-OptimizerMaker = Callable[..., torch.optim.Optimizer]
-
-#: Optimizers that no training step can use, and why.
-_UNFIT: Final = {
-    "lbfgs": "needs a closure, which computes the loss several times in a step",
-    "sparseadam": "takes sparse gradients alone",
-}
-
-_DECAY: Final = "asked_weight_decay"
-_RATE_ALONE: Final = "schedule_sets_rate_alone"
-_LEAST: Final = 2.0**-23  # the least that float32 can add to 1
 
 
 def make_optimizer(

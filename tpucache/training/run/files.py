@@ -33,6 +33,8 @@ from tpucache.training.settings import TrainSettings, as_decided, setting_differ
 
 _log = logging.getLogger("tpucache")
 
+_WAITING: Final = 2  # the best weights and the state of one epoch: what is written later waits for their memory
+
 
 @dataclass(frozen=True)
 class RunData:
@@ -265,9 +267,6 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "digests": data.digests,
         **({"columns": fit_columns(inputs, train_set.table, train_set.positions).to_list()} if inputs else {}),
     }
-
-
-_WAITING: Final = 2  # the best weights and the state of one epoch: what is written later waits for their memory
 
 
 class BackgroundWriter:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import NoRoomError, TrainingError
 from tpucache.loading.dataset import CachedDataset
@@ -17,8 +16,7 @@ from tpucache.store.files import write_atomically
 from tpucache.store.samples import encode_columns
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.files import RunData
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 
 def write_info(run: Path, learner: Learner, data: RunData) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tpucache")
 
+_WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
+_WINDOWS: Final = 20  # of them in a run, at least
+_LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
+_MOST: Final = 20  # points beyond which markers would hide the line
+
 
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
     """Write a PNG, atomically, of what `paint` draws on a figure of this size in inches.
@@ -84,12 +89,6 @@ def fitting_decay(steps: int) -> float:
 @functools.cache
 def _say_once(message: str) -> None:
     _log.warning(message)
-
-
-_WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
-_WINDOWS: Final = 20  # of them in a run, at least
-_LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
-_MOST: Final = 20  # points beyond which markers would hide the line
 
 
 @contextlib.contextmanager

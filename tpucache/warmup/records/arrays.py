@@ -22,12 +22,11 @@ from tpucache.recipe import Coordinates, Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
+from tpucache.types import Array
 from tpucache.warmup.records.decoding import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import View, presize, presize_in_view
 from tpucache.warmup.sources.source import Item
-
-Array = npt.NDArray[Any]
 
 #: The codecs of arrays that are no image's: they hold any numbers without loss.
 ARRAY_CODECS: Final = ("raw", "zstd")
@@ -40,6 +39,17 @@ _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
     "viewers show it, or --coordinates stored"
 )
+
+#: Annotations by the name of their field.
+Counts = dict[str, int]
+#: What is known of a source's image, by the column of the samples table.
+Facts = dict[str, int | float | str | None]
+
+_COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
+    MASK: lambda mask: mask.any(),
+    BOXES: lambda boxes: ((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])).sum(),
+    KEYPOINTS: lambda points: (points[:, 2] > 0).sum(),
+}
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
@@ -272,18 +282,6 @@ def _keypoints(
     moved = view.points(points, coordinates).astype(np.float32)
     visible = within(moved, view.area, view.turn[1:] if coordinates == "stored" else (False, False))
     return mark_points(moved, visible, view.area)
-
-
-#: Annotations by the name of their field.
-Counts = dict[str, int]
-#: What is known of a source's image, by the column of the samples table.
-Facts = dict[str, int | float | str | None]
-
-_COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
-    MASK: lambda mask: mask.any(),
-    BOXES: lambda boxes: ((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])).sum(),
-    KEYPOINTS: lambda points: (points[:, 2] > 0).sum(),
-}
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:

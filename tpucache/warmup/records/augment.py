@@ -33,10 +33,10 @@ from tpucache.errors import DependencyError, RecipeError
 from tpucache.geometry import clip_boxes, fill_boxes, mark_points
 from tpucache.imports import load_callable
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
+from tpucache.types import Array
 from tpucache.warmup.code_digest import check_imported
 from tpucache.warmup.records.arrays import image_fields
 
-Array = npt.NDArray[Any]
 Image = npt.NDArray[np.uint8]
 #: The image's own arrays by name, and a generator -> the same, augmented.
 Augment = Callable[[dict[str, Array], np.random.Generator], Any]
@@ -48,6 +48,16 @@ _BICUBIC: Final = 2  # cv2.INTER_CUBIC
 _PRESET_CLASSES: Final = frozenset(
     {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
 )
+
+_BORDER_CONSTANT: Final = 0  # cv2.BORDER_CONSTANT
+_NEAREST: Final = 0  # cv2.INTER_NEAREST: the pixel under the left top corner, when resizing
+_NEAREST_EXACT: Final = 6  # cv2.INTER_NEAREST_EXACT: the pixel under the middle; cv2 knows it for resizing only
+_RESIZING: Final = ("crops.transforms", "geometric.resize")
+_MIDDLE: Final = np.float32(0.5)
+
+#: Libraries with a generator of their own; none is imported here.
+_LIBRARIES: Final = ("cv2", "torch")
+_lock: Final = threading.RLock()  # a Dask worker has several threads, and they share these generators
 
 
 class AugmentationError(RecipeError):
@@ -237,13 +247,6 @@ def _albumentations() -> Any:
     return albumentations
 
 
-_BORDER_CONSTANT: Final = 0  # cv2.BORDER_CONSTANT
-_NEAREST: Final = 0  # cv2.INTER_NEAREST: the pixel under the left top corner, when resizing
-_NEAREST_EXACT: Final = 6  # cv2.INTER_NEAREST_EXACT: the pixel under the middle; cv2 knows it for resizing only
-_RESIZING: Final = ("crops.transforms", "geometric.resize")
-_MIDDLE: Final = np.float32(0.5)
-
-
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
     """Return an albumentations pipeline that takes a record's boxes and keypoints, too; the given one is not changed.
 
@@ -316,11 +319,6 @@ def _at_plain_border(transform: Any, apply: Callable[..., Array], points: Array,
 
 def _area(image: Array) -> tuple[float, float, float, float]:
     return 0.0, 0.0, float(image.shape[1]), float(image.shape[0])
-
-
-#: Libraries with a generator of their own; none is imported here.
-_LIBRARIES: Final = ("cv2", "torch")
-_lock: Final = threading.RLock()  # a Dask worker has several threads, and they share these generators
 
 
 def loaded_generators() -> tuple[str, ...]:

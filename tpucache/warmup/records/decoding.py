@@ -37,8 +37,7 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
 
 from tpucache.errors import DependencyError, SampleError
 from tpucache.recipe import Mode, Recipe
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 #: What the numbers of an image may be that is kept as it is.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")
@@ -46,6 +45,68 @@ MOST_CHANNELS: Final = 16
 _NPY: Final = b"\x93NUMPY"
 #: How many channels pictures usually have: of two dimensions that could be the channels, the one of such a length is.
 _USUAL: Final = (1, 2, 3, 4)
+
+#: Modes of Pillow with an alpha channel.
+ALPHA_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
+#: What modes become that are no plain channels.
+_PLAIN_MODES: Final = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB"}
+_TIFF_PHOTOMETRIC: Final = 262
+_TIFF_SAMPLE_FORMAT: Final = 339
+_WHITE_IS_ZERO: Final = 0
+_SIGNED: Final = 2
+
+WHITE_16: Final = 65535
+#: Whole numbers that are all below this use at most 14 bits.
+_LEAST_16: Final = 1 << 14
+#: A float image that is nowhere brighter than this would turn nearly black.
+_LEAST_FLOAT: Final = 1 / 16
+
+#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
+_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
+#: Modes in which Pillow has colours of 16 bits, cut to 8.
+COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
+_PNG_BITS_AT: Final = 24
+_TIFF_BITS: Final = 258
+
+_ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
+
+_EXIF_ORIENTATION: Final = 0x0112
+_TIFF_WIDTH: Final = 256
+_TIFF_HEIGHT: Final = 257
+
+# What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
+_BROKEN: Final = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    ZeroDivisionError,
+    NotImplementedError,
+    MemoryError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+_JPEGS: Final = ("JPEG", "MPO")
+#: JPEGs may be decoded at a smaller scale, and a TIFF is turned once it is decoded. Others are decoded first, because
+#: asking a PNG for its metadata decodes it, and some formats state their true size and mode only then. Pillow raises an
+#: error once: a second attempt returns what was decoded until then, with black for the rest.
+_DECODED_LATER: Final = (*_JPEGS, "TIFF")
+
+SCALES: Final = 8  # of libjpeg: an eighth of the size, two eighths, ...
+
+_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+_MAGIC_AT: Final = 128
+_INVERTED: Final = "MONOCHROME1"
+_RGB: Final = "RGB"
 
 
 def is_npy(data: bytes) -> bool:
@@ -111,16 +172,6 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
     if pixels.shape[2] in (2, 4):
         image = over_white(image)
     return np.asarray(image.convert("L") if mode == "grey" else image)
-
-
-#: Modes of Pillow with an alpha channel.
-ALPHA_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
-#: What modes become that are no plain channels.
-_PLAIN_MODES: Final = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB"}
-_TIFF_PHOTOMETRIC: Final = 262
-_TIFF_SAMPLE_FORMAT: Final = 339
-_WHITE_IS_ZERO: Final = 0
-_SIGNED: Final = 2
 
 
 def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> Array:
@@ -221,22 +272,6 @@ def _deep_colours(image: Image.Image, data: bytes) -> Array:
     raise PixelsError("colours of 16 bits in such a file cannot be read: save it as PNG, or as .npy")
 
 
-WHITE_16: Final = 65535
-#: Whole numbers that are all below this use at most 14 bits.
-_LEAST_16: Final = 1 << 14
-#: A float image that is nowhere brighter than this would turn nearly black.
-_LEAST_FLOAT: Final = 1 / 16
-
-#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
-_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
-#: Modes in which Pillow has colours of 16 bits, cut to 8.
-COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
-_PNG_BITS_AT: Final = 24
-_TIFF_BITS: Final = 258
-
-_ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
-
-
 class PixelsError(Exception):
     """The pixels of an image cannot be taken, for a reason that its user can change."""
 
@@ -320,38 +355,6 @@ def _is_black_png(data: bytes) -> bool:
             return False
         tiles[:] = [(*place, _OF_LOW_BYTES[rawmode]) for *place, rawmode in tiles]
         return not np.asarray(image)[..., :3].any()
-
-
-_EXIF_ORIENTATION: Final = 0x0112
-_TIFF_WIDTH: Final = 256
-_TIFF_HEIGHT: Final = 257
-
-# What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
-_BROKEN: Final = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
-    ZeroDivisionError,
-    NotImplementedError,
-    MemoryError,
-    AttributeError,
-    AssertionError,
-    RuntimeError,
-    struct.error,
-    Image.DecompressionBombError,
-)
-
-
-_JPEGS: Final = ("JPEG", "MPO")
-#: JPEGs may be decoded at a smaller scale, and a TIFF is turned once it is decoded. Others are decoded first, because
-#: asking a PNG for its metadata decodes it, and some formats state their true size and mode only then. Pillow raises an
-#: error once: a second attempt returns what was decoded until then, with black for the rest.
-_DECODED_LATER: Final = (*_JPEGS, "TIFF")
 
 
 class Decoded(NamedTuple):
@@ -516,9 +519,6 @@ class _PillowLimit:
 _PILLOW_LIMIT: Final = _PillowLimit()
 
 
-SCALES: Final = 8  # of libjpeg: an eighth of the size, two eighths, ...
-
-
 def decode_jpeg(
     data: bytes, size: tuple[int, int], least: tuple[int, int] | None, is_grey: bool
 ) -> tuple[npt.NDArray[np.uint8], float] | None:
@@ -561,9 +561,6 @@ def find_simplejpeg() -> Any:
     except ImportError:
         return None
     return simplejpeg
-
-
-_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def is_heif(data: bytes) -> bool:
@@ -691,11 +688,6 @@ class _ArrayPicture:
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
         return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)
-
-
-_MAGIC_AT: Final = 128
-_INVERTED: Final = "MONOCHROME1"
-_RGB: Final = "RGB"
 
 
 def is_dicom(data: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,6 @@ from tpucache.ondevice.decode import CoefficientDecoder, Resize
 from tpucache.store.codecs.dct.coefficients import BLOCK, layout_of, pack, unpack
 from tpucache.store.fields import Field
 from tpucache.store.manifest import FrequencyStatistics
-
-Array = npt.NDArray[Any]
 
 _MOST: Final = 99.0  # dB of images that are the same
 _DECIMALS: Final = 1  # libraries of matrix products differ in the last bits, and manifests must not

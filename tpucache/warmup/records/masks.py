@@ -13,7 +13,7 @@ A mask's transparency counts for nothing.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from PIL.Image import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
+from tpucache.types import Array
 from tpucache.warmup.records.decoding import opened, orientation, stored_pixels
 
-Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.uint8]
 
 _WHAT: Final = "the mask: "

@@ -7,14 +7,14 @@ whole numbers are added, so that sums of floats are as exact.
 from __future__ import annotations
 
 import operator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.format import FLOAT_BITS
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 #: Sums and sums of squares, one each a channel.
 Moments = tuple[list[int], list[int]]
 

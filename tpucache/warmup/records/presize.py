@@ -34,10 +34,15 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.geometry import Box, margins, nearest, placement
 from tpucache.recipe import Coordinates, Recipe
+from tpucache.types import Array
 from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, open_picture, turn, turn_points
 
-Array = npt.NDArray[Any]
 _SCALED_DECODE_FACTOR: Final = 2
+
+Pixels = npt.NDArray[np.uint8]
+
+LOBES: Final = 3  # of the filter, to either side
+_threads: Final = threading.local()
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,6 @@ def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe, kind
         (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
     )
     return View(stored, place.box, place.size, turned, canvas, kind)
-
-
-Pixels = npt.NDArray[np.uint8]
-
-LOBES: Final = 3  # of the filter, to either side
-_threads: Final = threading.local()
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.store.files import write_atomically
 from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
+from tpucache.types import Array
 from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.sources.source import Label, Sample
 
@@ -34,6 +34,10 @@ from tpucache.warmup.sources.source import Label, Sample
 IN_SOURCE: Final = "source"
 #: The name of a receipt, with its block and its part.
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
+
+
+#: The array of a receipt that holds its JSON.
+_METADATA: Final = "told"
 
 
 class KeptSample(NamedTuple):
@@ -200,12 +204,6 @@ def _metadata_path(work: Path, block: int, chunk: int, whole: bool = True) -> Pa
 
 def _records_path(work: Path, block: int, chunk: int, part: Part) -> Path:
     return work / f"chunk-{block:05d}-{chunk:06d}-v{part}.bin"
-
-
-Array = npt.NDArray[Any]
-
-#: The array of a receipt that holds its JSON.
-_METADATA: Final = "told"
 
 
 @dataclass(frozen=True)

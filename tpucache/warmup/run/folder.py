@@ -30,6 +30,9 @@ from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
 
+#: What the system answers where a disk, or what this user may have of it, is full, or a file may not be as large.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
@@ -112,10 +115,6 @@ def _check_files(cache: Cache) -> None:
         raise DamageError(
             f"{folder} is damaged: {wrong[0]}{more}. Run `tpucache verify {folder} --repair SOURCE`, or copy it again"
         )
-
-
-#: What the system answers where a disk, or what this user may have of it, is full, or a file may not be as large.
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_failure(place: Path, error: OSError) -> BuildError:

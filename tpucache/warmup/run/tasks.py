@@ -10,10 +10,9 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import BuildError, SampleError
 from tpucache.store.cache import Cache
@@ -22,6 +21,7 @@ from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped, value_bytes_of
 from tpucache.store.samples import MEAN, STD
 from tpucache.store.writer import ShardInfo, ShardWriter, place_shard
+from tpucache.types import Array
 from tpucache.warmup.blocks import Block, Chunk, content_sha256, parts_of, variants_of
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.arrays import Facts
@@ -44,6 +44,20 @@ from tpucache.warmup.run.chunks import (
 from tpucache.warmup.run.folder import disk_failure, is_held
 from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
+
+#: Just below the largest piece of memory that glibc adapts to.
+_LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
+#: Of images that are added up together: right after its decode, each alone would take longer.
+_ADDED_BYTES: Final = 2 << 20
+#: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
+_CHECK_SECONDS: Final = 0.05
+
+_TRIED: Final = 8
+#: Where libraries differ, so that rare kinds of files are tried, too.
+_TRIED_OF_OTHER_VERSIONS: Final = 64
+
+#: A sample's number -> the CRC-32 of its record of some parts.
+Known = Mapping[int, Mapping[Part, int]]
 
 
 @dataclass(frozen=True)
@@ -287,16 +301,6 @@ def _write_records(
         return writer.finish()
 
 
-Array = npt.NDArray[Any]
-
-#: Just below the largest piece of memory that glibc adapts to.
-_LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
-#: Of images that are added up together: right after its decode, each alone would take longer.
-_ADDED_BYTES: Final = 2 << 20
-#: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
-_CHECK_SECONDS: Final = 0.05
-
-
 def add_samples(
     context: BuildContext,
     chunk: Chunk,
@@ -375,14 +379,6 @@ def check_run(context: BuildContext) -> None:
     """Stop a worker whose run was killed: another one may be working in the same place by now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run that this worker builds {context.shards} for is gone")
-
-
-_TRIED: Final = 8
-#: Where libraries differ, so that rare kinds of files are tried, too.
-_TRIED_OF_OTHER_VERSIONS: Final = 64
-
-#: A sample's number -> the CRC-32 of its record of some parts.
-Known = Mapping[int, Mapping[Part, int]]
 
 
 def known_records(cache: Cache) -> Known:

@@ -24,6 +24,7 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.strict_json import parse_json
+from tpucache.types import Array
 from tpucache.warmup.sources.archives import find_archive, without_folders
 from tpucache.warmup.sources.cells import are_names, to_number
 from tpucache.warmup.sources.folder import SUFFIXES, FoundFile, is_ignored, list_images, shared_folders, without_ignored
@@ -35,10 +36,16 @@ from tpucache.warmup.sources.labels import (
     labels_of_values,
     tell_of_others,
 )
-from tpucache.warmup.sources.source import Array, Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
+from tpucache.warmup.sources.source import Item, Label, Listing, Member, Sample, Source, SourceKind, field_names
 from tpucache.warmup.sources.table import OPTIONS, TableOptions, TableSource
 
 _TABLE: Final = ".csv"
+
+#: Reads a member; the text names the sample in errors.
+Read = Callable[[Member, str], bytes]
+
+_CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
+_MASKS: Final = ("mask", "seg")
 
 
 class MemberFiles(Protocol):
@@ -157,13 +164,6 @@ def _open(source: str | Path, options: TableOptions | None) -> Source:
 
 
 KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files", _is_archive, _open, OPTIONS)
-
-
-#: Reads a member; the text names the sample in errors.
-Read = Callable[[Member, str], bytes]
-
-_CLASS, _JSON, _TEXT, _ARRAY = "cls", "json", "txt", "npy"
-_MASKS: Final = ("mask", "seg")
 
 
 def are_groups(names: Sequence[str]) -> bool:

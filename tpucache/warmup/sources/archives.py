@@ -31,6 +31,22 @@ _NAMES: Final = re.compile(r"\.(zip|tar|tgz|tbz2|txz|tar\.(gz|bz2|xz|zst))$", re
 #: What is read of one file at most. Whatever claims more, such as a zip bomb, is no photograph.
 _LARGEST: Final = 1 << 30
 
+_BLOCK: Final = tarfile.BLOCKSIZE
+_READ: Final = 1 << 20
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_BROKEN_TAR: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, RecursionError)
+_AGAIN: Final = "copy it again"
+
+# Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
+_HEADER: Final = struct.Struct("<4s5H3I2H")
+_SIGNATURE: Final = b"PK\x03\x04"
+#: What most programs put behind a file's name, at most: it is read with the file.
+_EXTRA_BYTES: Final = 512
+_ENCRYPTED: Final = 1
+#: Deflate makes at most 258 bytes of two bits.
+_MOST_EXPANSION: Final = 1032
+_BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
+
 
 @dataclass(frozen=True)
 class ArchiveFiles:
@@ -146,13 +162,6 @@ def _plain(name: str, path: str) -> str:
     return "/".join(parts)
 
 
-_BLOCK: Final = tarfile.BLOCKSIZE
-_READ: Final = 1 << 20
-_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_BROKEN_TAR: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, RecursionError)
-_AGAIN: Final = "copy it again"
-
-
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
     """Return all files and folders of a tar in their order; `archive` is what its members call it.
 
@@ -249,17 +258,6 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
     if target.issparse():
         raise SourceError(f"{path}: {entry.name!r} is a sparse file: make the archive without `--sparse`")
     return Member(archive, entry.name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)
-
-
-# Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
-_HEADER: Final = struct.Struct("<4s5H3I2H")
-_SIGNATURE: Final = b"PK\x03\x04"
-#: What most programs put behind a file's name, at most: it is read with the file.
-_EXTRA_BYTES: Final = 512
-_ENCRYPTED: Final = 1
-#: Deflate makes at most 258 bytes of two bits.
-_MOST_EXPANSION: Final = 1032
-_BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
 
 
 def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:

@@ -21,10 +21,10 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError, UsageError
 from tpucache.imports import load_callable
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.types import Array
 from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
 from tpucache.warmup.sources.source import (
-    Array,
     Item,
     Items,
     Listing,
@@ -45,6 +45,28 @@ if TYPE_CHECKING:
 _CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 #: How large a pickled dataset may be: it is sent to the workers with each of their tasks.
 _MOST_BYTES: Final = 16 << 20
+
+_SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
+
+#: What a sequence of numbers alone is called.
+SEQUENCE: Final = "input_ids"
+_PIXELS: Final = (IMAGE, MASK)
+_KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
+_TEXT: Final = (
+    "give the image itself, not its path; of text, the numbers that a tokenizer makes of it: tokenise first, and give "
+    "{'input_ids': [...], 'label': ...}"
+)
+#: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
+_PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
+_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
+_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF that they write of it
+
+ATTENTION: Final = "attention_mask"
+#: What the sequence that others follow is called, the first of these that there is; else it is the first.
+_MAIN: Final = (SEQUENCE, "ids", "tokens")
+#: The column with each sequence's own length.
+LENGTH: Final = "length"
+_TRIED: Final = 8
 
 
 class DatasetSource:
@@ -260,9 +282,6 @@ def _is_callable(source: str | Path) -> bool:
 KIND: Final = SourceKind("module:callable of a dataset", _is_callable, lambda source, _: DatasetSource(str(source)))
 
 
-_SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
-
-
 def is_saved(source: str | Path) -> bool:
     """Return whether a path is a folder that save_to_disk of Hugging Face's datasets wrote."""
     path = Path(source)
@@ -292,20 +311,6 @@ def load_saved(source: str | Path) -> Any:
 
 
 SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets wrote", is_saved, _open_saved)
-
-
-#: What a sequence of numbers alone is called.
-SEQUENCE: Final = "input_ids"
-_PIXELS: Final = (IMAGE, MASK)
-_KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
-_TEXT: Final = (
-    "give the image itself, not its path; of text, the numbers that a tokenizer makes of it: tokenise first, and give "
-    "{'input_ids': [...], 'label': ...}"
-)
-#: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
-_PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
-_TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
-_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF that they write of it
 
 
 def to_item(value: Any, path: str) -> Item:
@@ -418,14 +423,6 @@ def to_label(value: Any, key: str, path: str) -> Any:
     if array.ndim == 0 and array.dtype.kind != "f":
         return int(array)
     return tuple(map(float, array.reshape(-1).tolist()))
-
-
-ATTENTION: Final = "attention_mask"
-#: What the sequence that others follow is called, the first of these that there is; else it is the first.
-_MAIN: Final = (SEQUENCE, "ids", "tokens")
-#: The column with each sequence's own length.
-LENGTH: Final = "length"
-_TRIED: Final = 8
 
 
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:

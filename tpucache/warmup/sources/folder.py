@@ -61,6 +61,8 @@ _NAMED: Final = 5
 
 _log: Final = logging.getLogger("tpucache")
 
+_MOST_DIGITS: Final = 20
+
 
 class FoundFile(NamedTuple):
     """A file that may be a sample, or may not: its name, its path below the class folders' folder, and its size."""
@@ -260,9 +262,6 @@ def _advice(path: Path) -> str:
                 how = "correct the paths" if has_suffix else f"give --suffix {suffix}"
                 return f", but {found.name} is there: did you mean that? Then {how}"
     return ""
-
-
-_MOST_DIGITS: Final = 20
 
 
 def _padded(path: Path) -> Path | None:

@@ -15,6 +15,8 @@ from tpucache.strict_json import parse_json
 
 Files = Mapping[str, int]
 
+_kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
+
 
 class KeptListings:
     """What was found in sources, kept in the work folder of a build, so that the next run of it does not look again."""
@@ -59,9 +61,6 @@ class KeptListings:
 
     def _path(self, name: str) -> Path:
         return self._work / f"files-{digest(name)}.json"
-
-
-_kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
 
 
 @contextmanager

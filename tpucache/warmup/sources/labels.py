@@ -15,6 +15,16 @@ from tpucache.redact import part_names
 from tpucache.warmup.sources.cells import Table, are_names, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
+#: What a label is called, the first of these that there is.
+LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
+_TRUTH: Final = ("False", "True")
+#: What says in a column of numbers that there is none: what pandas reads so, in small letters.
+MISSING_WORDS: Final = frozenset(
+    ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
+)
+
+_log: Final = logging.getLogger("tpucache")
+
 
 class TableLabels(NamedTuple):
     """Each row's label, None where it has none, the classes' names, and by row why a label cannot be read."""
@@ -147,17 +157,6 @@ def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | floa
             if cell in wrong:
                 faults.setdefault(row, f"line {table.lines[row]}, column {name!r}: {cell!r:.60} {reason}")
     return [numbers[cell] for cell in cells]
-
-
-#: What a label is called, the first of these that there is.
-LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
-_TRUTH: Final = ("False", "True")
-#: What says in a column of numbers that there is none: what pandas reads so, in small letters.
-MISSING_WORDS: Final = frozenset(
-    ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
-)
-
-_log: Final = logging.getLogger("tpucache")
 
 
 def labels_of_values(

@@ -19,6 +19,7 @@ import numpy as np
 from tpucache.errors import DependencyError, SampleError, SourceError, TpucacheError
 from tpucache.progress import Progress
 from tpucache.store.fields import IMAGE, MASK
+from tpucache.types import Array
 from tpucache.warmup.sources.folder import read_below
 from tpucache.warmup.sources.labels import (
     LABEL_NAMES,
@@ -30,7 +31,6 @@ from tpucache.warmup.sources.labels import (
     tell_of_others,
 )
 from tpucache.warmup.sources.source import (
-    Array,
     Item,
     Label,
     Listing,
@@ -51,6 +51,12 @@ _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 _DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 _log: Final = logging.getLogger("tpucache")
+
+_FEATURES: Final = b"huggingface"
+
+#: Rows that are decoded at a time: a batch of large photographs should not fill the memory.
+_BATCH: Final = 16
+_BUFFER: Final = 1 << 20
 
 
 class ParquetSource:
@@ -228,9 +234,6 @@ KIND: Final = SourceKind(
 )
 
 
-_FEATURES: Final = b"huggingface"
-
-
 @dataclass(frozen=True)
 class Roles:
     """Which column is what: the image and its mask ("" where there is none), labels, the fold, arrays and the rest.
@@ -365,11 +368,6 @@ def _is_numbers(kind: Any) -> bool:
         inner = kind.value_type
         return _is_numbers(inner) or (_is_plain(inner) and not _is_text(inner))
     return False
-
-
-#: Rows that are decoded at a time: a batch of large photographs should not fill the memory.
-_BATCH: Final = 16
-_BUFFER: Final = 1 << 20
 
 
 class ParquetRows:

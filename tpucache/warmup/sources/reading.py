@@ -24,6 +24,8 @@ UNLABELLED: Final = -1
 #: Classes that have no names, at most: each gets one in the manifest.
 MOST_CLASSES: Final = 1 << 22
 
+_NAMED: Final = 8
+
 
 def class_range(classes: int) -> str:
     """Return which numbers are classes, of so many or of an unknown number (0) of them."""
@@ -333,9 +335,6 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple) and len(value) == 1:
         value = value[0]
     return f"{value!r:.80}"
-
-
-_NAMED: Final = 8
 
 
 def named(classes: Sequence[str]) -> str:

@@ -12,18 +12,26 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tpucache.errors import SourceError, TpucacheError
 from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MASK, SOFT_LABEL, SOFT_WEIGHT
 from tpucache.store.samples import IMAGE_COLUMNS
-
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 #: A class's number; numbers, one a column (several labels at once, or values to regress); or nothing.
 Label = int | tuple[float, ...] | None
 #: A further column of the samples table: text, or numbers (n,).
 Column = Sequence[str] | Array
+
+#: Columns of the samples table that have a meaning.
+_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
+_LONGEST: Final = 56
+#: Fields that have a meaning.
+_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
+
+_BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
+_WILDCARD: Final = re.compile(rf"[*?[]|{_BRACES.pattern}")
+_MOST_PATTERNS: Final = 100_000
 
 
 class Member(NamedTuple):
@@ -217,13 +225,6 @@ class SourceKind(NamedTuple):
     options: frozenset[str] = frozenset()
 
 
-#: Columns of the samples table that have a meaning.
-_RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
-_LONGEST: Final = 56
-#: Fields that have a meaning.
-_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
-
-
 def column_names(names: Iterable[str]) -> dict[str, str]:
     """Return the name that each column has in the samples table: plain, not a reserved one, and no two alike."""
     given: dict[str, str] = {}
@@ -261,11 +262,6 @@ def unique(names: Iterable[str]) -> list[str]:
         used[own] += 1
         result.append(own)
     return result
-
-
-_BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
-_WILDCARD: Final = re.compile(rf"[*?[]|{_BRACES.pattern}")
-_MOST_PATTERNS: Final = 100_000
 
 
 def has_wildcard(text: str) -> bool:

@@ -34,6 +34,12 @@ PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_pat
 #: What a column of labels is called that is found by itself, where there is exactly one of these.
 LABEL_NAMES: Final = ("label", "target", "class", "species")
 
+#: Cells of images without anything to mask.
+_NOTHING: Final = ("", "-1", "nan")
+_MOST_CLASSES: Final = 255
+
+_log: Final = logging.getLogger("tpucache")
+
 
 @dataclass(frozen=True)
 class TableOptions:
@@ -315,13 +321,6 @@ def _is_table(source: str | Path) -> bool:
 #: The options of a table, in an archive too.
 OPTIONS: Final = frozenset(field.name for field in dataclasses.fields(TableOptions))
 KIND: Final = SourceKind("a .csv table of them", _is_table, TableSource, OPTIONS)
-
-
-#: Cells of images without anything to mask.
-_NOTHING: Final = ("", "-1", "nan")
-_MOST_CLASSES: Final = 255
-
-_log: Final = logging.getLogger("tpucache")
 
 
 class Runs(NamedTuple):

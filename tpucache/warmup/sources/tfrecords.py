@@ -19,9 +19,9 @@ from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.progress import Progress
 from tpucache.store.fields import BOXES, IMAGE, MASK
 from tpucache.store.files import open_file
+from tpucache.types import Array
 from tpucache.warmup.sources.labels import tell_of_others
 from tpucache.warmup.sources.source import (
-    Array,
     Item,
     Listing,
     Sample,
@@ -49,6 +49,54 @@ _NAMES_LOOKED_AT: Final = 8  # for what features are called
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
 _log: Final = logging.getLogger("tpucache")
 _lock: Final = threading.Lock()  # a Dask worker has several threads
+
+_IMAGES: Final = ("image", "image_raw", "image/encoded")
+_LABELS: Final = ("class", "label", "target", "image/class/label")
+_IMAGE_START: Final = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM.{4}\0{4}|II\*\0|MM\0\*|RIFF.{4}WEBP|\0{3}\x0cjP  |.{4}ftypavi[fs]",
+    re.DOTALL,
+)
+
+_ANY: Final = TableOptions()
+_INSTALL: Final = "`pip install --upgrade protobuf`"
+#: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
+_LEAST_PROTOBUF: Final = (4, 25)
+
+_EXAMPLE: Final = """
+name: "example.proto" package: "tpucache" syntax: "proto3"
+message_type { name: "Bytes"  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Ints"   field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes"  number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Bytes"  oneof_index: 0 }
+  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Floats" oneof_index: 0 }
+  field { name: "ints"   number: 3 type: TYPE_MESSAGE type_name: ".tpucache.Ints"   oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tpucache.Features.FeatureEntry"
+  }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Feature" }
+  }
+}
+message_type {
+  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
+}
+"""
+
+OBJECTS: Final = "image/object/"
+LEFT: Final = f"{OBJECTS}bbox/xmin"
+_CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
+#: The classes of the boxes, the first of these that there is: of that API, and of ImageNet's records.
+_CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
+_SIZE: Final = ("image/width", "image/height")
 
 
 class TFRecordSource:
@@ -221,48 +269,6 @@ KIND: Final = SourceKind(
 )
 
 
-_IMAGES: Final = ("image", "image_raw", "image/encoded")
-_LABELS: Final = ("class", "label", "target", "image/class/label")
-_IMAGE_START: Final = re.compile(
-    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM.{4}\0{4}|II\*\0|MM\0\*|RIFF.{4}WEBP|\0{3}\x0cjP  |.{4}ftypavi[fs]",
-    re.DOTALL,
-)
-
-_ANY: Final = TableOptions()
-_INSTALL: Final = "`pip install --upgrade protobuf`"
-#: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
-_LEAST_PROTOBUF: Final = (4, 25)
-
-_EXAMPLE: Final = """
-name: "example.proto" package: "tpucache" syntax: "proto3"
-message_type { name: "Bytes"  field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
-message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
-message_type { name: "Ints"   field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
-message_type {
-  name: "Feature"
-  oneof_decl { name: "kind" }
-  field { name: "bytes"  number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Bytes"  oneof_index: 0 }
-  field { name: "floats" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Floats" oneof_index: 0 }
-  field { name: "ints"   number: 3 type: TYPE_MESSAGE type_name: ".tpucache.Ints"   oneof_index: 0 }
-}
-message_type {
-  name: "Features"
-  field {
-    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tpucache.Features.FeatureEntry"
-  }
-  nested_type {
-    name: "FeatureEntry"
-    options { map_entry: true }
-    field { name: "key" number: 1 type: TYPE_STRING }
-    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tpucache.Feature" }
-  }
-}
-message_type {
-  name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tpucache.Features" }
-}
-"""
-
-
 def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
     """Return what a serialised Example holds; `path` names it in errors.
 
@@ -415,14 +421,6 @@ def _reader() -> tuple[Any, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tpucache.Example")), DecodeError
-
-
-OBJECTS: Final = "image/object/"
-LEFT: Final = f"{OBJECTS}bbox/xmin"
-_CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
-#: The classes of the boxes, the first of these that there is: of that API, and of ImageNet's records.
-_CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
-_SIZE: Final = ("image/width", "image/height")
 
 
 def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:

@@ -14,13 +14,14 @@ import numpy as np
 
 from tpucache.errors import FormatError
 from tpucache.native import FileRecords
-from tpucache.store.codecs.codec import Array, FieldSpec, Numbers, PackedCodec, checked, missing_package
+from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, checked, missing_package
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.dct.sparse import Sparse
 from tpucache.store.codecs.pictures import check_picture
 from tpucache.store.codecs.plain import load_zstandard, unpack_frame
+from tpucache.types import Array
 
 # Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {

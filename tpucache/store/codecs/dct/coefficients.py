@@ -17,15 +17,15 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
 from tpucache.store.codecs.yuv420 import doubled, to_rgb, to_uint8
+from tpucache.types import Array
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Chroma = Literal["420", "444"]
 
@@ -61,6 +61,8 @@ _WIDE_DIFFERENCE: Final = 16
 _COLOURS: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.float64)
 _COLOUR_BITS: Final = 10  # what is kept of the 16 fractional bits
 _DCT_BITS: Final = 15
+
+Matrices = list[tuple[Array, Array]]
 
 
 class Plane(NamedTuple):
@@ -239,9 +241,6 @@ def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Return packed images, uint8 (n, N), in other bands, uint8 (n, M): fewer frequencies, or others together."""
     return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
-
-
-Matrices = list[tuple[Array, Array]]
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:

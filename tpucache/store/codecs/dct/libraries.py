@@ -22,8 +22,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tpucache.native import FileRecords, LoopWork, Native, native
-from tpucache.store.codecs.codec import Array, Numbers
+from tpucache.store.codecs.codec import Numbers
 from tpucache.store.codecs.dct.sparse import scratch_for, spread
+from tpucache.types import Array
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"

@@ -11,18 +11,22 @@ of them is 0, so a nibble of 0 says that the value is one of the others, which f
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from tpucache.types import Array
 
 SPARSE: Final = "sparse"
 NIBBLES: Final = "nibbles"
 
 _GROUP: Final = 64  # bytes that one byte of the mask's mask is for
 _AHEAD: Final = 64  # bytes: compiled code loads and stores so many at once, also where only one is left
+
+_SIGN: Final = 8
+_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
+#: The two values of each byte, as one number: one lookup is for both.
+_PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1).view(np.uint16)[:, 0]
 
 
 class Sparse(NamedTuple):
@@ -96,12 +100,6 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
     out = np.zeros(len(is_value), np.uint8)
     out[at] = values[: len(at)]
     return out, values[len(at) :]
-
-
-_SIGN: Final = 8
-_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
-#: The two values of each byte, as one number: one lookup is for both.
-_PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1).view(np.uint16)[:, 0]
 
 
 def narrow(values: Array) -> bytes:

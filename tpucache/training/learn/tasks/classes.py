@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -36,11 +35,10 @@ from tpucache.training.learn.tasks.task import (
     smooth,
     unfit,
 )
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
@@ -27,11 +26,11 @@ from tpucache.training.learn.tasks.task import (
     smooth,
     unfit,
 )
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-Array = npt.NDArray[Any]
 
 #: The field of a record that holds the classes, (height, width, 1).
 #: Pixels of a mask with this number belong to no class and are ignored (as in PASCAL VOC).

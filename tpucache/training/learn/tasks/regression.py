@@ -6,10 +6,9 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
@@ -25,11 +24,11 @@ from tpucache.training.learn.tasks.task import (
     check_shape,
     class_weights,
 )
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-Array = npt.NDArray[Any]
 
 #: How much of their deviation labels may lose as float32.
 _MOST_LOST: Final = 0.01

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpucache.errors import UsageError
 from tpucache.training.learn.losses import Loss
 from tpucache.training.learn.metrics import Metric, NamedMetric, find_metric
+from tpucache.types import Array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from tpucache.loading.dataset import CachedDataset
+
+
+Form = Literal["values", "maps"]
+Value = TypeVar("Value")
+Own = TypeVar("Own", bound="TaskBase")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
@@ -35,9 +40,6 @@ def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tenso
     if not 0 <= smoothing < 1:
         raise UsageError(f"label smoothing is at least 0 and below 1, not {smoothing}")
     return targets * (1 - smoothing) + smoothing * towards if smoothing else targets
-
-
-Array = npt.NDArray[Any]
 
 
 def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
@@ -115,11 +117,6 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
     if len(weights) != outputs or not bool((weights.isfinite() & (weights >= 0)).all()):
         raise UsageError(f"class weights are {outputs} numbers of at least 0, not {list(wanted)}")
     return weights
-
-
-Form = Literal["values", "maps"]
-Value = TypeVar("Value")
-Own = TypeVar("Own", bound="TaskBase")
 
 
 class Watched(NamedTuple):
