@@ -9,15 +9,17 @@ INSTALL = $(PYTHON) -m scripts.install --torch $(TORCH) $(VENV)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+CORE_STAMP := $(VENV)/.installed-core
 DOCS_STAMP := $(VENV)/.installed-docs
 # Work is stolen in runs of neighbouring tests, so that what a module or the session shares is seldom made twice.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-docs demo test test-fast coverage docs lint format clean
+.PHONY: help install install-core install-docs demo test test-fast test-core coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "How to change something, and how to test it: .github/CONTRIBUTING.md"
 
 install: $(STAMP) ## install everything into .venv (TORCH=cpu, cuda or any: another build of torch)
 
@@ -30,7 +32,13 @@ test: $(STAMP) ## run the tests, four at once (JOBS=8: eight; TESTS=tests/store:
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
 	$(PYTEST) -m 'not slow and not xla' $(TESTS)
 
-coverage: $(STAMP) ## run the tests, measured, and print how many of the package's lines they reach (JOBS, TESTS as above)
+# Their results may change with numpy, torch and Python; those of processes, kills and whole runs do not.
+install-core: $(if $(wildcard $(STAMP)),$(STAMP),$(CORE_STAMP))
+
+test-core: install-core ## run the fast tests of building and reading on another Python (PYTHON=python3.13 VENV=.venv-3.13)
+	$(PYTEST) -m 'not slow and not xla' tests/store tests/loading tests/ondevice tests/warmup/records
+
+coverage: $(STAMP) ## run the tests and print how many of the package's lines they reach (JOBS, TESTS as above)
 	$(INSTALL) $(EXTRAS),coverage
 	$(PYTEST) $(TESTS) --cov
 
@@ -58,6 +66,10 @@ $(STAMP): pyproject.toml
 
 $(DEMO_STAMP): pyproject.toml
 	$(INSTALL) demo
+	@touch $@
+
+$(CORE_STAMP): pyproject.toml
+	$(INSTALL) train,fast,zstd,lz4,remote,test
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)

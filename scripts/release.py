@@ -1,12 +1,13 @@
-"""Cuts a release: checks what is committed, names the version, builds, tags, and prints the command that uploads.
+"""Makes a release: checks what is committed, sets the version, builds, tags, and prints the commands that upload it.
 
     python -m scripts.release 0.2.0 --dry-run
     python -m scripts.release 0.2.0
 
-The checks: nothing is uncommitted, the version is above the last one, the changelog has entries under "Unreleased", and
-`.ci/run` passed (`--skip-ci` where it just has). Then the version and the changelog's heading are committed, sdist and
-wheel are built into dist/ and compared with what is committed, and the commit is tagged with the changelog's entries as
-its notes. Nothing leaves this machine: the last lines printed are the commands that push and upload.
+It checks that everything is committed, that the version is above the last one, that the changelog has entries under
+"Unreleased" and says there what a user has to do, and that `.ci/run` passes (`--skip-ci` where it just has). Then it
+commits the version and the changelog's new heading, builds sdist and wheel into dist/, compares them with the commit,
+and tags the commit with the changelog's entries as notes. Nothing leaves this machine: the last lines that it prints
+are the commands that push and upload.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from scripts.commands import ROOT, CommandError, say
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _UNRELEASED: Final = "## [Unreleased]"
 _HEADING: Final = re.compile(r"^## \[(.*?)\]", re.MULTILINE)
+_TO_DO: Final = "### What you have to do"
 
 
 def main() -> int:
-    """Cut a release, or say what would be done."""
+    """Make a release, or say what would be done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", help="the version to release, such as 0.2.0")
     parser.add_argument("--dry-run", action="store_true", help="check, and print what would be done")
@@ -41,7 +43,7 @@ def main() -> int:
 
 
 def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> None:
-    """Release what is committed in a repository as a version. Raises CommandError with nothing changed."""
+    """Release the commit of a repository as a version. Raises CommandError before anything is changed."""
     text = (root / "CHANGELOG.md").read_text()
     check(root, version, text)
     notes = unreleased(text)
@@ -64,10 +66,10 @@ def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> 
 
 
 def check(root: Path, version: str, changelog: str) -> None:
-    """Raise CommandError unless a version can be released from what is committed."""
+    """Raise CommandError unless the commit can be released as this version."""
     found = _VERSION.fullmatch(version)
     if found is None:
-        raise CommandError(f"{version!r} is no version such as 0.2.0")
+        raise CommandError(f"{version!r} is not a version such as 0.2.0")
     if changes := run(root, "git", "status", "--porcelain"):
         raise CommandError(f"there are changes that are not committed: {', '.join(changes.split()[1::2])}")
     released = [tuple(map(int, tag.groups())) for name in run(root, "git", "tag").split() if (tag := _tag(name))]
@@ -76,6 +78,10 @@ def check(root: Path, version: str, changelog: str) -> None:
         raise CommandError(f"{version} is not above {last}, which was released already")
     if not unreleased(changelog):
         raise CommandError(f"CHANGELOG.md has nothing under {_UNRELEASED}: there is nothing to release")
+    if _TO_DO not in unreleased(changelog):
+        raise CommandError(
+            f'CHANGELOG.md has no "{_TO_DO}" under {_UNRELEASED}: say what users must change, or that it is nothing'
+        )
 
 
 def unreleased(changelog: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -24,24 +25,31 @@ def test_the_hooks_before_a_commit_are_the_tools_of_make_lint() -> None:
     assert [hook["entry"].removesuffix(" --force-exclude") for hook in repository["hooks"]] == linters
 
 
-def test_the_workflow_runs_the_script_of_ci_on_each_python_that_is_promised() -> None:
+def test_the_workflow_tests_everything_on_one_python_and_the_core_on_each_other_that_is_promised() -> None:
     jobs = read_yaml(".github/workflows/ci.yml")["jobs"]
     promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
-    assert jobs["ci"]["strategy"]["matrix"]["python"] == promised
+    pythons = {name: jobs[name]["strategy"]["matrix"]["python"] for name in ("ci", "core")}
+    assert len(pythons["ci"]) == 1
+    assert sorted(pythons["ci"] + pythons["core"]) == sorted(promised)
     assert jobs["ci"]["steps"][-1] == {"run": ".ci/run"}
+    assert jobs["core"]["steps"][-1] == {"run": "make test-core"}
     assert f'requires-python = ">={promised[0]}"' in PROJECT
 
 
-@pytest.mark.parametrize("name", ["scripts.bench loader", "scripts.checks.fuzz", "scripts.release"])
-def test_commands_that_contributors_are_given_exist(name: str) -> None:
-    path = ROOT.joinpath(*name.replace(" ", ".").split("."))
-    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+def test_the_hooks_are_installed_with_everything_else() -> None:
+    (dev,) = re.findall(r"^dev = \[(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
+    assert '"pre-commit>=' in dev
 
 
-@pytest.mark.parametrize(
-    "page", [".github/CONTRIBUTING.md", "docs/stability.md", *map(str, ROOT.glob("docs/decisions/*"))]
-)
-def test_links_of_a_page_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
-    assert [link for link in links if not (path.parent / link).exists()] == []
+def test_readme_and_make_help_lead_to_the_page_for_contributors() -> None:
+    assert "](.github/CONTRIBUTING.md)" in (ROOT / "README.md").read_text()
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert ".github/CONTRIBUTING.md" in done.stdout
+
+
+def test_each_release_has_a_date_and_says_what_a_user_has_to_do() -> None:
+    parts = re.split(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    releases = dict(zip(parts[::2], parts[1::2], strict=True))
+    for heading, text in releases.items():
+        assert heading == "[Unreleased]" or re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading)
+        assert not text.strip() or "### What you have to do\n" in text, heading

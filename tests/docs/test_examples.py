@@ -1,4 +1,4 @@
-"""What the pages show is what works: commands parse, Python compiles, calls bind, links lead somewhere.
+"""What the pages show works: commands parse, Python compiles, calls bind, links lead somewhere, tests are found.
 
 The quick start and the page for agents are also run from top to bottom.
 """
@@ -10,18 +10,24 @@ import inspect
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 import tpucache
 from scripts.kaggle_server import KaggleServer
 from tpucache.cli import main, make_parser
 
 ROOT = Path(__file__).parents[2]
-DOCS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "format.md")
-PAGES = [ROOT / "README.md", ROOT / "llms.txt", *DOCS]
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "format.md")
+PAGES = [ROOT / "README.md", ROOT / "llms.txt", ROOT / ".github/CONTRIBUTING.md", *DOCS]
 PROG = re.compile("(?:python -m )?tpucache ")
+OURS = re.compile(r"(?:\S*/)?python3? -m (scripts\.[\w.]+)")
+PYTEST = re.compile(r"(?:\S*/)?(?:python3? -m )?pytest(?= )")
+SHELLS = ("sh", "bash", "console")
 COMMANDS = {name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -37,10 +43,15 @@ def spans(page: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
 
 
-def commands(text: str) -> list[list[str]]:
-    """Return the words after `tpucache` or `python -m tpucache` of each command; a backslash continues a line."""
+def commands(text: str, program: re.Pattern[str] = PROG) -> list[list[str]]:
+    """Return the words after the name of a program of each command; a backslash continues a line."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [shlex.split(line[found.end() :], comments=True) for line in lines if (found := PROG.match(line))]
+    return [shlex.split(line[found.end() :], comments=True) for line in lines if (found := program.match(line))]
+
+
+def shell(page: Path) -> list[str]:
+    """Return all that a page shows of a shell: blocks, and code within lines."""
+    return [text for language, text in blocks(page) if language in SHELLS] + spans(page)
 
 
 def has_arguments(span: str) -> bool:
@@ -52,7 +63,7 @@ def has_arguments(span: str) -> bool:
 @each_page
 def test_every_command_parses(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shown = [text for language, text in blocks(page) if language == "sh"]
+    shown = [text for language, text in blocks(page) if language in SHELLS]
     shown += [span for span in spans(page) if span.startswith("python") or has_arguments(span)]
     for words in (words for text in shown for words in commands(text)):
         for path in (Path(words[at + 1]) for at, word in enumerate(words) if word == "--config"):
@@ -62,6 +73,42 @@ def test_every_command_parses(page, tmp_path, monkeypatch, capsys):
             make_parser().parse_args(words)
         except SystemExit:
             pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err}")
+
+
+@each_page
+def test_every_target_of_make_exists(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    asked = {word for text in shell(page) for words in commands(text, re.compile("make ")) for word in words}
+    assert {word for word in asked if "=" not in word and not word.startswith("-")} <= targets
+
+
+@each_page
+def test_every_script_of_ours_exists_and_has_the_options_shown(page):
+    for text in shell(page):
+        for line in text.replace("\\\n", " ").splitlines():
+            for module, words in [(found[1], line[found.end() :].split()) for found in OURS.finditer(line)]:
+                names = [*module.split("."), *(words[:1] if module in ("scripts.bench", "scripts.checks") else ())]
+                if names[-1].startswith("-"):
+                    continue  # `--help` of all
+                path = ROOT.joinpath(*names)
+                path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+                assert path.is_file(), line
+                options = {word.strip("`[]").partition("=")[0] for word in words if word.startswith(("--", "[--"))}
+                known = path.read_text()
+                for imported in re.findall(r"^from (scripts[\w.]*) import", known, re.MULTILINE):
+                    source = ROOT.joinpath(*imported.split(".")).with_suffix(".py")
+                    known += source.read_text() if source.is_file() else ""
+                assert {option for option in options - {"--help"} if f'"{option}"' not in known} == set(), line
+
+
+@pytest.mark.slow
+def test_every_command_of_pytest_selects_tests(tmp_path):
+    shown = [words for page in PAGES for text in shell(page) for words in commands(text, PYTEST)]
+    assert shown
+    for words in shown:
+        command = [sys.executable, "-m", "pytest", *words, "--collect-only", "-q", "-p", "no:cacheprovider"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 0, f"pytest {' '.join(words)}\n{done.stdout[-400:]}"
 
 
 @each_page

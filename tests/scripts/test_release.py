@@ -11,9 +11,14 @@ from patience import PATIENCE
 from scripts import release as releasing
 from scripts.commands import CommandError
 
+NOTES = "### What you have to do\n\nNothing.\n\n### Added\n\n- A thing."
 CHANGELOG = """# Changelog
 
 ## [Unreleased]
+
+### What you have to do
+
+Nothing.
 
 ### Added
 
@@ -80,7 +85,7 @@ def test_a_release_is_a_commit_a_build_and_a_tag_with_its_notes(
     assert releasing.unreleased(changelog) == ""
     assert git(root, "status", "--porcelain") == ""
     assert git(root, "rev-parse", "v0.2.0^{commit}") == git(root, "rev-parse", "HEAD")
-    assert git(root, "tag", "--list", "--format=%(contents)", "v0.2.0").strip() == "0.2.0\n\n### Added\n\n- A thing."
+    assert git(root, "tag", "--list", "--format=%(contents)", "v0.2.0").strip() == f"0.2.0\n\n{NOTES}"
     assert capsys.readouterr().out.splitlines()[-1] == "python -m twine upload dist/tpucache-0.2.0*"
 
 
@@ -88,7 +93,7 @@ def test_a_release_is_a_commit_a_build_and_a_tag_with_its_notes(
 @pytest.mark.parametrize(
     ("version", "change", "message"),
     [
-        ("0.2", None, "no version such as 0.2.0"),
+        ("0.2", None, "not a version such as 0.2.0"),
         ("0.1.0", None, "not above 0.1.0"),
         ("0.0.9", None, "not above 0.1.0"),
         ("0.2.0", ("tpucache/version.py", "changed"), "not committed: tpucache/version.py"),
@@ -111,7 +116,10 @@ def test_what_stands_in_the_way_of_a_release_is_said_and_nothing_is_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [CHANGELOG.replace("### Added\n\n- A thing.\n", ""), "# Changelog\n"])
+@pytest.mark.parametrize(
+    "text",
+    [CHANGELOG.replace(NOTES, ""), CHANGELOG.replace("### What you have to do\n\nNothing.\n\n", ""), "# Changelog\n"],
+)
 def test_a_release_without_notes_is_refused(root: Path, built: list[tuple[str, ...]], text: str) -> None:
     (root / "CHANGELOG.md").write_text(text)
     git(root, "commit", "--quiet", "--all", "--message", "no notes")
