@@ -1,4 +1,4 @@
-"""What the two commits wrote, unpacked, and the commands that continue it."""
+"""What a release wrote, unpacked, and the commands that continue it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ sys.path.append(str(HERE))  # for pictures.py
 
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the folder with what a commit wrote; it is not to be written to."""
+    """Return the folder with what a release wrote; it is not to be written to."""
     folders: dict[str, Path] = {}
 
-    def of(commit: str) -> Path:
-        if commit not in folders:
-            folders[commit] = tmp_path_factory.mktemp(commit)
-            with zipfile.ZipFile(HERE / "data" / f"{commit}.zip") as archive:
-                archive.extractall(folders[commit])
-        return folders[commit]
+    def of(release: str) -> Path:
+        if release not in folders:
+            folders[release] = tmp_path_factory.mktemp(release)
+            with zipfile.ZipFile(HERE / "data" / f"{release}.zip") as archive:
+                archive.extractall(folders[release])
+        return folders[release]
 
     return of
 

@@ -1,19 +1,17 @@
-"""Make `data/COMMIT.zip` with the code of that commit, which is imported in place of this one's.
+"""Make `data/VERSION.zip` with the code of that release, which is imported in place of this one's.
 
-    git worktree add /tmp/COMMIT COMMIT
-    PYTHONPATH=/tmp/COMMIT:/tmp/COMMIT/tests/training python tests/earlier/make_data.py COMMIT
+    git worktree add /tmp/VERSION vVERSION
+    PYTHONPATH=/tmp/VERSION:/tmp/VERSION/tests/training python tests/earlier/make_data.py VERSION
 
-It holds a cache of six images for each codec and, where there was such a thing, one of 16 bits (`deep`), the pixels
-that were read from those that lose some (`pixels.npz`), the hashes of records that were added to them
-(`expected.json`), a warmup that was interrupted (`begun`), one that was interrupted while it added to a cache
-(`adding`), and, of the commits that `_RUNS` names, runs that are finished and stopped.
+It holds a cache of six images for each codec and one of 16 bits (`deep`), the pixels that were read from the lossy
+ones (`pixels.npz`), the hashes of records that were added to them (`expected.json`), a warmup that was interrupted
+(`begun`), one that was interrupted while it added to a cache (`adding`), and runs that are finished and stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import json
 import pkgutil
@@ -31,55 +29,46 @@ from pictures import write_deep_images, write_mosaics
 import tpucache
 from tpucache import CachedDataset, Recipe, build_cache
 from tpucache.cli import main
+from tpucache.store.codecs import IMAGE_CODECS
 
-#: The commits whose runs are made: the options that name plain torch, and where a step is taken.
-_RUNS = {"8782811": ("torch", "tpucache.training.learn.learner")}
+#: Where a step is taken.
+_LEARNER = "tpucache.training.learn.learner"
 _LOSSLESS = ("raw", "png", "zstd")
 _ZIP_DATE = (2026, 11, 23, 0, 0, 0)
 
 
-def make(commit: str) -> None:
-    """Make all data of a commit."""
+def make(release: str) -> None:
+    """Make all data of a release."""
     with tempfile.TemporaryDirectory() as name:
         source, data = Path(name) / "images", Path(name) / "data"
         write_mosaics(source, 6)
         expected: dict[str, Any] = {"added": {}}
         pixels = {}
-        for codec in _codecs():
+        for codec in IMAGE_CODECS:
             made = build_cache(source, data / codec, Recipe(size=16, codec=codec), jobs=1)
             assert made.samples == 6
             if codec not in _LOSSLESS:
                 pixels[codec] = _pixels(data / codec)
-        if "mode" in {field.name for field in dataclasses.fields(Recipe)}:
-            write_deep_images(Path(name) / "deep", 6)
-            build_cache(Path(name) / "deep", data / "deep", Recipe(size=16, mode="keep"), jobs=1)
+        write_deep_images(Path(name) / "deep", 6)
+        build_cache(Path(name) / "deep", data / "deep", Recipe(size=16, mode="keep"), jobs=1)
         _interrupt(source, data / "begun", Recipe(size=16, variants=1, augment="flip"), "_run_chunk", 4)
         shutil.copytree(data / "raw", data / "adding")
         more = Recipe(size=16, variants=1, augment="flip")
         write_mosaics(source, 9)
-        for codec in _codecs():
+        for codec in IMAGE_CODECS:
             shutil.copytree(data / codec, Path(name) / codec)
             made = build_cache(source, Path(name) / codec, Recipe(size=16, codec=codec, variants=1, augment="flip"))
             expected["added"][codec] = {entry.name: entry.records_sha256 for entry in made.shards}
         _interrupt(source, data / "adding", more, "_save", 1)
-        if commit in _RUNS:
-            _make_runs(Path(name), data, *_RUNS[commit])
+        _make_runs(Path(name), data)
         np.savez_compressed(data / "pixels.npz", **pixels)
         (data / "expected.json").write_text(json.dumps(expected, indent=1))
-        _pack(data, Path(__file__).parent / "data" / f"{commit}.zip")
+        _pack(data, Path(__file__).parent / "data" / f"{release}.zip")
 
 
 def _pixels(cache: Path) -> np.ndarray[Any, Any]:
     dataset = CachedDataset(cache)
     return np.stack([np.asarray(dataset[at][0]) for at in range(len(dataset))])
-
-
-def _codecs() -> list[str]:
-    """Return the codecs of images that the commit has."""
-    for module in ("tpucache.store.codecs", "tpucache.store.codec"):
-        with contextlib.suppress(ImportError):
-            return list(importlib.import_module(module).IMAGE_CODECS)
-    raise RuntimeError("there is no table of codecs")
 
 
 def _interrupt(source: Path, cache: Path, recipe: Recipe, what: str, times: int) -> None:
@@ -113,7 +102,7 @@ def _modules() -> Iterator[Any]:
                 yield importlib.import_module(found.name)
 
 
-def _make_runs(folder: Path, data: Path, backend: str, learner: str) -> None:
+def _make_runs(folder: Path, data: Path) -> None:
     images = write_mosaics(folder / "twelve", 12)
     build_cache(folder / "twelve", data / "twelve", Recipe(size=16), jobs=1)
     table = folder / "numbers.csv"
@@ -126,14 +115,15 @@ def _make_runs(folder: Path, data: Path, backend: str, learner: str) -> None:
         ("", "twelve", "--valid 0.25 --flip --ema 0.9"),
         ("numbers-", "numbers", "--valid 0.25 --optimizer adamw"),
     ):
-        command = ["train", str(data / cache), *options.split(), *more.split(), "--backend", backend]
+        command = ["train", str(data / cache), *options.split(), *more.split(), "--backend", "torch"]
         assert main([*command, "--run", str(data / f"{kind}finished")]) == 0
-        step = importlib.import_module(learner).Learner.step
+        step = importlib.import_module(_LEARNER).Learner.step
         stopped = ["--run", str(data / f"{kind}stopped")]
-        with patch(f"{learner}.Learner.step", _until(step, [0], 3)):
+        with patch(f"{_LEARNER}.Learner.step", _until(step, [0], 3)):
             assert main([*command, *stopped]) != 0
         out = data / f"{kind}predictions.csv"
-        predict = ["predict", data / f"{kind}finished", data / cache, "-o", out, "--backend", backend]
+        predict = ["predict", data / f"{kind}finished", data / cache, "-o", out, "--backend", "torch"]
+        predict += ["--trust", "tiny_models:tiny"]
         assert main(list(map(str, predict))) == 0
     for path in data.rglob("curves.*"):
         path.unlink()
@@ -153,5 +143,5 @@ def _pack(folder: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("commit")
-    make(parser.parse_args().commit)
+    parser.add_argument("release")
+    make(parser.parse_args().release)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +18,7 @@ from hypothesis import strategies as st
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import loader as loader_module
-from tpucache.loading.sampler import block_order, global_batches, rank_slice
-from tpucache.store import earlier
+from tpucache.loading.sampler import global_batches, rank_slice
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import encode_columns
 
@@ -28,8 +26,7 @@ from tpucache.store.samples import encode_columns
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples, as caches of many images have relative to their size."""
-    for module in (loader_module, earlier):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(loader_module, "_CHUNK_BYTES", 100_000)
 
 
 @pytest.fixture
@@ -228,56 +225,12 @@ def test_an_iteration_that_is_set_aside_does_not_count(cache: Path) -> None:
     del aside
 
 
-def early_state(loader: CachedLoader, **changes: object) -> dict[str, Any]:
-    """Return a state as versions wrote it before datasets had a digest."""
+def test_a_state_of_before_the_first_release_is_refused_with_a_remedy(cache: Path) -> None:
+    loader = CachedLoader(CachedDataset(cache), 10)
     state = loader.state_dict()
-    names = ("seed", "epoch", "position", "samples", "order", "fingerprint")
-    return {**{name: state[name] for name in names}, **changes}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_state_without_a_digest_continues_with_a_warning(cache: Path, caplog, shuffle: bool) -> None:
-    dataset = CachedDataset(cache)
-    loader = CachedLoader(dataset, 20, shuffle=shuffle)
-    whole = numbers(iter(loader), dataset)
-    loader.set_epoch(0)
-    with caplog.at_level(logging.WARNING, "tpucache"):
-        loader.load_state_dict(early_state(loader, position=60))
-    assert "could not be compared" in caplog.text
-    assert numbers(iter(loader), dataset) == whole[60:]
-    for change in ({"fingerprint": "0" * 64}, {"samples": 3}, {"order": "block 9"}):
-        with pytest.raises(UsageError, match=next(iter(change))):
-            loader.load_state_dict(early_state(loader, **change))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_chunks")
-def test_a_block_state_without_a_digest_keeps_its_chunks(photos: Path, tmp_path: Path, black: str) -> None:
-    build_cache(photos, tmp_path / "cache", Recipe(size=64, codec="png", variants=1, augment=black), jobs=1)
-    dataset = CachedDataset(tmp_path / "cache")
-    manifest = Manifest.load(tmp_path / "cache")
-    record = sum(entry.bytes for entry in manifest.shards) // manifest.records
-    order = block_order(150, 0, 0, chunk=100_000 // record, window=40)
-    loader = CachedLoader(dataset, 10, shuffle="block", window=40)
-    assert loader.state_dict()["chunk"] != 100_000 // record
-    loader.load_state_dict(early_state(loader, position=30))
-    assert numbers(iter(loader), dataset) == order[30:].tolist()
-
-
-def test_a_block_state_without_a_digest_continues_where_a_record_is_larger_than_a_chunk(
-    cache: Path, monkeypatch
-) -> None:
-    for module in (loader_module, earlier):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
-    dataset = CachedDataset(cache)[:20]
-    loader = CachedLoader(dataset, 5, shuffle="block", window=10)
-    assert loader.state_dict()["chunk"] == 1
-    whole = numbers(iter(loader), dataset)
-    loader.set_epoch(0)
-    loader.load_state_dict(early_state(loader, position=10))
-    assert loader.state_dict()["chunk"] == 1
-    assert numbers(iter(loader), dataset) == whole[10:]
+    del state["digest"]
+    with pytest.raises(UsageError, match=r"before version 0\.2 of tpucache: begin anew"):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize("change", [{"chunk": 0}, {"chunk": None}, {"chunk": "7"}, {"digest": "0" * 64}])

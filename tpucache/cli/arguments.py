@@ -14,7 +14,6 @@ from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.signals import PROG
-from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from tpucache.loading.reading.reader import InMemory
@@ -227,10 +226,11 @@ def add_config(command: argparse.ArgumentParser) -> None:
 def add_device(command: argparse.ArgumentParser) -> None:
     """Add --backend, --device, --compile and --cores."""
     from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
+    from tpucache.training.device.choice import backend_of
 
     command.add_argument(
         "--backend",
-        type=earlier.backend,
+        type=backend_of,
         choices=BACKENDS.names("auto"),
         metavar=listed(BACKENDS.names("auto")),
         default="auto",

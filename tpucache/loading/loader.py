@@ -26,7 +26,6 @@ from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
 from tpucache.loading.threads import ReadingThreads
-from tpucache.store import earlier
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -278,9 +277,7 @@ class BatchLoader(Generic[AnySamples]):
 
         Raises UsageError where records of the variants in use, labels, selection or order are not the same.
         """
-        own, manifest = self._state(), self.dataset.manifest
-        record_bytes = sum(entry.bytes for entry in manifest.shards) // max(1, manifest.records)
-        saved = read_state(earlier.loader_state(state, own.to_dict(), record_bytes), own, self.order.text_by_sample)
+        saved = read_state(state, self._state(), self.order.text_by_sample)
         self.order.check(saved)
         first, stop = min(self._bounds(saved.position), key=lambda batch: batch[1] - batch[0], default=(0, 0))
         if 0 < stop - first < self.world_size:

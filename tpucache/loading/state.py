@@ -45,6 +45,11 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     A state of the order `by_sample`, in which each sample changes its variant by itself, is continued in that order.
     Raises UsageError for a state that does not fit.
     """
+    if "digest" not in state:
+        raise UsageError(
+            "this is no state of a loader, or one that was written before version 0.2 of tpucache: begin anew, or "
+            "finish what it is for with version 0.2"
+        )
     if state.get("order") == by_sample:
         own = replace(own, order=by_sample)
     mine = own.to_dict()

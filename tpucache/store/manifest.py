@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCodecError
-from tpucache.store import earlier
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field, part_layouts
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
@@ -33,6 +32,7 @@ _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILI
 _MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
 
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
+_BEFORE_0_2: Final = (2, 3, 4, 5)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
 _MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
@@ -434,12 +434,11 @@ def _read_manifest(item: JsonObject) -> Manifest:
     if item.content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
     version = item.content.get("version")
-    if type(version) is not int or version not in (*_VERSIONS, *earlier.VERSIONS):
-        known = f"versions {fmt.VERSION} to {fmt.DELETED_VERSION}, and "
-        known += f"{min(earlier.VERSIONS)} to {max(earlier.VERSIONS)} until {earlier.END}"
+    if type(version) is not int or version not in _VERSIONS:
+        convert = ", or have tpucache 0.2 convert it by Manifest.load(cache).changed().save(cache)"
         raise FormatError(
-            f"format version {version!r}, but this tpucache reads {known}: install the tpucache that wrote it, or "
-            "build the cache again"
+            f"format version {version!r}, but this tpucache reads versions {fmt.VERSION} to {fmt.DELETED_VERSION}: "
+            f"install the tpucache that wrote it, or build the cache again{convert if version in _BEFORE_0_2 else ''}"
         )
     manifest = Manifest(
         samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
@@ -563,7 +562,7 @@ def _check_whole(manifest: Manifest) -> None:
     if len({entry.name for entry in manifest.shards}) != len(manifest.shards):
         raise FormatError("a shard is listed twice")
     expected = version_of(manifest.fields, manifest.deleted)
-    if manifest.version != expected and not (expected == fmt.VERSION and manifest.version in earlier.VERSIONS):
+    if manifest.version != expected:
         raise FormatError(
             f"version {fmt.BANDED_VERSION} is that of images in bands, {fmt.DELETED_VERSION} that of deleted samples, "
             f"and this is version {manifest.version}"

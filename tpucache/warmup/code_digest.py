@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from tpucache.errors import RecipeError
 from tpucache.imports import load_callable
-from tpucache.store import earlier
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 #: The module's own file, and the files of its helpers by module name, if it has any.
@@ -45,7 +44,6 @@ def code_digests(name: str) -> dict[str, Any]:
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name the modules whose code differs between two definitions of one callable."""
     module = str(now.get("callable", "")).partition(":")[0]
-    before = earlier.code_definition(before, now)
     changed = [module] if before.get(OWN) != now.get(OWN) else []
     old, new = before.get(HELPERS, {}), now.get(HELPERS, {})
     return [*changed, *(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))]

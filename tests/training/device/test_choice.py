@@ -1,11 +1,9 @@
-"""Which device a name stands for, and that earlier names and files still mean what they meant."""
+"""Which device a name stands for."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +18,6 @@ from tpucache.training.device.torch_device import choose_device, find_devices, o
 from tpucache.training.fitting import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-
-EARLIER = Path(__file__).parents[2] / "earlier" / "data"
 
 
 @pytest.fixture
@@ -62,7 +58,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(here, name):
         open_device("torch", device=name)
 
 
-def test_the_earlier_name_is_the_same_backend():
+def test_eager_is_the_same_backend():
     assert type(open_device("eager", device="cpu")) is type(open_device("torch", device="cpu")) is CpuDevice
 
 
@@ -81,39 +77,20 @@ def test_what_does_not_fit_together_is_refused(backend, cores, device, message):
 
 
 @pytest.mark.slow
-def test_a_run_that_the_earlier_name_began_is_resumed_and_predicted_by_this_one(tmp_path, capsys):
-    run = Path(shutil.copytree(EARLIER / "stopped", tmp_path / "run"))
-    options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"
-    words = ["train", EARLIER / "cache", "--run", run, *options.split(), "--json"]
-    assert main([*map(str, words), "--backend", "torch", "--device", "cpu"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    expected = json.loads((EARLIER / "expected.json").read_text())["losses"]
-    assert report["losses"] == pytest.approx(expected, abs=1e-5)
-    assert (report["backend"], report["device"], report["cores"]) == ("torch", "cpu", 1)
-    assert main([*map(str, words), "--backend", "eager"]) == 0
-    assert json.loads(capsys.readouterr().out) == report
-    words = ["predict", run, EARLIER / "cache", "-o", tmp_path / "out.csv", "--backend", "torch"]
-    words += ["--trust", "tiny_models:tiny"]
-    assert main([*map(str, words)]) == 0
-
-
-@pytest.mark.slow
-def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(tmp_path, capsys):
-    words = ["train", EARLIER / "cache", "--run", tmp_path / "run", "--backend", "eager", "--time-limit", "0s"]
+def test_a_run_that_did_not_begin_is_reported_under_the_backends_name(cache, tmp_path):
+    words = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--time-limit", "0s"]
     assert main([*map(str, words), "--model", "tiny_models:tiny", "--batch-size", "4"]) == 3
     assert json.loads((tmp_path / "run" / "report.json").read_text())["backend"] == "torch"
 
 
-def test_training_from_python_takes_the_name_of_a_device(here):
+def test_training_from_python_takes_the_name_of_a_device(here, cache):
     importlib.import_module("torch._dynamo")  # the first step imports it, which needs the real torch.accelerator
     here()
     assert "cuda" in DEVICES
     settings, quick = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=4), RunOptions(replay=False)
-    assert (
-        train("tiny_models:tiny", EARLIER / "cache", None, settings, device="cpu", options=quick).report.device == "cpu"
-    )
+    assert train("tiny_models:tiny", cache, None, settings, device="cpu", options=quick).report.device == "cpu"
     with pytest.raises(UsageError, match="no device 'cuda'"):
-        train("tiny_models:tiny", EARLIER / "cache", None, settings, device="cuda", options=quick)
+        train("tiny_models:tiny", cache, None, settings, device="cuda", options=quick)
 
 
 @pytest.mark.parametrize(

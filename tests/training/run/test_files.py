@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, UsageError, stage_cache
-from tpucache.cli import main
 from tpucache.errors import TrainingError
 from tpucache.store import holding
 from tpucache.training.device import CpuDevice
@@ -27,7 +26,6 @@ from tpucache.training.settings import TrainSettings, settings_from
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=16)
 OPTIONS = RunOptions(resume=True, replay=False)
-EARLIER = Path(__file__).parents[2] / "earlier" / "data"
 
 
 def run_once(run, train_set, valid_set, settings=SETTINGS):
@@ -91,16 +89,6 @@ def test_settings_that_did_not_exist_yet_have_their_defaults(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_earlier_run_is_resumed_with_a_warning_that_its_selection_is_not_known(cache, tmp_path, caplog):
-    run_once(tmp_path, *fold(cache, 0))
-    content = torch.load(tmp_path / "last.pt", weights_only=True)
-    del content["digests"]
-    torch.save(content, tmp_path / "last.pt")
-    run_once(tmp_path, *fold(cache, 1))
-    assert "did not record the selection" in caplog.text
-
-
-@pytest.mark.slow
 def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_path):
     run_once(tmp_path / "whole", *fold(cache, 0))
     run = Path(shutil.copytree(tmp_path / "whole", tmp_path / "run"))
@@ -113,18 +101,6 @@ def test_an_evaluation_that_an_earlier_version_lost_is_made_up_for(cache, tmp_pa
     assert (run / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
     best, expected = (torch.load(folder / "best.pt", weights_only=True) for folder in (run, tmp_path / "whole"))
     assert all(torch.equal(best["model"][name], tensor) for name, tensor in expected["model"].items())
-
-
-def test_a_finished_run_of_an_earlier_version_keeps_its_report(tmp_path, monkeypatch, caplog):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    run = Path(shutil.copytree(EARLIER / "finished", tmp_path / "run"))
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
-    options = "--valid 0.25 --model tiny_models:tiny --epochs 2 --batch-size 4 --lr 0.05 --flip --ema 0.9 --resume"
-    arguments = ["train", str(EARLIER / "cache"), "--run", str(run), "--backend", "eager", *options.split()]
-    assert main(arguments) == 0
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
-    assert "finished run" in caplog.text
-    assert json.loads(before["report.json"])["losses"]
 
 
 @pytest.mark.slow

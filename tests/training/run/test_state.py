@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from tpucache import CachedDataset
 from tpucache.training.device import CpuDevice
@@ -49,21 +48,6 @@ def best_epoch(cache, run, monkeypatch, values):
 )
 def test_nan_is_never_the_best_and_the_next_number_replaces_it(cache, tmp_path, monkeypatch, values, expected):
     assert best_epoch(cache, tmp_path, monkeypatch, values) == expected
-
-
-@pytest.mark.slow
-def test_a_best_value_of_nan_that_an_earlier_version_saved_is_replaced(cache, tmp_path):
-    dataset, device = CachedDataset(cache), CpuDevice()
-    options = RunOptions(resume=True, replay=False)
-    settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
-    train(tmp_path, settings, dataset, dataset, device, options)
-    content = torch.load(tmp_path / "last.pt", weights_only=True)
-    content["stand"] |= {"best": math.nan, "rows": []}
-    torch.save(content, tmp_path / "last.pt")
-    (tmp_path / "best.pt").unlink()
-    train(tmp_path, settings, dataset, dataset, device, options)
-    assert (tmp_path / "best.pt").exists()
-    assert 0 <= torch.load(tmp_path / "last.pt", weights_only=True)["stand"]["best"] <= 1
 
 
 def test_a_run_is_finished_when_its_last_epoch_is_evaluated():

@@ -17,7 +17,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.manifest import Manifest
 from tpucache.store.verify import verify_cache
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.code_digest import code_digests
 from tpucache.warmup.records import augment, presize
 from tpucache.warmup.records.encode import SampleEncoder
 
@@ -202,20 +202,3 @@ def test_code_that_changed_after_it_was_imported_is_not_taken_for_what_it_is_now
 def test_installed_modules_and_pythons_own_are_no_helpers(modules: Path) -> None:
     found = code_digests("roll_by_test:roll")
     assert sorted(found["helpers"]) == ["roller_by_test", "roller_by_test.strength", "roller_by_test.unused"]
-
-
-def test_a_definition_by_an_earlier_version_says_nothing_of_helpers(modules: Path) -> None:
-    now = {"callable": "roll_by_test:roll", **code_digests("roll_by_test:roll")}
-    before = {name: value for name, value in now.items() if name != "helpers"}
-    assert code_changes(before, now) == []
-    assert code_changes({**before, "source_sha256": "0"}, now) == ["roll_by_test"]
-
-
-def test_a_cache_by_an_earlier_version_is_added_to(source: Path, modules: Path, tmp_path: Path) -> None:
-    cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment="roll_by_test:roll")
-    manifest = build_cache(source, cache, recipe, jobs=1)
-    del manifest.recipe["augmentation"]["helpers"]  # type: ignore[attr-defined]  # as an earlier version wrote it
-    manifest.save(cache)
-    after = build_cache(source, cache, Recipe(size=16, variants=2, augment=recipe.augment), jobs=1)
-    assert after.augmented == 2
-    assert after.fingerprint == Manifest.load(cache).fingerprint

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tpucache.machine import Tpu, find_tpu
-from tpucache.store import earlier
 from tpucache.training.device.processes import is_launched
 
 #: The backend that stands for the one that is best on this machine.
 AUTO: Final = "auto"
+#: Another name of plain torch.
+_EAGER: Final = "eager"
 
 
 class Choice(NamedTuple):
@@ -24,6 +25,11 @@ class Choice(NamedTuple):
     def line(self) -> str:
         """Return the choice as text for people."""
         return f"backend {self.backend}, as {self.why}" if self.why else f"backend {self.backend}"
+
+
+def backend_of(name: str) -> str:
+    """Return the name by which a backend is reported: `eager` is another name of plain torch."""
+    return "torch" if name == _EAGER else name
 
 
 def choose_backend(
@@ -40,7 +46,7 @@ def choose_backend(
     the device files. A `device`, `compile` and `processes` are what the backend torch takes, so they choose it.
     """
     if backend != AUTO:
-        return Choice(earlier.backend(backend))
+        return Choice(backend_of(backend))
     asked = [
         *([f"--device {device}"] if device != AUTO else []),
         *(["--compile"] if compile else []),

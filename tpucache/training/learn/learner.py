@@ -17,7 +17,6 @@ from tpucache.errors import TrainingError, UsageError
 from tpucache.imports import load_callable
 from tpucache.loading.dataset import CachedDataset
 from tpucache.ondevice.modules import Augment
-from tpucache.store import earlier
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
@@ -284,8 +283,6 @@ class Learner:
             use_matcher = is_matched(state["optimizer"]["param_groups"])
             if use_matcher != is_matched(self.optimizer.param_groups):
                 self.optimizer = self._make_optimizer(use_matcher=use_matcher)
-            if earlier.decays_all(state["optimizer"], [len(group["params"]) for group in self.optimizer.param_groups]):
-                self.optimizer = self._make_optimizer(respect_model=False, use_matcher=use_matcher)
             load_optimizer(self.optimizer, state["optimizer"])
             if self._scaler.is_enabled():
                 self._scaler.load_state_dict(state["scaler"])
@@ -320,7 +317,7 @@ class Learner:
         for norm in (*self._frozen_norms, *self._still_norms):
             norm.eval()
 
-    def _make_optimizer(self, *, respect_model: bool = True, use_matcher: bool = True) -> torch.optim.Optimizer:
+    def _make_optimizer(self, *, use_matcher: bool = True) -> torch.optim.Optimizer:
         settings = self.settings
         return make_optimizer(
             self.model,
@@ -328,7 +325,6 @@ class Learner:
             settings.peak_lr,
             settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,
-            respect_model=respect_model,
             use_matcher=use_matcher,
             fused=self.device.has_fused_optimizers,
             capturable=self.device.name == "xla",

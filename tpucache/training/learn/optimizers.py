@@ -103,16 +103,15 @@ def parameter_groups(
     weight_decay: float,
     layer_decay: float | None = None,
     *,
-    respect_model: bool = True,
     use_matcher: bool = True,
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer over all parameters that require gradients.
 
     Parameters of at most one dimension do not decay, nor do those that the model's `no_weight_decay()` names, such as
-    position embeddings, if `respect_model`. With `layer_decay` the rate of a layer is that times the rate of the next
+    position embeddings. With `layer_decay` the rate of a layer is that times the rate of the next
     one, and the last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
     """
-    kept = _undecayed_names(model) if respect_model else set()
+    kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     layers = layer_numbers(model, use_matcher=use_matcher) if layer_decay is not None else {}
     is_matched = layer_decay is not None and use_matcher and _has_matcher(model)
@@ -196,7 +195,6 @@ def make_optimizer(
     momentum: float = 0.9,
     betas: tuple[float, float] = (0.9, 0.999),
     layer_decay: float | None = None,
-    respect_model: bool = True,
     use_matcher: bool = True,
     fused: bool = False,
     capturable: bool = False,
@@ -215,7 +213,7 @@ def make_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
-    groups = parameter_groups(model, weight_decay, layer_decay, respect_model=respect_model, use_matcher=use_matcher)
+    groups = parameter_groups(model, weight_decay, layer_decay, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):
         more = {_RATE_ALONE: True, **({"capturable": True} if capturable and kind in _capturable() else {})}

@@ -15,7 +15,6 @@ import torch
 from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.runs import BEST_NAME, LAST_NAME
-from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
@@ -92,16 +91,21 @@ def _fits_generic(value: object, hint: Any) -> bool:
 
 
 def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
-    content = earlier.renamed(load_checkpoint(path))
+    content = load_checkpoint(path)
     try:
         item = JsonObject(_plain(content), path.name)
         if item.content.get("version") != VERSION:
             raise UsageError(f"{path} is of another version of tpucache: give another folder")
+        if "precision" not in item.object("settings").content:
+            raise UsageError(
+                f"{path} was written before version 0.2 of tpucache: use the run with version 0.2, or train again in "
+                "another folder"
+            )
         _check_metadata(item)
         check(item)
     except FormatError as error:
         raise TrainingError(f"{path} cannot be used: {error}. Copy it again, or train again") from error
-    return earlier.checkpoint(content)
+    return content
 
 
 def _plain(content: object) -> Any:
@@ -144,7 +148,7 @@ def _check_metadata(item: JsonObject) -> None:
         )
     if not all(map(math.isfinite, mean)) or not all(0 < spread < math.inf for spread in std):
         raise FormatError(f"{item.where}: 'mean' and 'std' are not finite, with every 'std' above 0")
-    if "digests" in item.content and not fits(item.content["digests"], dict[str, str | None]):
+    if not fits(item.content.get("digests"), dict[str, str | None]):
         raise FormatError(f"{item.where}: 'digests' are no texts by name")
     for column in item.objects("columns", _MAX_COLUMNS) if "columns" in item.content else ():
         column.string("name")

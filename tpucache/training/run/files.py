@@ -236,13 +236,6 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
     if changed:
         return changed
-    if not content["digests"]:
-        _log.warning(
-            "%s did not record the selection of samples: make sure that the cache, --valid and --seed are the same as "
-            "before",
-            path,
-        )
-        return []
     return [
         f"the {name} data are others (their records, labels, selection or order)"
         for name, digest in data.digests.items()

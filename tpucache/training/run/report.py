@@ -12,7 +12,6 @@ from typing import Any, Final
 from tpucache.errors import TrainingError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.runs import ACCOUNT_NAME, LOCK_NAME, REPORT_NAME
-from tpucache.store import earlier
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.holding import is_held
@@ -290,7 +289,7 @@ def read_report(run: str | Path) -> TrainReport | None:
     """
     path = Path(run) / REPORT_NAME
     try:
-        values = earlier.report(read_values(path, TrainReport))
+        values = read_values(path, TrainReport)
         known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
         return TrainReport(**{**known, "pace": Pace(**values["pace"])})
     except FileNotFoundError:

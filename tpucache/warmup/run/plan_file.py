@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from tpucache.errors import BuildError, RecipeError, SourceError
 from tpucache.recipe import EXTENT
-from tpucache.store import earlier
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
@@ -85,9 +84,11 @@ def _read_plan(work: Path) -> dict[str, Any]:
         content = parse_json(read_file(path))
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
+        if missing := sorted({"labels", "asked", "retry"} - content.keys()):
+            raise ValueError(f"it has no {missing[0]!r}, so it is of before version 0.2, which can finish it")
     except ValueError as error:
         raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up what was started") from error
-    return earlier.plan(content)
+    return content
 
 
 def compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
