@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import pytest
 
 from tpucache import UsageError
-from tpucache.options import check_options, option, options_of
+from tpucache.options import by_name, check_options, option, options_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,15 @@ class Settings:
     folder: str | Path | None = option(None, "where to")
     marks: tuple[str, ...] = option((), "any number", flag="mark")
     inner: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    size: int = option(4, "how large", metavar="N", minimum=1)
+    name: str = option("a", "one of a list", choices=["a", "b"])
+
+    def __post_init__(self):
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -64,3 +74,30 @@ def test_what_an_option_does_not_allow_is_refused(values, message):
 def test_defaults_and_none_where_it_is_the_default_are_allowed():
     check_options(Settings())
     check_options(Settings(size=1, limit=0.0, kind="hard", name="b"))
+
+
+def test_a_function_that_takes_an_object_of_options_is_called_with_their_names():
+    called = by_name(lambda place, times=1, options=None: (place, times, options), Named)
+    assert called("here") == ("here", 1, Named())
+    assert called("here", size=2, times=3, name="b") == ("here", 3, Named(size=2, name="b"))
+    assert list(inspect.signature(called).parameters) == ["place", "times", "size", "name"]
+    with pytest.raises(UsageError, match="size is at least 1"):
+        called("here", size=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        (("here",), {"sise": 2}, "build.. got an unexpected keyword argument 'sise': did you mean 'size'?"),
+        (("here",), {"options": Named()}, "unexpected keyword argument 'options'"),
+        ((), {"size": 2}, "build.. missing a required argument: 'place'"),
+        (("here", 1), {}, "build.. too many positional arguments"),
+        (("here",), {"place": "there"}, "build.. multiple values for argument 'place'"),
+    ],
+)
+def test_what_a_function_of_options_does_not_take_is_named(arguments, named, message):
+    def build(place, options):
+        raise AssertionError("it was called")
+
+    with pytest.raises(TypeError, match=message):
+        by_name(build, Named)(*arguments, **named)

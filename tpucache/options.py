@@ -7,7 +7,9 @@ choices are those of its type, a Literal; of a tuple, each use of the command li
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+import inspect
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -78,6 +80,38 @@ def check_options(settings: Any) -> None:
     """Raise UsageError when a value of a dataclass is below its option's minimum, or is none of its choices."""
     for name, each in options_of(type(settings)).items():
         each.check(getattr(settings, name))
+
+
+def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
+    """Return a function that takes the fields of a dataclass by name, and calls one that takes an object of it, last.
+
+    For a name that is no field it raises TypeError, as Python does, with the nearest name that is one.
+    """
+    shown = inspect.signature(function)
+    *others, last = shown.parameters.values()
+    fields = inspect.signature(kind).parameters
+    signature = shown.replace(parameters=[*others, *fields.values()])
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            given = signature.bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}() {error}{_nearest(named, signature.parameters)}") from None
+        options = kind(**{name: given.pop(name) for name in fields if name in given})
+        return function(**given, **{last.name: options})
+
+    call.__signature__ = signature  # type: ignore[attr-defined]  # inspect and help() read it
+    return call
+
+
+def _nearest(named: Collection[str], known: Collection[str]) -> str:
+    """Return which known name is like the first one that is not known."""
+    import difflib
+
+    unknown = next((name for name in named if name not in known), "")
+    found = difflib.get_close_matches(unknown, known, 1)
+    return f": did you mean {found[0]!r}?" if found else ""
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:

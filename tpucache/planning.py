@@ -154,7 +154,7 @@ def plan_cache(
     began = time.monotonic()
     check_device_rate(device_rate)
     _check_numbers(seconds, threads)
-    BuildOptions(labels, target=target)  # refuses values that no option has
+    BuildOptions(labels=labels, target=target)  # refuses values that no option has
     recipe = recipe or Recipe()
     wanted, left_out = _to_wanted(recipe, sizes, codecs, variants)
     source = label_source(pad_source(to_source(source), pad, truncate), labels, class_names(classes))

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from tpucache.warmup import versions
+from tpucache.warmup import library_versions
 from tpucache.warmup.plan import resolve
 
 
@@ -21,21 +21,22 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
             raise metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(versions, "version", version)
-    versions._library_versions.cache_clear()
+    monkeypatch.setattr(library_versions, "version", version)
+    library_versions._library_versions.cache_clear()
     yield found
-    versions._library_versions.cache_clear()
+    library_versions._library_versions.cache_clear()
 
 
 def test_an_augmentation_library_in_place_of_another_is_recorded(installed: dict[str, str]) -> None:
-    before = versions.versions()
+    before = library_versions.versions()
     assert before["albumentations"] == "1.0"
     assert "nrtk-albumentations" not in before  # so that manifests are those of machines that know one library
     del installed["albumentations"]
     installed["nrtk-albumentations"] = "2.3.0"
-    versions._library_versions.cache_clear()
-    assert (versions.versions()["albumentations"], versions.versions()["nrtk-albumentations"]) == ("", "2.3.0")
-    assert versions.version_differences(before) == [
+    library_versions._library_versions.cache_clear()
+    now = library_versions.versions()
+    assert (now["albumentations"], now["nrtk-albumentations"]) == ("", "2.3.0")
+    assert library_versions.version_differences(before) == [
         "albumentations 1.0, now none",
         "nrtk-albumentations none, now 2.3.0",
     ]

@@ -26,7 +26,7 @@ from tpucache import (
 from tpucache.cli import main
 from tpucache.store.cache import Cache
 from tpucache.store.manifest import Manifest
-from tpucache.warmup import TableOptions, TableSource, blocks, relabel_cache, versions
+from tpucache.warmup import TableOptions, TableSource, blocks, library_versions, relabel_cache
 from tpucache.warmup.records import presize
 from tpucache.warmup.records.encode import SampleEncoder
 
@@ -173,9 +173,9 @@ def test_what_was_skipped_otherwise_before_a_build_was_continued_is_tried_again(
     data.write(0, content=b"\0\0\0\x18ftypheic")
     with failing_rename("manifest.json", KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         data.build(tmp_path / "other")
-    found = versions._library_versions()
+    found = library_versions._library_versions()
     if changed == "library":
-        monkeypatch.setattr(versions, "_library_versions", lambda: {**found, "pillow-heif": "99.0"})
+        monkeypatch.setattr(library_versions, "_library_versions", lambda: {**found, "pillow-heif": "99.0"})
     else:
         data.recipe = dataclasses.replace(data.recipe, max_pixels=10_000)
     assert "pip install pillow-heif" in data.build(tmp_path / "other").skipped[0].reason

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpucache.adopt.builder import open_growing
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.reading.reader import InMemory
 from tpucache.recipe import Recipe
 from tpucache.store.files import is_url
 from tpucache.store.format import MANIFEST_NAME
+from tpucache.warmup.build_options import BuildOptions, options_by_name
 
 if TYPE_CHECKING:
-    from tpucache.loading.reading.reader import InMemory
-    from tpucache.warmup.build_options import LabelKind, OnError
     from tpucache.warmup.sources.source import Items, Source
 
 
+@dataclass(frozen=True, kw_only=True)
+class GrowingOptions(BuildOptions):
+    """The options of a build, and `in_memory` as CachedDataset takes it."""
+
+    in_memory: InMemory = "auto"
+
+
+@options_by_name(GrowingOptions)
 def open_or_build(
-    source: str | Path | Source | Items,
-    cache: str | Path,
-    recipe: Recipe | None = None,
-    *,
-    jobs: int | None = None,
-    on_error: OnError = "fail",
-    labels: LabelKind = "auto",
-    classes: str | Path | Sequence[str] | None = None,
-    missing_label: Sequence[str] = (),
-    pad: int | None = None,
-    truncate: bool = False,
-    in_memory: InMemory = "auto",
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: GrowingOptions
 ) -> CachedDataset:
     """Open the cache of a source, and build what is missing while it is read.
 
@@ -51,16 +48,8 @@ def open_or_build(
     if is_url(cache):
         raise UsageError(f"{cache} is a URL: a cache that is read while it is built is in a folder of this machine")
     directory = Path(cache).absolute()
-    others: dict[str, Any] = {
-        "recipe": recipe,
-        "jobs": jobs,
-        "on_error": on_error,
-        "labels": labels,
-        "classes": classes,
-        "missing_label": tuple(missing_label),
-        "pad": pad,
-        "truncate": truncate,
-    }
+    others: dict[str, Any] = {"recipe": recipe, **vars(options)}
+    in_memory = others.pop("in_memory")
     if (directory / MANIFEST_NAME).exists():
         from tpucache.warmup.build import build_cache
 

@@ -70,7 +70,8 @@ def add_options(
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
     """Return the dataclass of the options that `add_options` added; `others` replace or add values."""
-    given = {name: getattr(options, name) for name in options_of(settings) if name not in others}
+    known = options_of(settings)
+    given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
 
 
@@ -181,7 +182,7 @@ def add_cache_or_url(
     )
     group.add_argument(
         "--cache-gb",
-        type=positive_number,
+        type=rate,
         metavar="N",
         help="keep at most so many GB of it; all of it if not given, or as much as 80%% of the free disk",
     )
@@ -359,14 +360,6 @@ def at_version(place: str | Path, version: int) -> str | Path:
 
     folder, named = split_version(place)
     return type(place)(f"{folder}@{one_version(version, named, folder)}")
-
-
-def positive_number(text: str) -> float:
-    """Read a number above 0."""
-    number = float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"it is a number above 0, not {text}")
-    return number
 
 
 def names(text: str) -> Path:

@@ -88,7 +88,7 @@ class SourceArguments:
             options.explicit = explicit(options) | {"size"}
         options.source = str(source)
         self.path, self._options = source, options
-        self.recipe, self._labels, self._classes = wanted(options)
+        self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
         """Return where below a folder the cache is kept: the same place for the same source and options."""
@@ -106,21 +106,9 @@ class SourceArguments:
         from tpucache.adopt.growing import open_or_build
         from tpucache.cli.warming import selected_source
 
-        options = self._options
+        source, chosen = selected_source(self._options), vars(self._build_options)
         try:
-            return open_or_build(
-                selected_source(options),
-                cache,
-                self.recipe,
-                jobs=options.jobs,
-                on_error=options.on_error,
-                labels=self._labels,
-                classes=self._classes,
-                missing_label=options.missing_label,
-                pad=options.pad,
-                truncate=options.truncate,
-                in_memory=in_memory,
-            )
+            return open_or_build(source, cache, self.recipe, **chosen, in_memory=in_memory)
         except SourceError as error:
             if is_named or not self.path.is_dir() or cache.exists():
                 raise

@@ -16,7 +16,6 @@ from tpucache.cli.arguments import (
     names,
     natural,
     positive,
-    positive_number,
     rate,
     size,
 )
@@ -195,7 +194,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--variants", type=list_of(natural), default=[0, 4], metavar="K,K", help="numbers of augmented variants"
     )
-    command.add_argument("--seconds", type=positive_number, default=30.0, metavar="N", help="about how long to measure")
+    command.add_argument("--seconds", type=rate, default=30.0, metavar="N", help="about how long to measure")
     command.add_argument("--threads", type=positive, default=2, metavar="N", help="threads that read")
     add_json(command)
     add_options(command, Recipe, without=_COMPARED, parsers={"mask_colours": str})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,19 +38,17 @@ from tpucache.units import duration_text, size_text
 from tpucache.warmup.build_options import (
     BoxOptions,
     BuildOptions,
-    LabelKind,
     SelectionOptions,
     SoftOptions,
+    SourceOptions,
     WorkerOptions,
 )
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
-    from tpucache.recipe import Recipe
     from tpucache.store.cache import Cache
     from tpucache.store.manifest import Manifest
     from tpucache.store.verify import Damage
-    from tpucache.warmup.build_options import LabelKind
     from tpucache.warmup.sources import Source
     from tpucache.warmup.trial import DryRun
 
@@ -58,10 +57,8 @@ _BASIC: Final = (
     *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
     *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
 )
-#: Options of a build that are for a step of its own, or for a finished cache.
+#: Options of a build that a command which reads the cache meanwhile does not take.
 _OF_WARMUP: Final = ("time_limit", "target", "retry", "retry_all")
-#: What reads the texts of options of a build.
-_READ: Final[Mapping[str, Callable[[str], Any]]] = {"classes": names, "like": cache}
 #: What a table means for masks: nothing to labels.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
@@ -80,12 +77,12 @@ def warmup(options: argparse.Namespace) -> int:
     from tpucache.warmup.run.folder import check_source
 
     began = time.monotonic()
-    recipe, labels, classes = wanted(options)
+    recipe, chosen = wanted(options)
     executor = Executor(options.backend, options.jobs, options.scheduler)
     if isinstance(options.cache, Path):
         check_source(options.source, options.cache)
     if options.dry_run:
-        return run_dry(options, selected_source(options), recipe, labels, classes)
+        return run_dry(options, selected_source(options), recipe, chosen)
     progress = BuildBar("warmup")
 
     def announce(expected: Estimate) -> None:
@@ -101,16 +98,7 @@ def warmup(options: argparse.Namespace) -> int:
             selected_source(options),
             options.cache,
             recipe,
-            on_error=options.on_error,
-            retry=options.retry,
-            retry_all=options.retry_all,
-            time_limit=options.time_limit,
-            target=options.target,
-            labels=labels,
-            classes=classes,
-            missing_label=options.missing_label,
-            pad=options.pad,
-            truncate=options.truncate,
+            **vars(chosen),
             engine=executor,
             on_progress=progress.show,
             announce=announce,
@@ -161,15 +149,17 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
     return partial(companions, str(place).removeprefix(KAGGLE))
 
 
-def wanted(options: argparse.Namespace) -> tuple[Recipe, LabelKind, Path | tuple[str, ...] | None]:
-    """Return the recipe, what labels are, and the classes: those of the cache that --like names, if it is given."""
+def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
+    """Return the recipe and how the cache is built. Where --like names a cache, they fit that one."""
     from tpucache.warmup.sources.labelled import labels_like
 
+    build = from_options(BuildOptions, options, jobs=options.jobs)
     if options.like is None:
-        return from_options(Recipe, options), options.labels, options.classes
+        return from_options(Recipe, options), build
     given = explicit(options)
     chosen = {name: getattr(options, name) for name in options_of(Recipe) if name in given or name not in SHARED}
-    return Recipe.like(options.like, **chosen), *labels_like(options.like, options.labels, options.classes)
+    labels, classes = labels_like(options.like, options.labels, options.classes)
+    return Recipe.like(options.like, **chosen), replace(build, labels=labels, classes=classes)
 
 
 def selected_source(options: argparse.Namespace) -> Source:
@@ -382,7 +372,7 @@ def add(commands: Any) -> None:
     add_config(command)
     add_json(command)
     add_options(command, WorkerOptions)
-    add_options(command, BuildOptions, parsers={"time_limit": seconds, **_READ})
+    add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})
     add_table(command)
     command = add_command(
         commands,
@@ -401,7 +391,7 @@ def add(commands: Any) -> None:
         "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
     )
     add_folds(command, table)
-    add_options(command, BuildOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
+    add_options(command, SourceOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
     add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])
     command = add_command(commands, delete, "cache/train --where \"fold == 3 and class == 'blurred'\"")
@@ -436,6 +426,12 @@ def add(commands: Any) -> None:
 def _add_content(command: argparse.ArgumentParser) -> None:
     """Add what records are, and of which samples."""
     add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
+    command.add_argument(
+        "--like",
+        type=cache,
+        metavar="CACHE",
+        help="the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
+    )
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
 
@@ -445,7 +441,7 @@ def add_cache_options(command: argparse.ArgumentParser) -> None:
     _add_content(command)
     add_config(command)
     add_options(command, WorkerOptions, only=["jobs"])
-    add_options(command, BuildOptions, without=_OF_WARMUP, parsers=_READ)
+    add_options(command, BuildOptions, without=_OF_WARMUP, parsers={"classes": names})
     add_table(command)
 
 
@@ -455,30 +451,14 @@ def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
     add_options(table, TableOptions, without=without)
 
 
-def run_dry(
-    options: argparse.Namespace,
-    source: Source,
-    recipe: Recipe,
-    labels: LabelKind,
-    classes: Path | Sequence[str] | None,
-) -> int:
+def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
     """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
     from tpucache.warmup.run.upload import local_folder
     from tpucache.warmup.trial import dry_run
 
-    found = dry_run(
-        source,
-        options.cache if isinstance(options.cache, Path) else options.local or local_folder(options.cache),
-        recipe,
-        jobs=options.jobs,
-        labels=labels,
-        classes=classes,
-        missing_label=options.missing_label,
-        retry=options.retry,
-        retry_all=options.retry_all,
-        pad=options.pad,
-        truncate=options.truncate,
-    )
+    place = options.cache
+    folder = place if isinstance(place, Path) else options.local or local_folder(place)
+    found = dry_run(source, folder, recipe, **vars(chosen))
     sheet = _write_sheet(found, options.sheet, str(options.source))
     report = {**found.to_dict(), "sheet": None if sheet is None else str(sheet)}
     show(options, report, _lines(found, sheet))

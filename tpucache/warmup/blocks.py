@@ -24,9 +24,9 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import Field, part_layouts
 from tpucache.store.format import Part
 from tpucache.store.manifest import Manifest, ShardEntry
+from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import content_digests
 from tpucache.warmup.sources.source import Listing, Sample, Source
-from tpucache.warmup.versions import version_differences
 
 # A cache below the shard size is still cut, so that several workers seal at its end.
 _MIN_BLOCKS: Final = 8

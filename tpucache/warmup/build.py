@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
-from tpucache.warmup.build_options import BuildOptions, LabelKind, OnError, Target
+from tpucache.warmup.build_options import BuildOptions, Target, options_by_name
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
     Estimate,
@@ -32,8 +32,9 @@ from tpucache.warmup.estimate import (
     estimate,
     kaggle_blocks,
 )
+from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import compared_numbers
-from tpucache.warmup.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
 from tpucache.warmup.records.encode import SampleEncoder
 from tpucache.warmup.records.presize import slow_parts
 from tpucache.warmup.run.executors import Executor
@@ -53,12 +54,10 @@ from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, 
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
 from tpucache.warmup.run.upload import Companions, Upload, local_folder, open_place
-from tpucache.warmup.sources import label_source, pad_source, to_source
+from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
-from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.source import Items, Source, source_name
 from tpucache.warmup.tables import finish_cache, make_prospect
-from tpucache.warmup.versions import version_differences
 
 _ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
@@ -70,78 +69,83 @@ _QUICK_TRIALS: Final = Trials(samples=4, seconds=0.25)
 _log: Final = logging.getLogger("tpucache")
 
 
+def _ignore(_: object) -> None:
+    """Take what is done, and show nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildArguments(BuildOptions):
+    """All that `build_cache` is given by name: the options, and who works, listens, sends and checks."""
+
+    engine: Executor | None = None
+    on_progress: Callable[[BuildProgress], None] = _ignore
+    announce: Callable[[Estimate], None] | None = None
+    local: str | Path | None = None
+    keep_local: bool = True
+    on_prospect: Callable[[Prospect], None] | None = None
+    companions: Companions | None = None
+    check: Callable[[], None] | None = None
+
+
+@options_by_name(BuildArguments)
 def build_cache(
-    source: str | Path | Source | Items,
-    cache: str | Path,
-    recipe: Recipe | None = None,
-    *,
-    jobs: int | None = None,
-    on_error: OnError = BuildOptions.on_error,
-    retry: bool = BuildOptions.retry,
-    retry_all: bool = BuildOptions.retry_all,
-    time_limit: float | None = BuildOptions.time_limit,
-    target: Target = BuildOptions.target,
-    labels: LabelKind = BuildOptions.labels,
-    classes: str | Path | Sequence[str] | None = BuildOptions.classes,
-    missing_label: Sequence[str] = BuildOptions.missing_label,
-    pad: int | None = BuildOptions.pad,
-    truncate: bool = BuildOptions.truncate,
-    engine: Executor | None = None,
-    on_progress: Callable[[BuildProgress], None] = lambda progress: None,
-    announce: Callable[[Estimate], None] | None = None,
-    local: str | Path | None = None,
-    keep_local: bool = True,
-    on_prospect: Callable[[Prospect], None] | None = None,
-    companions: Companions | None = None,
-    check: Callable[[], None] = lambda: None,
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: BuildArguments
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 
-    The records are the same whatever `jobs` (default: all cores), the order of the workers, or how often the run was
-    killed. A finished cache of the same source and recipe is returned as it is; more samples or more variants are
-    added to it, and no finished shard is built again. With `retry`, the samples that a finished cache skipped are tried
-    again where their content, the libraries or `max_pixels` changed since, and with `retry_all` in any case: they keep
-    their numbers, and those that fail again stay skipped. `time_limit` is in seconds. `target`
-    "kaggle" keeps within what Kaggle keeps. `labels` states what labels are: by "auto", whole numbers are classes.
-    `classes` are the classes in their order: names, a text file with one on each line, or a cache that has them.
-    `missing_label` are texts of values that are no label; by default -1 where labels are class numbers. `pad`
-    and `truncate` give sequences one length, as `pad_source` describes. `engine` runs the work elsewhere than in `jobs`
-    local processes. `announce` is called with an estimate before the work starts, `on_progress` with what is done.
-    A `source` may be a dataset itself, such as `datasets.Dataset`, which is sent to the workers.
+    The records are the same whatever the number of workers, the order in which they finish, and the number of times
+    that the run was killed. A finished cache of the same source and recipe is returned as it is. More samples or more
+    variants are added to it, and no finished shard is built again. A `source` may also be a dataset itself, such as
+    `datasets.Dataset`, which is sent to the workers.
+
+    Options are given by name, as in `build_cache(source, cache, jobs=4)`:
+
+    - `jobs`: the number of processes that work on this machine; None: one for each core.
+    - `engine`: an Executor, which runs the work elsewhere than in `jobs` local processes.
+    - `labels`: what labels are. With "auto", whole numbers are classes.
+    - `classes`: the classes in their order: names, a text file with one name on each line, or a cache that has them.
+    - `missing_label`: texts of values that are no label; by default -1 where labels are class numbers.
+    - `pad`, `truncate`: give sequences one length, as `pad_source` describes.
+    - `on_error`: "skip" leaves out samples that cannot be used, and lists them; "fail" stops at the first one.
+    - `retry`: try the samples that a finished cache skipped again, where their content, the libraries or `max_pixels`
+      have changed. They keep their numbers, and those that fail again stay skipped. `retry_all` tries all of them.
+    - `time_limit`: stop before so many seconds have passed.
+    - `target`: "kaggle" keeps the cache within the limits of Kaggle.
+    - `on_progress`: is called with a BuildProgress each time that something is done.
+    - `announce`: is called with an Estimate before the work starts.
+    - `check`: is called before a new cache is finished, and raises what is wrong with the source: then nothing is kept.
+    - `local`, `keep_local`, `companions`: see below.
+    - `on_prospect`: lets others read a new cache while it is built. It is called with what is known of the cache
+      beforehand, where that is possible. Samples are built in the order in which readers ask for them (see
+      `tpucache.store.growing`). Where another process builds the cache already, this one waits for it, and takes over
+      if it ends.
 
     Where `cache` is a URL (`gs://`, `s3://`, `hf://`), the cache is built in the folder `local` (default: one in
-    `TPUCACHE_DIR`), and each shard is sent while the next ones are built, the manifest last. A run that was killed
-    continues, on another machine, too. Without `keep_local` a shard is removed here once it is at the URL, so that a
-    cache may be larger than the disk.
+    `TPUCACHE_DIR`). Each shard is sent while the next ones are built, and the manifest is sent last. A run that was
+    killed can be continued on another machine, too. Without `keep_local` a shard is removed here once it is at the URL,
+    so that a cache may be larger than the disk.
 
-    Where `cache` is "kaggle:owner/slug", shards go to Kaggle in the same way, with `target` "kaggle", and one private
-    dataset without a stated licence is made of them in the end. What the next run needs stays in the folder `local`.
+    Where `cache` is "kaggle:owner/slug", shards go to Kaggle in the same way, with `target` "kaggle". At the end they
+    become one private dataset without a stated licence. What the next run needs stays in the folder `local`.
     `companions` returns the files that go with the cache, by their names: a card, a wheel.
 
-    `on_prospect` lets others read a new cache while it is built, and is given what is known of it beforehand, where
-    that is possible: samples are built in the order in which readers ask for them (see `tpucache.store.growing`). Where
-    another process builds the cache already, this one waits for it, and takes over if it ends.
-
-    `check` is called before a new cache is finished, and raises what is wrong with the source: then nothing is kept.
-
-    Raises UsageError for values that no argument has, SourceError or SampleError for the source, RecipeError for a
-    recipe that cannot be built or differs from the one that the cache was started with, UnfinishedError when the time
-    is up, BuildError when a worker or the disk fails or the estimate does not fit, DamageError when a file of a
-    finished cache is missing or cut short. What was done is kept for the next run.
+    Raises UsageError for a value that an option does not allow, TypeError for an option that does not exist,
+    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from the one
+    that the cache was started with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or
+    the estimate does not fit, DamageError when a file of a finished cache is missing or cut short. What was done is
+    kept for the next run.
     """
-    deadline = Deadline.of(time_limit)
+    deadline = Deadline.of(options.time_limit)
     recipe = recipe or Recipe()
-    upload = _open_upload(cache, local, keep_local, companions)
+    upload = _open_upload(cache, options)
     if upload and upload.place.needs_work:
-        target = "kaggle"
+        options = dataclasses.replace(options, target="kaggle")
     cache = upload.folder if upload else Path(cache).absolute()  # workers that are used again may be in another folder
     if isinstance(source, (str, Path)):
         check_source(source, cache)
-    source = to_source(source)
-    BuildOptions(labels, time_limit, target, on_error)  # refuses values that no option has
-    source = meant_source(source, cache, labels, classes, missing_label, pad, truncate)
-    executor = engine or Executor(jobs=jobs)
-    if target == "kaggle":
+    source = meant_source(to_source(source), cache, options)
+    executor = options.engine or Executor(jobs=options.jobs)
+    if options.target == "kaggle":
         recipe = dataclasses.replace(recipe, max_blocks=recipe.max_blocks or kaggle_blocks(recipe))
     with deadline.interrupting("the source was listed"), keeping_listings(cache / WORK_NAME) as kept:
         listing = source.list()
@@ -150,33 +154,23 @@ def build_cache(
     with cache_folder(cache), upload or contextlib.nullcontext():
         with deadline.interrupting("the first samples were tried"):
             existing = upload.existing() if upload else finished_cache(cache)
-            if existing is None:
-                plan = plan_build(source, listing, recipe, labels)
-            else:
-                plan = plan_addition(source, listing, recipe, existing, labels, retry, retry_all)
-                if plan.is_retry and plan.blocks and existing.directory != cache:
-                    raise BuildError(
-                        f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
-                        f"`tpucache fetch` it into {cache}, then run this again"
-                    )
-                _check_addition(plan, upload)
+            plan = plan_build(source, listing, recipe, options, existing)
+            _check_addition(plan, cache, upload)
         work = cache / WORK_NAME
         is_needed = upload is not None and upload.place.needs_work
         is_left = existing is not None and (plan.is_retry or not plan.blocks) and not is_needed and work.exists()
         if existing is not None and is_left and not is_adding_to(work, existing.manifest):
-            _clean_up(cache, existing.manifest)  # what was left is of something that is finished
+            _clean_up(cache, existing.manifest)  # an earlier run has finished the cache and left its work folder
         if existing is not None and not plan.blocks:
-            _send_existing(existing, cache, upload, target)
+            _send_existing(existing, cache, upload, options.target)
             kept.discard()
             return existing.manifest
         encoder = make_encoder(source, recipe, plan)
-        skip = plan.is_retry or on_error == "skip"
+        skip = plan.is_retry or options.on_error == "skip"
         _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
         context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
-        manifest = _Build(
-            plan, context, executor, target, on_progress, announce, upload, kept, on_prospect, check
-        ).run()
+        manifest = _Build(plan, context, executor, options, upload, kept).run()
         if upload:
             upload.finish(manifest)
         if cache.exists():
@@ -185,10 +179,18 @@ def build_cache(
         return manifest
 
 
-def _check_addition(plan: Plan, upload: Upload | None) -> None:
-    """Raise BuildError where samples or variants would be added to a finished cache to which none can be added."""
-    if upload and plan.blocks and plan.existing:
-        upload.check_addition(plan.existing)
+def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None:
+    """Raise BuildError where a finished cache lacks samples or variants, and none can be added to it."""
+    existing = plan.existing
+    if existing is None or not plan.blocks:
+        return
+    if plan.is_retry and existing.directory != cache:
+        raise BuildError(
+            f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
+            f"`tpucache fetch` it into {cache}, then run this again"
+        )
+    if upload:
+        upload.check_addition(existing)
 
 
 def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: Target) -> None:
@@ -201,27 +203,7 @@ def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: 
             _clean_up(cache, existing.manifest)
 
 
-def meant_source(
-    source: Source,
-    cache: str | Path,
-    labels: LabelKind,
-    classes: str | Path | Sequence[str] | None,
-    missing_label: Sequence[str],
-    pad: int | None,
-    truncate: bool,
-) -> Source:
-    """Return a source whose labels and sequences are what arguments of `build_cache` say, for a cache."""
-    source = pad_source(source, pad, truncate)
-    return label_source(source, labels, class_names(classes), missing_label, labels_before(Path(cache)))
-
-
-def make_encoder(source: Source, recipe: Recipe, plan: Plan) -> SampleEncoder:
-    """Return what makes the records of a plan."""
-    rule = plan.label_rule
-    return SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
-
-
-def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
+def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
     """Raise SampleError for the first sample that the listing says cannot be used, unless such samples are skipped."""
     for block in () if skip else plan.blocks:
         for sample in block.samples:
@@ -229,19 +211,18 @@ def _check_listed(encoder: SampleEncoder, plan: Plan, skip: bool) -> None:
                 raise SampleError(sample.path, reason)
 
 
-def _open_upload(
-    cache: str | Path, local: str | Path | None, keep_local: bool, companions: Companions | None
-) -> Upload | None:
+def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
     """Return what sends a cache to its URL, None for one in a folder of this machine. Raises UsageError."""
+    local = options.local
     if not is_url(cache) and not is_kaggle(cache):
-        if local is not None or not keep_local:
+        if local is not None or not options.keep_local:
             raise UsageError(f"{cache} is a folder of this machine: say what is kept there only where a URL is built")
         return None
     url = os.fspath(cache) if is_kaggle(cache) else as_url(cache)
     if url.startswith("file://"):
         check_is_local(cache)
     folder = (Path(local) if local is not None else local_folder(url)).expanduser().absolute()
-    return Upload(open_place(url, folder, companions), folder, keeps_local=keep_local)
+    return Upload(open_place(url, folder, options.companions), folder, keeps_local=options.keep_local)
 
 
 class _RefusedError(Exception):
@@ -254,18 +235,14 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """A build that has something to do; its context has no run's name yet."""
+    """A build that has something to do. Its context does not have the name of the run yet."""
 
-    plan: Plan
+    plan: BuildPlan
     context: BuildContext
     executor: Executor
-    target: Target
-    on_progress: Callable[[BuildProgress], None]
-    announce: Callable[[Estimate], None] | None
+    options: BuildArguments
     upload: Upload | None
     kept: KeptListings
-    on_prospect: Callable[[Prospect], None] | None = None
-    check: Callable[[], None] = lambda: None
 
     def run(self) -> Manifest:
         """Build what the plan says, beginning with what an interrupted run left of it.
@@ -275,8 +252,8 @@ class _Build:
         try:
             return self._build()
         except HeldError:
-            if self.on_prospect is not None:
-                self._wait(self.on_prospect)
+            if self.options.on_prospect is not None:
+                self._wait(self.options.on_prospect)
             raise
         except _RefusedError as refused:
             if self.plan.existing is None:
@@ -299,7 +276,8 @@ class _Build:
             time.sleep(_WAIT_SECONDS)
 
     def _can_grow(self) -> bool:
-        return self.on_prospect is not None and self.upload is None and can_grow(self.context, self.plan)
+        is_followed = self.options.on_prospect is not None
+        return is_followed and self.upload is None and can_grow(self.context, self.plan)
 
     def _build(self) -> Manifest:
         plan, work = self.plan, self.context.work
@@ -308,7 +286,7 @@ class _Build:
         resumed = has_plan(work)
         if not resumed:  # so that a refusal leaves nothing behind
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
-        if self.on_prospect is not None and is_worked_on(work):
+        if self.options.on_prospect is not None and is_worked_on(work):
             raise HeldError(f"another process builds {self.context.shards}")
         work.mkdir(exist_ok=True)
         with hold(work) as run:
@@ -330,11 +308,12 @@ class _Build:
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
-            if self.on_prospect is not None and self._can_grow():
-                self.on_prospect(make_prospect(plan))
+            if self.options.on_prospect is not None and self._can_grow():
+                self.options.on_prospect(make_prospect(plan))
             shards = scheduler.build(self.executor)
             try:
-                self.check()
+                if self.options.check is not None:
+                    self.options.check()
             except TpucacheError as error:
                 raise _RefusedError(error) from error
             return finish_cache(context.shards, plan, shards, is_mixed)
@@ -344,13 +323,13 @@ class _Build:
         shards = context.work if self.plan.is_retry else context.shards
         context = dataclasses.replace(context, shards=shards)
         if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
-            return GrowingScheduler(context, self.plan.blocks, self.on_progress)
+            return GrowingScheduler(context, self.plan.blocks, self.options.on_progress)
         if self.upload is None or self.plan.is_retry:
-            return Scheduler(context, self.plan.blocks, self.on_progress)
-        return Scheduler(context, self.plan.blocks, self.on_progress, self.upload.add)
+            return Scheduler(context, self.plan.blocks, self.options.on_progress)
+        return Scheduler(context, self.plan.blocks, self.options.on_progress, self.upload.add)
 
     def _check_limits(self) -> None:
-        if self.target == "kaggle" and not self.plan.is_retry:
+        if self.options.target == "kaggle" and not self.plan.is_retry:
             existing = len(self.plan.existing.manifest.shards) if self.plan.existing else 0
             check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
@@ -367,35 +346,36 @@ class _Build:
 
     def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
         """Announce the estimate; raise BuildError with this advice when it does not fit."""
-        if self.announce is None and self.on_prospect is None:
+        announce, is_followed = self.options.announce, self.options.on_prospect is not None
+        if announce is None and not is_followed:
             return
         context, cache, remaining = self.context, self.context.shards, scheduler.remaining()
 
         def try_samples(trials: Trials) -> Estimate:
             return estimate(context.encoder, remaining, cache, self.executor.jobs, context.deadline, trials)
 
-        if self.on_prospect is None:
+        if not is_followed:
             expected = try_samples(Trials())
         else:  # somebody waits: where records are as large as they can be, or that is enough to know, none is tried
             expected = try_samples(Trials(samples=0))
             is_known = all(field.is_plain for field in context.encoder.fields)
-            if not is_known and (self.announce is not None or expected.bytes + expected.spooled > expected.free):
+            if not is_known and (announce is not None or expected.bytes + expected.spooled > expected.free):
                 expected = try_samples(_QUICK_TRIALS)
         if self.plan.is_retry and self.plan.existing:
             # A shard that grows is there twice, until the manifest names the new one.
             room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
             expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
-        if self.announce is not None:
-            self.announce(expected)
+        if announce is not None:
+            announce(expected)
         is_kept = self.upload is None or self.upload.keeps_local
         if is_kept:
             check_room(expected, cache, advice)
-        if self.target == "kaggle":
+        if self.options.target == "kaggle":
             sent = self.upload.place.sent_bytes if self.upload else 0
             check_kaggle_bytes(expected, cache, sent, is_kept=is_kept)
 
 
-def _warn_of_slow_parts(plan: Plan) -> None:
+def _warn_of_slow_parts(plan: BuildPlan) -> None:
     if plan.fields[0].name == IMAGE:
         for line in slow_parts():
             _log.warning("%s", line)

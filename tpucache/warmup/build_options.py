@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from tpucache.errors import UsageError
-from tpucache.options import check_options, option
+from tpucache.options import by_name, check_options, option
+
+if TYPE_CHECKING:
+    from tpucache.recipe import Recipe
+    from tpucache.warmup.sources.source import Items, Source
+
+    Origin = str | Path | Source | Items
+
+Names = ParamSpec("Names")
+Options = TypeVar("Options")
+Result_co = TypeVar("Result_co", covariant=True)
 
 #: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
 LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
@@ -43,33 +54,23 @@ class SoftOptions:
             raise UsageError("--weight-col and --soft-share are for a table of predictions: give --soft-labels, too")
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """How samples are read, what a bad one does, and when to stop. Raises UsageError."""
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What the labels of a source mean, and how long its sequences become. Raises UsageError."""
 
     labels: LabelKind = option(
         "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are numbers"
     )
-    time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
-    target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
-    on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
-    retry: bool = option(False, "try the skipped samples of a finished cache again, if their source has changed")
-    retry_all: bool = option(False, "try all skipped samples of a finished cache again")
-    classes: str | Path | None = option(
+    classes: str | Path | Sequence[str] | None = option(
         None,
         "the classes in their order: a text file with one name on each line, or a cache that has them",
         metavar="FILE|CACHE",
     )
-    missing_label: tuple[str, ...] = option(
+    missing_label: Sequence[str] = option(
         (),
         "a value that is no label, such as -1 or NA; can be repeated. If not given: -1 where labels are class numbers, "
         "and always empty cells, None and NaN",
         metavar="VALUE",
-    )
-    like: str | Path | None = option(
-        None,
-        "the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
-        metavar="CACHE",
     )
     pad: int | None = option(
         None,
@@ -82,6 +83,43 @@ class BuildOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "missing_label", tuple(self.missing_label))
         check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(SourceOptions):
+    """What a source means, what a sample that cannot be used does, and when to stop. Raises UsageError.
+
+    `jobs` is the number of processes that work on this machine; None: one for each core. The command line has it, with
+    other backends, in WorkerOptions.
+    """
+
+    time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
+    target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
+    on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
+    retry: bool = option(False, "try the skipped samples of a finished cache again, if their source has changed")
+    retry_all: bool = option(False, "try all skipped samples of a finished cache again")
+    jobs: int | None = None
+
+
+class TakesOptions(Protocol[Names, Result_co]):
+    """A function of a source, a cache's folder and a recipe, whose options are given by name."""
+
+    def __call__(
+        self,
+        source: Origin,
+        cache: str | Path,
+        recipe: Recipe | None = None,
+        *args: Names.args,
+        **options: Names.kwargs,
+    ) -> Result_co:
+        """Call it."""
+
+
+def options_by_name(
+    kind: Callable[Names, Options],
+) -> Callable[[Callable[[Origin, str | Path, Recipe | None, Options], Result_co]], TakesOptions[Names, Result_co]]:
+    """Let a function that takes an options object of this kind, last, be called with the object's fields by name."""
+    return lambda function: by_name(function, kind)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tpucache.types import Array
 from tpucache.warmup.blocks import parts_of, plan_blocks
 from tpucache.warmup.build_options import BuildOptions, LabelKind
 from tpucache.warmup.estimate import on_disk_bytes, spread
-from tpucache.warmup.plan import Plan, plan_build, with_recipe
+from tpucache.warmup.plan import BuildPlan, plan_build, with_recipe
 from tpucache.warmup.records.arrays import clean_and_count
 from tpucache.warmup.records.encode import EncodedSample, LabelRule, SampleEncoder
 from tpucache.warmup.run.executors import ALONE_SECONDS, Executor
@@ -187,7 +187,7 @@ def try_recipes(
 
 def _first_plan(
     source: Source, listing: Listing, recipes: Sequence[Recipe], labels: LabelKind
-) -> tuple[Plan, dict[int, str]]:
+) -> tuple[BuildPlan, dict[int, str]]:
     """Return the plan of the first recipe that can be used, without variants, and why those before it cannot be.
 
     Raises SourceError, and what the first recipe raises where none can be used.
@@ -195,7 +195,7 @@ def _first_plan(
     errors: dict[int, TpucacheError] = {}
     for number, recipe in enumerate(recipes):
         try:
-            plan = plan_build(source, listing, replace(recipe, variants=0), labels)
+            plan = plan_build(source, listing, replace(recipe, variants=0), BuildOptions(labels=labels))
         except (DependencyError, RecipeError) as error:
             errors[number] = error
             continue
@@ -205,7 +205,7 @@ def _first_plan(
     raise errors[0]
 
 
-def _import_augmentation(source: Source, first: Plan, recipes: Sequence[Recipe]) -> float:
+def _import_augmentation(source: Source, first: BuildPlan, recipes: Sequence[Recipe]) -> float:
     """Load what augments, which a build without variants does not; return the seconds."""
     began = time.monotonic()
     for recipe in recipes:
@@ -216,12 +216,14 @@ def _import_augmentation(source: Source, first: Plan, recipes: Sequence[Recipe])
     return time.monotonic() - began
 
 
-def _plans(source: Source, first: Plan, recipes: Sequence[Recipe], left_out: dict[int, str]) -> dict[int, Plan]:
+def _plans(
+    source: Source, first: BuildPlan, recipes: Sequence[Recipe], left_out: dict[int, str]
+) -> dict[int, BuildPlan]:
     """Return the plan of each recipe by its number, and add to `left_out` why others cannot be used.
 
     Raises DependencyError or RecipeError where none can be.
     """
-    plans: dict[int, Plan] = {}
+    plans: dict[int, BuildPlan] = {}
     errors: list[TpucacheError] = []
     for number, recipe in enumerate(recipes):
         if number in left_out:
@@ -240,7 +242,7 @@ def _plans(source: Source, first: Plan, recipes: Sequence[Recipe], left_out: dic
     return plans
 
 
-def _encoder(source: Source, plan: Plan) -> SampleEncoder:
+def _encoder(source: Source, plan: BuildPlan) -> SampleEncoder:
     rule = plan.label_rule
     return SampleEncoder(source, plan.recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
 
@@ -385,7 +387,7 @@ class _KnownRecords(SampleEncoder):
         return EncodedSample(Item({}), one.clean, [made[part] for part in parts], [{}] * (1 + variants), {})
 
 
-def _write_cache(plan: Plan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float, float]:
+def _write_cache(plan: BuildPlan, known: Sequence[_Kept], folder: Path, most: int) -> tuple[Path, float, float]:
     """Write a cache of known records, repeated up to `most` times in all.
 
     Return it, the seconds that writing a record takes, and those of the tables of all. Waiting for the disk is not

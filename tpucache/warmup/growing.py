@@ -12,8 +12,8 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -21,13 +21,13 @@ from tpucache.errors import BuildError, TpucacheError
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import FAILURE_NAME, Prospect
 from tpucache.store.manifest import Manifest
+from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.run.folder import HeldError
 from tpucache.warmup.sources.source import loads_in_threads
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.store.index import Numbers
-    from tpucache.warmup.build_options import LabelKind
 
 #: What the process is started with.
 COMMAND: Final = "from tpucache.warmup.growing import main; main()"
@@ -127,28 +127,16 @@ def build_for_readers(
 class Maker:
     """Makes records of a cache in the process that reads it. Threads may share one."""
 
-    def __init__(
-        self,
-        source: Any,
-        cache: Path,
-        *,
-        recipe: Recipe | None = None,
-        labels: LabelKind = "auto",
-        classes: str | Path | Sequence[str] | None = None,
-        missing_label: Sequence[str] = (),
-        pad: int | None = None,
-        truncate: bool = False,
-        **_: Any,
-    ) -> None:
+    def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
         """Take the arguments of `build_cache`, and list the source. Raises what `build_cache` raises for them."""
         from tpucache.recipe import Recipe
-        from tpucache.warmup.build import make_encoder, meant_source
-        from tpucache.warmup.plan import plan_build
+        from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source
 
+        options = BuildOptions(**{each.name: others[each.name] for each in fields(BuildOptions) if each.name in others})
         source = source() if isinstance(source, functools.partial) else to_source(source)
-        source, recipe = meant_source(source, cache, labels, classes, missing_label, pad, truncate), recipe or Recipe()
-        plan = plan_build(source, source.list(), recipe, labels)
+        source, recipe = meant_source(source, cache, options), recipe or Recipe()
+        plan = plan_build(source, source.list(), recipe, options)
         self._samples = plan.listing.samples
         self._parts = sorted(plan.blocks[0].parts, key=lambda part: (part.band, part.variant))
         self._encoder = make_encoder(source, recipe, plan)

@@ -1,4 +1,4 @@
-"""Plan: what a run is to build, either a new cache or what is added to a finished one.
+"""BuildPlan: what a run is to build, which is a new cache, or what is added to a finished one.
 
 It says in full what the augmentation means and where labels come from, as they are written into the manifest.
 """
@@ -35,8 +35,9 @@ from tpucache.warmup.blocks import (
     retried_blocks,
     unchanged_samples,
 )
-from tpucache.warmup.build_options import BuildOptions, LabelKind
+from tpucache.warmup.build_options import BuildOptions, LabelKind, SourceOptions
 from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.library_versions import version_differences, versions
 from tpucache.warmup.listing import (
     check_contents,
     check_given_classes,
@@ -48,10 +49,11 @@ from tpucache.warmup.listing import (
 )
 from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
-from tpucache.warmup.records.encode import LabelRule
+from tpucache.warmup.records.encode import LabelRule, SampleEncoder
+from tpucache.warmup.sources import label_source, pad_source
+from tpucache.warmup.sources.labelled import class_names, labels_before
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Column, Item, Label, Listing, Source, left_out_text, source_name
-from tpucache.warmup.versions import version_differences, versions
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -66,7 +68,7 @@ _TRIALS: Final = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """What a run is to build.
 
     `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
@@ -101,9 +103,33 @@ class Plan:
         return {"samples": len(listing.samples), "sha256": listing_sha256(listing), "order": self.order}
 
 
-def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKind = BuildOptions.labels) -> Plan:
-    """Plan a new cache. Raises RecipeError, SourceError."""
+def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
+    """Return a source whose labels and sequences are what the options say, for a cache that may be there already."""
+    padded = pad_source(source, options.pad, options.truncate)
+    names, before = class_names(options.classes), labels_before(Path(cache))
+    return label_source(padded, options.labels, names, options.missing_label, before)
+
+
+def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncoder:
+    """Return what makes the records of a plan."""
+    rule = plan.label_rule
+    return SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
+
+
+def plan_build(
+    source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, existing: Cache | None = None
+) -> BuildPlan:
+    """Plan a new cache, or what is added to an existing one: what it lacks, or the samples that are tried again.
+
+    Raises RecipeError, SourceError, and UsageError where samples would be added and tried again at once.
+    """
     check_labels(listing)
+    if existing is None:
+        return _plan_new(source, listing, recipe, options)
+    return _plan_addition(source, listing, recipe, options, existing)
+
+
+def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions) -> BuildPlan:
     first, fields = first_item(source, listing, recipe)
     if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
         check_masks(source, listing, recipe)
@@ -111,20 +137,20 @@ def plan_build(source: Source, listing: Listing, recipe: Recipe, labels: LabelKi
     _check_variants(source, recipe, fields)
     _check_codec(source, recipe, fields)
     _warn_of_left_out(listing)
-    return Plan(
+    return BuildPlan(
         recipe=recipe,
         augmentation=full_augmentation(recipe, fields),
         fields=fields,
         listing=listing,
         order=order_of(listing, listing),
         blocks=plan_blocks(listing.samples, fields, recipe),
-        labels=labels,
+        labels=options.labels,
         label_rule=label_rule(listing, first.label),
         unused_labels=unused,
     )
 
 
-def with_recipe(plan: Plan, source: Source, recipe: Recipe) -> Plan:
+def with_recipe(plan: BuildPlan, source: Source, recipe: Recipe) -> BuildPlan:
     """Return the plan of a new cache of the same samples by another recipe. Raises RecipeError, SourceError."""
     _, fields = first_item(source, plan.listing, recipe)
     _check_variants(source, recipe, fields)
@@ -134,22 +160,9 @@ def with_recipe(plan: Plan, source: Source, recipe: Recipe) -> Plan:
     return dataclasses.replace(plan, recipe=recipe, augmentation=augmentation, fields=fields, blocks=blocks)
 
 
-def plan_addition(
-    source: Source,
-    listing: Listing,
-    recipe: Recipe,
-    cache: Cache,
-    labels: LabelKind = BuildOptions.labels,
-    retry: bool = BuildOptions.retry,
-    retry_all: bool = BuildOptions.retry_all,
-) -> Plan:
-    """Plan what a finished cache lacks of a recipe and a source, or to try again what it skipped.
-
-    Raises RecipeError, SourceError, and UsageError for both at once.
-    """
-    check_labels(listing)
+def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, cache: Cache) -> BuildPlan:
     manifest = cache.manifest
-    is_retry = (retry or retry_all) and bool(manifest.skipped)
+    is_retry = (options.retry or options.retry_all) and bool(manifest.skipped)
     unchanged: frozenset[int] = frozenset()
     # Before an augmentation of another size is tried on this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
@@ -164,7 +177,7 @@ def plan_addition(
     blocks = missing_blocks(cache, numbered, recipe)
     if is_retry:
         check_can_retry(cache, is_growing=bool(blocks))
-        unchanged = frozenset() if retry_all else unchanged_samples(source, numbered, cache, recipe)
+        unchanged = frozenset() if options.retry_all else unchanged_samples(source, numbered, cache, recipe)
         blocks = retried_blocks(cache, numbered, recipe, unchanged)
         _warn_of_unchanged(cache, len(unchanged))
     if not blocks:
@@ -173,14 +186,14 @@ def plan_addition(
         _log.warning(
             "%s was made with other versions, and what is added may differ: %s", cache.directory, "; ".join(other)
         )
-    return Plan(
+    return BuildPlan(
         recipe=recipe,
         augmentation=augmentation,
         fields=manifest.fields,
         listing=numbered,
         order=order_of(numbered, listing),
         blocks=blocks,
-        labels=labels,
+        labels=options.labels,
         label_rule=rule,
         unused_labels=saved_unused_labels(manifest.source),
         existing=cache,

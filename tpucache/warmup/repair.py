@@ -27,6 +27,7 @@ from tpucache.store.verify import Damage, is_whole, verify_cache
 from tpucache.types import Array
 from tpucache.warmup.blocks import Block, listing_sha256
 from tpucache.warmup.code_digest import code_changes, code_digests
+from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import as_asked, name_some, number_samples, put_in_order
 from tpucache.warmup.records.arrays import Facts, clean_and_count
 from tpucache.warmup.records.encode import SampleEncoder
@@ -40,7 +41,6 @@ from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import sample_columns
-from tpucache.warmup.versions import version_differences
 
 #: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
 REPAIR_NAME: Final = "repair"

@@ -36,20 +36,20 @@ from tpucache.store.writer import ShardWriter
 from tpucache.types import Array
 from tpucache.warmup.blocks import is_read_as_before, new_block_numbers
 from tpucache.warmup.change import next_history, save_manifest
+from tpucache.warmup.library_versions import versions
 from tpucache.warmup.listing import SIZE_COLUMN, content_digests, sizes_of
-from tpucache.warmup.plan import Plan
+from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.records.frequencies import summarise_frequencies
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, add_annotations, join_infos
 from tpucache.warmup.sources.reading import MOST_CLASSES, class_range
 from tpucache.warmup.sources.source import Listing
-from tpucache.warmup.versions import versions
 
 Record = tuple[int, bytes | bytearray, int]
 
 _log: Final = logging.getLogger("tpucache")
 
 
-def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
+def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
     """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
     The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` is whether
@@ -107,7 +107,7 @@ def finish_cache(cache: Path, plan: Plan, shards: Sequence[BuiltShard], is_mixed
     return save_manifest(cache, manifest)
 
 
-def _history(cache: Path, plan: Plan) -> History | None:
+def _history(cache: Path, plan: BuildPlan) -> History | None:
     """Return the history of what is built. Samples that were tried again take the place of the newest version."""
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
@@ -115,7 +115,7 @@ def _history(cache: Path, plan: Plan) -> History | None:
     return next_history(cache, before, "warmup")
 
 
-def make_prospect(plan: Plan) -> Prospect:
+def make_prospect(plan: BuildPlan) -> Prospect:
     """Return what is known of a cache before its records are made."""
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
@@ -158,7 +158,7 @@ def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
     return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
-def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
+def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
     """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
@@ -168,7 +168,7 @@ def _source(plan: Plan, labels: Any, has_classes: bool) -> dict[str, Any]:
     return {**plan.source, **left_out, **asked, **kept, "labels": read}
 
 
-def _digests(new: ChunkInfo, before: Manifest | None, plan: Plan) -> dict[str, str]:
+def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
     """Return the hashes of content, by number: of skipped samples, and of a few others by their fields alone.
 
     Those of skipped samples that were last read by other libraries than the manifest will name are left out.

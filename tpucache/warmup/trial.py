@@ -1,4 +1,4 @@
-"""dry_run: what a warmup would do, found out from a source's listing and a few of its samples; nothing is written."""
+"""dry_run: what a warmup would do. It lists the source and tries a few samples; it writes nothing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 from tpucache.warmup.blocks import cut_block
-from tpucache.warmup.build_options import BuildOptions, LabelKind
+from tpucache.warmup.build_options import BuildOptions, options_by_name
 from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
-from tpucache.warmup.plan import Plan, plan_addition, plan_build
+from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
 from tpucache.warmup.records.decoding import open_picture
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.run.folder import check_source, finished_cache
-from tpucache.warmup.sources import label_source, open_source, pad_source
+from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.folder import NO_SUFFIX
-from tpucache.warmup.sources.labelled import class_names, labels_before
-from tpucache.warmup.sources.source import Label, Sample, Source, source_name
+from tpucache.warmup.sources.source import Items, Label, Sample, Source, source_name
 from tpucache.warmup.tables import label_column, label_facts
 
 _TRIED: Final = 64
@@ -118,45 +117,30 @@ class DryRun:
         }
 
 
+@options_by_name(BuildOptions)
 def dry_run(
-    source: str | Path | Source,
-    cache: str | Path,
-    recipe: Recipe | None = None,
-    *,
-    jobs: int | None = None,
-    labels: LabelKind = BuildOptions.labels,
-    classes: str | Path | Sequence[str] | None = BuildOptions.classes,
-    missing_label: Sequence[str] = BuildOptions.missing_label,
-    retry: bool = BuildOptions.retry,
-    retry_all: bool = BuildOptions.retry_all,
-    pad: int | None = BuildOptions.pad,
-    truncate: bool = BuildOptions.truncate,
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: BuildOptions
 ) -> DryRun:
-    """Return what `build_cache` would do with the same arguments. No folder is made and nothing is written.
+    """Return what `build_cache` would do with the same source, recipe and options. Nothing is written.
 
-    Samples that fail are reported, not raised. Raises what `build_cache` raises of the source as a whole.
+    Options are given by name, and are those of BuildOptions. Samples that fail are reported, not raised. Raises what
+    `build_cache` raises for the source as a whole.
     """
     recipe, cache = recipe or Recipe(), Path(cache).absolute()
     if isinstance(source, (str, Path)):
         check_source(source, cache)
-        source = open_source(source)
-    source = pad_source(source, pad, truncate)
-    source = label_source(source, labels, class_names(classes), missing_label, labels_before(cache))
+    source = meant_source(to_source(source), cache, options)
     listing = source.list()
     if not listing.samples:
         raise SourceError(f"{source_name(source)} has no samples")
-    existing = finished_cache(cache)
-    if existing is None:
-        plan = plan_build(source, listing, recipe, labels)
-    else:
-        plan = plan_addition(source, listing, recipe, existing, labels, retry, retry_all)
+    plan = plan_build(source, listing, recipe, options, finished_cache(cache))
     skipped = len(plan.existing.manifest.skipped) if plan.existing else 0
     look = _Look(recipe, every=max(1, min(_TRIED, len(listing.samples)) // _SHOWN))
-    rule = plan.label_rule
-    encoder = SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
+    encoder = make_encoder(source, recipe, plan)
     trials = Trials(_TRIED, _SECONDS, margin=0.0, look=look.take)
-    expected = estimate(encoder, _all_of(plan), _folder_above(cache), jobs, trials=trials)
+    expected = estimate(encoder, _all_of(plan), _folder_above(cache), options.jobs, trials=trials)
     column, names, counts = _labels(plan, look.tried)
+    is_retry = options.retry or options.retry_all
     return DryRun(
         samples=len(listing.samples),
         files=dict(Counter(_suffix(sample.path) for sample in listing.samples).most_common()),
@@ -165,12 +149,12 @@ def dry_run(
         listed=_listed(plan, encoder),
         sizes=look.sizes,
         kinds=dict(look.kinds.most_common()),
-        labels=label_facts(labels, column, bool(names), plan.unused_labels),
+        labels=label_facts(options.labels, column, bool(names), plan.unused_labels),
         classes=names,
         class_counts=counts,
         estimate=expected,
-        jobs=jobs or os.cpu_count() or 1,
-        retry={"skipped": skipped, "tried_again": skipped - plan.unchanged} if retry or retry_all else {},
+        jobs=options.jobs or os.cpu_count() or 1,
+        retry={"skipped": skipped, "tried_again": skipped - plan.unchanged} if is_retry else {},
     )
 
 
@@ -197,14 +181,14 @@ class _Look:
                 self.kinds[picture.kind] += 1
 
 
-def _listed(plan: Plan, encoder: SampleEncoder) -> list[Tried]:
+def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:
     """Return the samples that the listing alone says cannot be used."""
     samples = (sample for block in plan.blocks for sample in block.samples)
     faults = ((sample, encoder.listed_fault(sample)) for sample in samples)
     return [Tried(sample.path, sample.label, reason=reason) for sample, reason in faults if reason]
 
 
-def _all_of(plan: Plan) -> Remaining:
+def _all_of(plan: BuildPlan) -> Remaining:
     """Return all that a plan has to do, as nothing of it is done yet."""
     samples = sum(len(block.samples) for block in plan.blocks)
     cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
@@ -215,7 +199,7 @@ def _all_of(plan: Plan) -> Remaining:
     return Remaining([chunk for chunks in cut for chunk in chunks], unsealed, 0)
 
 
-def _labels(plan: Plan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
+def _labels(plan: BuildPlan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
     """Return the column of labels, None without any, the classes, and the samples of each class."""
     pairs = [pair for pair in _known(plan, tried) if pair[0] is not None]
     if not pairs:
@@ -224,7 +208,7 @@ def _labels(plan: Plan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], t
     return label_column(labels, paths, plan.listing.classes)
 
 
-def _known(plan: Plan, tried: Sequence[Tried]) -> Iterator[tuple[Label, str]]:
+def _known(plan: BuildPlan, tried: Sequence[Tried]) -> Iterator[tuple[Label, str]]:
     if plan.label_rule is None:
         yield from ((sample.label, sample.path) for sample in plan.listing.samples)
     else:

@@ -30,7 +30,7 @@ from tpucache.store.writer import ShardWriter
 from tpucache.system import pread
 from tpucache.warmup.blocks import Block, Chunk
 from tpucache.warmup.estimate import Remaining
-from tpucache.warmup.plan import Plan
+from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.run.chunks import BuiltShard, ChunkInfo, join_infos, load_receipt
 from tpucache.warmup.run.executors import Executor, Task
 from tpucache.warmup.run.folder import disk_failure
@@ -68,7 +68,7 @@ def has_arrivals(work: Path) -> bool:
     return (work / ARRIVED_NAME).exists()
 
 
-def can_grow(context: BuildContext, plan: Plan) -> bool:
+def can_grow(context: BuildContext, plan: BuildPlan) -> bool:
     """Return whether a cache can be read while it is built: its samples, their labels and classes are known now.
 
     What an interrupted build that could not be read has left in chunks is finished in the same way.

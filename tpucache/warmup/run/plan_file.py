@@ -14,12 +14,12 @@ from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Column, SampleTable, Strings, encode_columns
 from tpucache.strict_json import parse_json
+from tpucache.warmup.library_versions import version_differences, versions
 from tpucache.warmup.listing import SIZE_COLUMN, check_asked, recipe_differences, sample_difference, sizes_of
-from tpucache.warmup.plan import Plan
+from tpucache.warmup.plan import BuildPlan
 from tpucache.warmup.run.chunks import has_results
 from tpucache.warmup.run.folder import hold
 from tpucache.warmup.sources.source import Sample
-from tpucache.warmup.versions import version_differences, versions
 
 _PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
@@ -48,7 +48,7 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
 
 
 def save_or_compare_plan(
-    work: Path, plan: Plan, *, is_sent: bool = False
+    work: Path, plan: BuildPlan, *, is_sent: bool = False
 ) -> tuple[list[Sample], tuple[str, ...], bool]:
     """Write a plan and what its source is like, or compare it with the plan that an interrupted run wrote.
 
@@ -70,7 +70,7 @@ def save_or_compare_plan(
     return [], (), False
 
 
-def save_listing(work: Path, plan: Plan) -> None:
+def save_listing(work: Path, plan: BuildPlan) -> None:
     """Write what the source is like, so that a rerun can report how it differs."""
     samples = plan.listing.samples
     paths: Column = Strings.pack([sample.path for sample in samples])
@@ -91,7 +91,7 @@ def _read_plan(work: Path) -> dict[str, Any]:
     return content
 
 
-def compare_plan(work: Path, plan: Plan) -> tuple[list[Sample], tuple[str, ...], bool]:
+def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...], bool]:
     """Compare a plan with the one in a work folder, and return what `save_or_compare_plan` returns and raises."""
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
@@ -132,7 +132,7 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
         )
 
 
-def _encode(plan: Plan) -> bytes:
+def _encode(plan: BuildPlan) -> bytes:
     """Return a plan as JSON; `before` is the identity of the cache that is added to, "" for a new one."""
     content = {
         "recipe": plan.full_recipe,
