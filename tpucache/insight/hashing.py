@@ -164,7 +164,8 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         found.thumbnails[part] = _thumbnails((grids - base) / (unit or 1.0))
         return len(some)
 
-    cache.reader.expect(work, windows)
+    if (arriving := cache.reader.arriving) is not None:
+        arriving.expect(work, manifest.variants[:1], len(bands), lambda: windows)
     done = 0
     for count in _in_threads(work, range(0, len(rows), step), threads):
         done += count

@@ -35,12 +35,13 @@ from tpucache.store.codecs import CODECS
 from tpucache.store.fields import IMAGE, LABEL, SOFT_LABEL, SOFT_WEIGHT, Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest
-from tpucache.store.reader import NetworkUse
 from tpucache.store.samples import NO_LABEL, SampleTable
 from tpucache.types import Array
 
 if TYPE_CHECKING:
     import torch
+
+    from tpucache.store.arriving import NetworkUse
 
 Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
 
@@ -210,7 +211,7 @@ class CachedDataset(Dataset[Item]):
     @property
     def reading(self) -> ReadingPlan:
         """How a CachedLoader will read the records, and the memory that it plans to take, as far as is known now."""
-        is_whole = self._open_reader.cache.reader.is_whole  # else no shard is mapped
+        is_whole = self._open_reader.cache.reader.arriving is None  # else no shard is mapped
         return self._open_reader.plan(self._selection.records, self._selection.shards if is_whole else ())
 
     @property
@@ -471,7 +472,7 @@ class CachedDataset(Dataset[Item]):
 
     def prepare(self, threads: int) -> None:
         """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
-        if not self._open_reader.cache.reader.is_whole:
+        if self._open_reader.cache.reader.arriving is not None:
             return
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
@@ -483,15 +484,17 @@ class CachedDataset(Dataset[Item]):
         is kept there. Where all is here already, nothing is done.
         """
         reader = self._open_reader
-        arriving = reader.cache.reader
-        if arriving.is_whole or arriving.has(self._selection.variants, len(self.manifest.layouts)):
+        arriving = reader.cache.reader.arriving
+        if arriving is None:
             return
+        bands = len(self.manifest.layouts)
 
         def numbers(asked: Windows) -> Iterator[Numbers]:
             needed = (reader.not_in_memory(self._rows(*window)) for window in asked())
             return (reader.in_all_bands(each) for each in needed)
 
-        arriving.expect(owner, numbers(windows), functools.partial(numbers, further) if further else None)
+        further_numbers = None if further is None else functools.partial(numbers, further)
+        arriving.expect(owner, self._selection.variants, bands, functools.partial(numbers, windows), further_numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to have these samples in memory when they are read."""

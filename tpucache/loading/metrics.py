@@ -6,12 +6,14 @@ import operator
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tpucache.loading.reading.reader import WaysRead
-from tpucache.store.reader import NetworkUse
+
+if TYPE_CHECKING:
+    from tpucache.store.arriving import NetworkUse
 
 _KEPT_WAITS: Final = 1024
 _QUANTILES: Final = (50, 95, 99)

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
-from tpucache.store.reader import NetworkUse
 from tpucache.types import Array
+
+if TYPE_CHECKING:
+    from tpucache.store.arriving import NetworkUse
 
 _LONGEST: Final = 1_000_000
 

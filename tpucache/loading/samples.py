@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.reader import NetworkUse
 from tpucache.types import Array
+
+if TYPE_CHECKING:
+    from tpucache.store.arriving import NetworkUse
 
 Variant = int | Literal["epoch"]
 #: Gives what will be read, in its order: indices, the epoch, and how many consecutive samples share a variant.

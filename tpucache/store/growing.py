@@ -20,7 +20,7 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -31,6 +31,7 @@ import numpy.typing as npt
 from tpucache import signals, system
 from tpucache.errors import BuildError, NoRoomError, StoreError
 from tpucache.store import holding
+from tpucache.store.arriving import Arriving, NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field
 from tpucache.store.files import OpenFile, ThreadLock
@@ -146,7 +147,7 @@ class GrowingTable(SampleTable):
         return self.__dict__.copy()  # no file has them
 
 
-class Arrivals:
+class Arrivals(Arriving):
     """Where the records are that have been made so far, as far as this process has looked.
 
     Threads may share one. A pickled copy looks for itself; one without a `builder` waits for that of other processes.
@@ -240,6 +241,25 @@ class Arrivals:
             self._files.pop(getattr(self._made, "last", -1), None)
         self._made.last = number
         return rows
+
+    def expect(
+        self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
+    ) -> None:
+        """Ask whoever builds for these records in this order, before all that was asked for so far."""
+        if not self.look():
+            self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
+
+    def prioritise(self, numbers: Numbers) -> None:
+        """Do nothing: `rows` asks for what is read before all that was asked for so far."""
+
+    @property
+    def is_busy(self) -> bool:
+        """False: whoever builds has processes of its own."""
+        return False
+
+    def network(self, bands: int) -> NetworkUse | None:
+        """Return None: nothing comes over the network."""
+        return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
         """Ask whoever builds for records in this order, `again` those that were asked for before. Raises StoreError."""
@@ -361,8 +381,6 @@ class GrowingIndex(RecordIndex):
 class GrowingReader(ShardReader):
     """Reads records of a growing cache, each compared with its checksum; once that is finished, out of its shards."""
 
-    is_whole = False
-
     def __init__(self, arrivals: Arrivals) -> None:
         """Take what knows where records are."""
         super().__init__(arrivals.directory, ())
@@ -371,15 +389,10 @@ class GrowingReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return GrowingReader, (self._arrivals,)
 
-    def has(self, variants: Sequence[int], bands: int) -> bool:
-        """Return whether the cache is finished."""
-        return self._arrivals.look()
-
-    def expect(
-        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
-    ) -> None:
-        """Ask whoever builds for these records in this order, before all that was asked for so far."""
-        self._arrivals.ask(np.concatenate([*windows, np.empty(0, np.int64)]), again=True)
+    @property
+    def arriving(self) -> Arrivals:
+        """What knows where records are."""
+        return self._arrivals
 
     def file(self, shard: int) -> OpenFile:
         """Return the open file of a row. Raises DamageError, FormatError, StoreError."""

@@ -12,7 +12,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import FileEntry, ShardEntry
+
+if TYPE_CHECKING:
+    from tpucache.store.arriving import Arriving
 
 MAX_OPEN: Final = 256
 # Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
@@ -31,34 +34,6 @@ _REMEDY: Final = "Run `tpucache verify {directory}`, or copy it again."
 
 Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
-
-
-class NetworkUse(NamedTuple):
-    """What was read over the network: bytes, those of records that were asked for, requests, and those that failed.
-
-    Records are counted as asked for until all that is used of the cache is here, which an epoch finds when it begins.
-
-    `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
-    in which somebody waited for a record. `kept_bytes` of the cache's `total_bytes` are on the disk of this machine.
-    """
-
-    bytes: int
-    needed_bytes: int
-    requests: int
-    failures: int
-    rate: float
-    best_rate: float
-    waited: float
-    kept_bytes: int
-    total_bytes: int
-
-    @property
-    def progress(self) -> str:
-        """What is on the disk, as text for a progress bar; "" once all is."""
-        if self.kept_bytes >= self.total_bytes:
-            return ""
-        unit, name = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")
-        return f"cached {self.kept_bytes / unit:,.1f} of {self.total_bytes / unit:,.1f} {name}"
 
 
 class ShardReader:
@@ -91,26 +66,10 @@ class ShardReader:
         # A fresh lock, no open files.
         self.__init__(state["_directory"], state["_shards"], state["_check"])  # type: ignore[misc]
 
-    #: Whether a shard's file holds all of its records, so that it may be mapped.
-    is_whole: bool = True
-
-    def network(self, bands: int) -> NetworkUse | None:
-        """Return what was read over the network of the first bands of frequencies; None for files of this machine."""
+    @property
+    def arriving(self) -> Arriving | None:
+        """How to say what will be read of a cache whose records are still arriving; None where all of them are here."""
         return None
-
-    def has(self, variants: Sequence[int], bands: int) -> bool:
-        """Return whether all records of some variants, in the first bands, are on this machine, as far as is seen."""
-        return True
-
-    @property
-    def is_at_start(self) -> bool:
-        """Whether nobody has asked yet for the first records of what was expected."""
-        return False
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether records come over a network as fast as they are read, so that the processor has enough to do."""
-        return False
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
@@ -238,17 +197,6 @@ class ShardReader:
         for start in range(0, len(shards), MAX_OPEN):
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + MAX_OPEN])).tolist()
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
-
-    def expect(
-        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
-    ) -> None:
-        """Take note of what an owner will read, far ahead, in its order: for records that are not here yet.
-
-        Records are given by the numbers of their rows in the index.
-        """
-
-    def fetch_first(self, rows: Rows) -> None:
-        """Fetch records that are read now before all else, if they are the first of what was expected."""
 
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.

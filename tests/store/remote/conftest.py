@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 from servers import Server
 
 from tpucache import CachedDataset
-from tpucache.store.remote import fetching, pieces, plan
+from tpucache.store.remote import folder, link, pieces, plan, requests
 
 __all__ = ["disk"]
 
@@ -37,10 +37,11 @@ def forkserver() -> str:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut caches into pieces of a few records, and ask for records apart where they do not touch."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 5 << 10)
-    monkeypatch.setattr(fetching, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(link, "PIECE_BYTES", 5 << 10)
+    monkeypatch.setattr(requests, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(plan, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(pieces, "_GAP_BYTES", 0)
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(folder, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
 from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote import fetching, folder, objects
+from tpucache.store.remote import folder, objects
 from tpucache.store.remote.folder import Remote
 from tpucache.store.verify import verify_cache
 
@@ -29,7 +29,7 @@ def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(folder, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from servers import Server
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading import loader
-from tpucache.store.remote import fetching, local
+from tpucache.store.remote import local, requests
 from tpucache.store.remote import pieces as pieces_module
-from tpucache.store.remote.fetching import Flight
 from tpucache.store.remote.plan import NEVER, Forecast, Plan
+from tpucache.store.remote.requests import Records, Request
 
 Opened = Callable[..., CachedDataset]
 
@@ -74,6 +73,8 @@ def test_a_plan_that_takes_its_forecast_late_has_it_as_if_from_the_start(windows
     early.take(Forecast(arrays(windows), Numbered(8), 10**6))
     for plan in (early, late):
         for _ in range(5):
+            if plan.is_unread:
+                plan.add(plan.read())
             if plan.peek() is not None:
                 plan.pop()
     late.take(Forecast(arrays(windows), Numbered(8), 10**6))
@@ -129,8 +130,8 @@ def given_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return give_up(self, piece)
 
     monkeypatch.setattr(local.LocalCopy, "_give_up", noted)
-    monkeypatch.setattr(fetching, "_LEAST_RING", 2)
-    monkeypatch.setattr(fetching, "_RING_BYTES", 0)
+    monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
+    monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
     return found
 
 
@@ -237,7 +238,7 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
     fetcher = dataset._open_reader.cache.reader.fetcher
     pieces = fetcher._pieces
     with fetcher._changed:  # the sample came by itself, its piece comes after it
-        assert fetcher._changed.wait_for(lambda: not (fetcher._wanted or fetcher._flights), timeout=PATIENCE)
+        assert fetcher._changed.wait_for(lambda: not fetcher._requests.by_piece, timeout=PATIENCE)
     (kept,) = fetcher.local.kept.tolist()
 
     def plan_of(*needed: int) -> Plan:
@@ -248,14 +249,14 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
 
     plan = plan_of(kept + 1)
     other = plan_of(kept)
-    other.peek()
+    other.add(other.read())
     owner = set[int]()  # anything that a weak reference can be to
     with fetcher._changed:  # its threads stand still
-        with fetcher.pinned(np.array([kept, kept])):
+        with fetcher.local.pinned(np.array([kept, kept])):
             assert not fetcher._replace(plan, kept + 1)
-        fetcher._plans.append((weakref.ref(owner), other))
+        fetcher._plans.put(owner, other)
         assert not fetcher._replace(plan, kept + 1)
-        fetcher._note_read(pieces.of(pieces.run(kept).rows)[1])
+        fetcher._plans.note_read(pieces.of(pieces.run(kept).rows)[1])
         assert not given_up
         assert fetcher._replace(plan, kept + 1)
         assert given_up == [kept]
@@ -268,12 +269,12 @@ def test_what_is_here_of_a_piece_is_not_asked_for_again(opened: Opened) -> None:
     run = pieces.run(0)
     middle = int(run.rows["offset"][len(run.numbers) // 2])
     part = pieces.part(0, run.start, middle)
-    assert fetcher._lacking(run, 0).numbers.tolist() == run.numbers.tolist()
+    assert fetcher._requests.lacking(run, 0).numbers.tolist() == run.numbers.tolist()
     assert kept.lock(0)
     assert kept.make_room(0)
-    assert kept.write(part, fetcher._read_checked(part))
+    assert kept.write(part, fetcher._link.read(part))
     kept.unlock(0)
-    rest = fetcher._lacking(run, 0)
+    rest = fetcher._requests.lacking(run, 0)
     assert rest.start == middle
     assert rest.stop == run.stop
     assert sorted([*rest.numbers.tolist(), *part.numbers.tolist()]) == sorted(run.numbers.tolist())
@@ -300,21 +301,22 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
     fetcher = dataset.cache.reader.fetcher
     pieces = fetcher._pieces
     rows = pieces.run(0).rows
-    owner = set[int]()
+    owner, other_owner = set[int](), set[int]()  # anything that a weak reference can be to
     fetcher.expect(owner, iter([rows]))
-    numbers, of = pieces.of(rows[:1])
-    with fetcher._changed:  # its threads stand still
-        fetcher._first.add(None)
-        fetcher._flights[0] = Flight(pieces.run(0), 0)
-        fetcher._wanted.append(0)
-    began = threading.Thread(target=fetcher.fetch_first, args=(numbers, of, rows[:1]))
+    numbers, of = pieces.of(rows)
+    another = Plan(iter([]), pieces)
+    another.is_starting = another.has_begun = True
+    with fetcher._changed:  # from here on its threads begin no request for a piece
+        fetcher._plans.put(other_owner, another)
+        fetcher._requests.add(Request(pieces.run(0), 0))
+    began = threading.Thread(target=fetcher.fetch_first, args=(Records(numbers[:1], of[:1], rows[:1]),))
     began.start()
     began.join(PATIENCE)
     assert not began.is_alive()
-    assert fetcher.local.has(numbers).all()
+    assert fetcher.local.has(numbers[:1]).all()
     with fetcher._changed:
-        fetcher._first.discard(None)
-    fetcher.get(*pieces.of(rows), rows)
+        another.is_starting = False
+    fetcher.get(Records(numbers, of, rows))
 
 
 def test_what_the_disk_has_no_room_for_is_kept_in_memory_and_not_asked_for_again(
@@ -327,7 +329,7 @@ def test_what_the_disk_has_no_room_for_is_kept_in_memory_and_not_asked_for_again
     expected, found = ([[labels.tolist() for _, labels in each] for _ in range(3)] for each in (own, dataset))
     assert found == expected
     fetcher = dataset.dataset.cache.reader.fetcher
-    assert not fetcher._plans[0][1].needed
+    assert not next(iter(fetcher._plans)).needed
     before = len(server.ranges)
     assert [labels.tolist() for _, labels in dataset] == [labels.tolist() for _, labels in own]
     assert len(server.ranges) == before

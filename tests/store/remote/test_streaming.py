@@ -47,7 +47,7 @@ from tpucache.insight import hashes
 from tpucache.insight.hashing import kept_hashes
 from tpucache.loading.threads import ReadingThreads
 from tpucache.store.cache import field_batches
-from tpucache.store.remote import fetching, local, plan
+from tpucache.store.remote import fetching, local, plan, requests
 from tpucache.store.remote.cache import RemoteCache
 
 Opened = Callable[..., CachedDataset]
@@ -74,8 +74,8 @@ def parts(server: Server) -> Counter[tuple[str, int, int]]:
 def test_batches_of_two_epochs_are_those_of_a_local_copy(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(fetching, "_LEAST_RING", 2)
-    monkeypatch.setattr(fetching, "_RING_BYTES", 0)
+    monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
+    monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
     expected = batches(CachedDataset(cache, "epoch"), 2, **options)
     assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
 
@@ -182,7 +182,7 @@ def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
     for piece in range(0, len(pieces), 2):
         run = pieces.run(piece)
         assert kept.make_room(piece)
-        assert kept.write(run, fetcher._read_checked(run))
+        assert kept.write(run, fetcher._link.read(run))
     hole = pieces.run(1)
     assert not any(
         os.pread(kept.file(hole.shard).number, int(row["length"]), int(row["offset"]))[-1] for row in hole.rows
@@ -238,7 +238,7 @@ def test_records_are_kept_in_memory_at_once_where_the_processor_has_time(
 ) -> None:
     fetcher = opened().cache.reader.fetcher
     assert not fetcher.is_busy  # nothing is on its way
-    fetcher._working, fetcher._began = 1, time.monotonic() - 1e6  # so long ago that this test takes no time
+    fetcher._working, fetcher.statistics.began = 1, time.monotonic() - 1e6  # so long ago that this test takes no time
     fetcher.statistics.waited = 5.5e5
     assert fetcher.is_busy  # the first batch is waited for
     fetcher.statistics.needed = 1
@@ -337,7 +337,7 @@ def test_a_stalled_answer_is_given_up_and_asked_for_again(
     ("fault", "error", "said"),
     [
         ("flip", DamageError, r"in the record of '.*\.png' in variant 0, 3 times in a row"),
-        ("503", StoreError, r"v00-00000.lmdb: HttpError: the server answers with status 503, after 6 tries"),
+        ("503", StoreError, r"v00-00000.lmdb: HttpError: the server answers with status 503, after 7 tries"),
         ("404", StoreError, r"the server has no v00-00000.lmdb"),
     ],
 )
@@ -368,7 +368,7 @@ def test_what_goes_wrong_beside_the_network_is_an_error_and_no_wait_without_an_e
 def test_a_plan_that_cannot_be_followed_changes_nothing(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan.Plan, "peek", lambda self: 1 // 0)
+    monkeypatch.setattr(plan.Plan, "read", lambda self: 1 // 0)
     assert batches(opened(), shuffle="block") == batches(CachedDataset(cache), shuffle="block")
 
 
@@ -557,9 +557,9 @@ def test_what_another_process_has_brought_of_a_piece_is_not_asked_for(opened: Op
     found: list[object] = []
     reading = threading.Thread(target=lambda: found.extend(batches(dataset)))
     reading.start()
-    wait_for(lambda: piece in fetcher._flights)
+    wait_for(lambda: piece in fetcher._requests.by_piece)
     assert kept.make_room(piece)
-    assert kept.write(part, other.cache.reader.fetcher._read_checked(part))
+    assert kept.write(part, other.cache.reader.fetcher._link.read(part))
     kept.unlock(piece)
     reading.join(PATIENCE)
     assert len(found) == 10
@@ -699,7 +699,7 @@ def test_commands_read_a_cache_at_a_url(
 def test_the_programs_random_numbers_are_not_touched(
     opened: Callable[..., CachedDataset], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
     server.fault = lambda name, number: "503" if name.endswith("lmdb") and number <= 3 else None
     before = random.getstate()
     for _ in CachedLoader(opened(), 8):
@@ -765,8 +765,8 @@ def test_a_run_from_a_url_is_that_from_a_local_copy(
 def test_threads_are_woken_for_work_alone(opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them at each change would take more time than what they read."""
     looks = itertools.count()
-    look = fetching.Fetcher._next_flight
-    monkeypatch.setattr(fetching.Fetcher, "_next_flight", lambda self: (next(looks), look(self))[1])
+    look = fetching.Fetcher._next
+    monkeypatch.setattr(fetching.Fetcher, "_next", lambda self: (next(looks), look(self))[1])
     batches(opened(), 2, shuffle="block")
     assert next(looks) < 20 * sum(server.requests.values())
 
@@ -813,7 +813,7 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
     """Each of seven tries would wait for as long as the server may be silent."""
     monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.1)
     monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tpucache.store.remote.folder._PATIENT_SECONDS", 0.25)
+    monkeypatch.setattr("tpucache.store.remote.folder.PATIENT_SECONDS", 0.25)
     error = pytest.raises(StoreError, match="Check the URL and the network")
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
         CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)

@@ -109,7 +109,7 @@ class ShardMaps:
         """Return how a shard is or would be mapped, or why it is not. Raises DamageError when it cannot be opened."""
         if shard in self._how:
             return self._how[shard]
-        if not self._reader.is_whole:
+        if self._reader.arriving is not None:
             return "being_fetched"
         if not can_populate():
             return "no_maps"
@@ -229,7 +229,7 @@ class ShardMaps:
     def _map_shard(self, shard: int) -> tuple[int, How]:
         """Return the address of a shard's map, 0 where it is not to be mapped, and how or why."""
         how: How
-        if not self._reader.is_whole:
+        if self._reader.arriving is not None:
             return 0, "being_fetched"
         if not can_populate():
             return 0, "no_maps"

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,11 @@ from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
-from tpucache.store.reader import NetworkUse
 from tpucache.types import Array
 from tpucache.units import size_text
+
+if TYPE_CHECKING:
+    from tpucache.store.arriving import Arriving, NetworkUse
 
 _LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
 _MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
@@ -162,7 +164,8 @@ class RecordReader:
     @property
     def network(self) -> NetworkUse | None:
         """What was read of the cache over the network, as far as this reads it; None for a cache in a folder."""
-        return self.cache.reader.network(self._bands)
+        arriving = self.cache.reader.arriving
+        return None if arriving is None else arriving.network(self._bands)
 
     def packing(self) -> RecordReader:
         """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
@@ -224,8 +227,8 @@ class RecordReader:
 
         `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
         """
-        if not self.cache.reader.is_whole:
-            keep = self._fetch(rows, keep)
+        if (arriving := self.cache.reader.arriving) is not None:
+            keep = self._prioritise(arriving, rows, keep)
         with Use(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
@@ -237,7 +240,8 @@ class RecordReader:
         `parts`, int64 (n, any, 2), says what of each record is used: first bytes and lengths. Of records in files that
         are not kept in memory, only these are read. Returns where they were. Raises DamageError naming the shard.
         """
-        keep = self.cache.reader.is_whole or self._fetch(rows, keep=True)
+        arriving = self.cache.reader.arriving
+        keep = arriving is None or self._prioritise(arriving, rows, keep=True)
         with Use(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._visit_part, rows, places, use, parts, keep), len(rows))
@@ -248,15 +252,13 @@ class RecordReader:
         """Whether records are the bytes of their fields, so that they can be used where they are."""
         return self._is_plain
 
-    def _fetch(self, rows: Numbers, keep: bool) -> bool:
-        """Fetch records if they are the first of all; return whether they are to be kept in memory once they are read.
+    def _prioritise(self, arriving: Arriving, rows: Numbers, keep: bool) -> bool:
+        """Say that records are read next; return whether they are to be kept in memory then, where that is wanted.
 
-        While the processor has enough to do, records that come onto the disk are copied to memory an epoch later.
+        While the processor has no time to spare, records that come onto the disk are copied to memory an epoch later.
         """
-        reader = self.cache.reader
-        if reader.is_at_start:
-            reader.fetch_first(self.cache.index[self.in_all_bands(rows)])
-        return keep and (self.in_memory is True or not reader.is_busy)
+        arriving.prioritise(self.in_all_bands(rows))
+        return keep and (self.in_memory is True or not arriving.is_busy)
 
     def _visit_part(
         self, rows: Numbers, places: _Places, use: UseRecords, parts: Numbers, keep: bool, start: int, stop: int
@@ -324,7 +326,7 @@ class RecordReader:
 
     def hint(self, rows: Numbers) -> None:
         """Ask the kernel to have these records in memory when they are read."""
-        if not self.cache.reader.is_whole:
+        if self.cache.reader.arriving is not None:
             return  # what will be read is expected
         is_here = self._maps.is_present(rows)
         self.cache.reader.hint(self.cache.index[self.in_all_bands(self.not_in_memory(rows[~is_here]))])

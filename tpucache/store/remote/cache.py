@@ -29,6 +29,7 @@ from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.link import Link
 from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.reader import RemoteReader
@@ -224,7 +225,8 @@ def clear_kept(kept: Kept) -> None:
 
 def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Pieces) -> Fetcher:
     local = LocalCopy(cache.directory, cache.manifest, pieces, most_bytes)
-    return Fetcher(Remote(url, silence=SILENCE_SECONDS), local, pieces, cache.describe, shown(url))
+    link = Link(Remote(url, silence=SILENCE_SECONDS), pieces, cache.describe, shown(url))
+    return Fetcher(link, local, pieces)
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:

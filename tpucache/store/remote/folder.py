@@ -1,4 +1,7 @@
-"""Remote: a folder at a URL, on a web server, in an object store or wherever fsspec reaches; it tries again."""
+"""Remote: a folder at a URL, on a web server, in an object store or wherever fsspec reaches.
+
+Whatever is asked of a URL is tried again by one rule, that of `Tries`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import functools
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException, InvalidURL
@@ -27,13 +31,14 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
-_MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 _FIRST_PAUSE: Final = 0.5
+PATIENT_SECONDS: Final = 40.0  # with the last try's silence nobody waits longer than a minute
+_CHANCE: Final = random.Random()  # its own: the program's random numbers stay as its seed makes them
+_MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 #: What ends the path of a URL, as the libraries of object stores have it. A web server's URL may have a query.
 _MARKS: Final = {**dict.fromkeys(SCHEMES, "#"), **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "#?")}
-#: What stores answer where there is no such bucket, beside what they answer where a bucket has no such file.
+#: What stores answer where there is no such bucket.
 _NO_BUCKET: Final = ("NoSuchBucket", "bucket does not exist")
-_PATIENT_SECONDS: Final = 40.0  # with the last try's silence nobody waits longer than a minute
 _BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
 # Other statuses from 400 to 499 are final: asking again gets the same answer. 408 is "too slow", 429 "too often".
 _PASSING: Final = (408, 429)
@@ -48,9 +53,27 @@ _FINAL: Final = (
     InvalidURL,
 )
 
-
 #: What Hugging Face puts into each repository, by schemes; no cache has a file of these names.
 OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
+
+
+class Tries:
+    """The tries of one request: pauses double from half a second, for at most so many tries, and as long as is waited.
+
+    Each pause is longer or shorter by chance, so that threads that failed together do not come back together.
+    """
+
+    def __init__(self, patience: float = math.inf) -> None:
+        """Begin the first try; none begins later than so many seconds from now."""
+        self.failures = 0
+        self._until = time.monotonic() + patience
+
+    def pause_after(self, error: Exception) -> float | None:
+        """Count a failed try; return the seconds to wait before the next one, None where there is to be none."""
+        self.failures += 1
+        pause = _FIRST_PAUSE * 2 ** (self.failures - 1) * _CHANCE.uniform(0.5, 1.5)
+        is_last = _is_final(error) or self.failures > _RETRIES or time.monotonic() + pause > self._until
+        return None if is_last else pause
 
 
 class Remote:
@@ -67,7 +90,7 @@ class Remote:
         Where it is given, somebody waits: then nothing is tried again after 40 seconds either.
         Raises DependencyError where a library is missing, UsageError for no URL.
         """
-        self._secrets, self._patience = url_secrets(url), math.inf if silence is None else _PATIENT_SECONDS
+        self._secrets, self._patience = url_secrets(url), math.inf if silence is None else PATIENT_SECONDS
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
         if mark := next((mark for mark in _MARKS.get(self.scheme, "") if mark in url), ""):
@@ -145,21 +168,21 @@ class Remote:
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
         """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
-        at, failures, reached, began = start, 0, start, time.monotonic()
+        at, reached, tries = start, start, Tries(self._patience)
         while at < stop:
             try:
                 for data in self._from(name, at, stop):
                     at += len(data)
                     if at - reached >= min(_BLOCK, _CHUNK):
-                        reached, failures, began = at, 0, time.monotonic()
+                        reached, tries = at, Tries(self._patience)
                     yield data
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
-                failure, failures = error, failures + 1
+                failure = error
             else:
                 continue
-            self._pause(name, failure, failures, began)
+            self._pause(name, failure, tries)
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
@@ -255,25 +278,25 @@ class Remote:
                 yield data
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
-        failures, began = 0, time.monotonic()
+        tries = Tries(self._patience)
         while True:
             try:
                 return call()
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001  # a store's library raises whatever it raises
-                failure, failures = error, failures + 1
-            self._pause(name, failure, failures, began)
+                failure = error
+            self._pause(name, failure, tries)
 
-    def _pause(self, name: str, failure: Exception, failures: int, began: float) -> None:
+    def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
         """Wait before the next try. Raises StoreError, not chained to what may hold a password, if there is none."""
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
-        pause = _FIRST_PAUSE * 2 ** (failures - 1)
-        if _is_final(failure, failures) or time.monotonic() + pause > began + self._patience:
+        pause = tries.pause_after(failure)
+        if pause is None:
             reason = f"{type(failure).__name__}: {self._clean(failure)}"
             raise StoreError(f"{where}: {reason}. Check the URL and the network, then run the same command again")
         reason = self._clean(failure) or type(failure).__name__
@@ -290,10 +313,9 @@ def _say_slow(scheme: str) -> None:
     _log.warning("%s:// is read by fsspec, which is slower than obstore: `pip install obstore`", scheme)
 
 
-def _is_final(error: Exception, failures: int) -> bool:
-    """Return whether asking again would be in vain."""
+def _is_final(error: Exception) -> bool:
+    """Return whether asking again gets the same answer."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
     is_full = isinstance(error, OSError) and error.errno in _FULL
-    is_final = refused or is_full or getattr(error, "is_final", False) or isinstance(error, _FINAL)
-    return is_final or failures > _RETRIES
+    return refused or is_full or getattr(error, "is_final", False) or isinstance(error, _FINAL)

@@ -8,7 +8,7 @@ being changed, each record is compared whenever it is read.
 The file `state` has one byte for each record. It says only what need not be fetched: whatever turns out to be wrong is
 fetched anew. Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end
 with their process. What was kept is given up only for what is needed sooner, and only by a process that has the folder
-alone. In a folder that others can write, no link is followed.
+alone. What this process is reading is never given up. In a folder that others can write, no link is followed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import stat
 import struct
 import time
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -50,6 +50,7 @@ _THERE: Final = 1  # a record's byte: it was written
 _BLOCK: Final = 4096  # records' bytes that are read at once
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_COUNT_PAUSE: Final = 100  # times as long as counting what is here takes, before it is counted again
 _SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user says how much
 #: A change in the same tick of the file system's clock leaves the times as they are. 2 s is the longest tick there is.
 _TICK_NS: Final = 2_000_000_000
@@ -108,6 +109,10 @@ class LocalCopy:
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
         self._held: set[int] = set()  # pieces that this process has the lock of
+        self._stay_lock = ThreadLock()
+        self._pinned: Counter[int] = Counter()  # reads of each piece that are under way
+        self._whole: set[int] = set()  # shards of which all is here, and stays
+        self._counted = (-1.0, 0, 0)  # when records are to be counted again, of how many, and how many were here
         self.is_full = self._has_warned = False
         self._gives_up = True  # until the file system cannot free parts of files
         self._is_shared = True  # unless the disk has no room for the state
@@ -150,9 +155,13 @@ class LocalCopy:
         return np.flatnonzero(self._kept)
 
     def count(self, records: int) -> int:
-        """Return how many of the first so many records were written here."""
-        self._look_up(np.flatnonzero(~self._there[:records]))
-        return int(np.count_nonzero(self._there[:records]))
+        """Return how many of the first so many records were written here, as it was a moment ago."""
+        until, counted, found = self._counted
+        if (now := time.monotonic()) >= until or counted != records:
+            self._look_up(np.flatnonzero(~self._there[:records]))
+            found = int(np.count_nonzero(self._there[:records]))
+            self._counted = now + _COUNT_PAUSE * (time.monotonic() - now), records, found
+        return found
 
     def has(self, numbers: Numbers) -> Bools:
         """Return which records were written here, and need not be fetched: bool (n,). They are not proven by that."""
@@ -214,22 +223,47 @@ class LocalCopy:
         with self._locked_header(), self._alone() as is_alone:
             return is_alone
 
-    def replace(self, others: Iterable[int], piece: int) -> bool:
+    def replace(self, others: Sequence[int], piece: int) -> bool:
         """Give up as many of some other pieces, in this order, as there is room needed for a piece; return whether.
 
-        Nobody may be reading these others. Nothing is given up where another process may be.
+        Those that are pinned stay. Nothing is given up where another process may read it.
         """
         if not self._gives_up:
             return False
         with self._locked_header(), self._alone() as is_alone:
             if not is_alone:
                 return False
-            found = iter(others)
+            left = iter(others)
             while not self._make_room(piece):
-                other = next(found, None)
-                if other is None or not self._give_up(other):
+                other = next(left, None)
+                if other is None:
                     return False
+                with self._stay_lock:  # nobody begins to read it meanwhile
+                    if not (self._pinned[other] or self._pieces.shard_of(other) in self._whole or self._give_up(other)):
+                        return False
         return True
+
+    @contextlib.contextmanager
+    def pinned(self, pieces: Numbers) -> Iterator[None]:
+        """Keep pieces that are here until they were read."""
+        unique = np.unique(pieces).tolist()
+        with self._stay_lock:
+            self._pinned.update(unique)
+        try:
+            yield
+        finally:
+            with self._stay_lock:
+                self._pinned.subtract(unique)
+
+    def stays_whole(self, shard: int) -> bool:
+        """Return whether all records of a shard are here; none of them will be given up from then on."""
+        if not self.has_room_for_all:
+            return False
+        numbers = self._pieces.cache.rows_of(self._manifest.shards[shard])
+        with self._stay_lock:
+            if self.has(numbers).all():
+                self._whole.add(shard)
+            return shard in self._whole
 
     def write(self, run: Run, data: memoryview) -> bool:
         """Write a run whose records were compared with their checksums; return whether there was room on the disk.

@@ -1,12 +1,13 @@
-"""Plan and Forecast: which pieces of a cache will be needed, and when, by what a loader says that it will read."""
+"""Plans: which pieces of a cache will be needed, and when, by what loaders say that they will read."""
 
 from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +17,30 @@ from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
 
 #: When a piece is needed next that no known epoch needs.
 NEVER: Final = np.iinfo(np.int64).max
-#: Of a piece, the shares between which a part is read by itself. Many smaller requests would take longer than pieces.
+
+#: Where a part of a piece between these shares is needed, it is read alone. Smaller parts take longer than pieces.
 _LEAST_PART: Final = 1 / 8
 _MOST_PART: Final = 3 / 4
+_FIRST_SECONDS: Final = 0.5  # after which a plan is followed although nobody has asked for its first records
+
+
+class Window(NamedTuple):
+    """Records that are needed at about the same time: the pieces that they lie in, in order, and what to read of each.
+
+    `counts` are the records that are needed of each piece, and `first` is the index row of the very first.
+    """
+
+    runs: list[tuple[int, Run]]
+    counts: dict[int, int]
+    first: np.void | None
 
 
 class Plan:
-    """Which pieces will be needed, in their order; it is read no further ahead than there is room for."""
+    """Which pieces one loader will need, in their order, read from the loader one window at a time.
+
+    `read` runs the loader's code and takes long: one thread at a time calls it, without the fetcher's lock. All else is
+    quick, and guarded by that lock.
+    """
 
     def __init__(
         self, windows: Iterator[Rows], pieces: Pieces, further: Callable[[], Iterator[Rows]] | None = None
@@ -33,53 +51,83 @@ class Plan:
         """
         self._windows, self._pieces = windows, pieces
         self._next: deque[tuple[int, Run]] = deque()
-        self._read = 0  # windows
+        self._first: np.void | None = None  # the index row of what is needed first
+        self._windows_read = 0
+        self._made = time.monotonic()
+        self.is_over = False  # the loader has said all
+        self.is_being_read = False
+        self.has_begun = False  # somebody reads what is needed first
+        self.is_starting = False  # and is about to ask for it
+        self.needed: Counter[int] = Counter()  # records of each piece that are still to be read
         self.further = further
         self.forecast: Forecast | None = None
-        self.needed: Counter[int] = Counter()  # records of pieces that are still to be read
-        self._first: np.void | None = None  # the index row of what is needed first
-        self.made = time.monotonic()
-        self.has_begun = False  # somebody has asked for what is needed first
+
+    def read(self) -> Window | None:
+        """Read the next window from the loader, None at the end."""
+        rows = next(self._windows, None)
+        if rows is None:
+            return None
+        if not len(rows):  # all that is read is kept in memory
+            return Window([], {}, None)
+        found = self._pieces.of(rows)[1]
+        unique, first, counts = np.unique(found, return_index=True, return_counts=True)
+        runs = self._runs(rows, found, unique[np.argsort(first)])
+        return Window([*runs], dict(zip(unique.tolist(), counts.tolist(), strict=True)), rows[0])
+
+    def add(self, window: Window | None) -> None:
+        """Take a window that was read."""
+        self.is_being_read = False
+        if window is None:
+            self.is_over = True
+            self.has_begun = self.has_begun or self._first is None  # nothing is needed
+            return
+        self._first = window.first if self._first is None else self._first
+        self._next.extend(window.runs)
+        self.needed.update(window.counts)
+        self._windows_read += 1
+        if self.forecast is not None:
+            self.forecast.go_to(self._windows_read)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its next window is to be read now."""
+        return not (self._next or self.is_over or self.is_being_read)
+
+    @property
+    def holds_others_back(self) -> bool:
+        """Whether somebody will ask for its first records in a moment: they come before all else."""
+        return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
         """Return whether the first record that is needed is one of these."""
-        self.peek()
         first = self._first
         return first is not None and bool(
             ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
         )
 
     def peek(self) -> tuple[int, Run] | None:
-        """Return the next piece, and what of it is to be fetched if it is not here; None at the end."""
-        while not self._next:
-            rows = next(self._windows, None)
-            if rows is None:
-                return None
-            if len(rows):  # none where all that is read is kept in memory
-                self._first = rows[0] if self._first is None else self._first
-                found = self._pieces.of(rows)[1]
-                unique, first, counts = np.unique(found, return_index=True, return_counts=True)
-                self._next.extend(self._runs(rows, found, unique[np.argsort(first)]))
-                self.needed.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
-            self._read += 1
-            if self.forecast is not None:
-                self.forecast.go_to(self._read)
-        return self._next[0]
-
-    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
-        """Return what of a piece is to be fetched next if it has all of these records, else None."""
-        runs = (run for each, run in self._next if each == piece)
-        return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
+        """Return the next piece, and what of it is to be read if it is not here; None at the end of what was read."""
+        return self._next[0] if self._next else None
 
     def pop(self) -> None:
         """Go on to the piece after the next."""
         self._next.popleft()
 
-    def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, Run]]:
-        """Yield some pieces with what is needed of each: all, but for where only a part of it is, in one run.
+    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
+        """Return what of a piece is to be read next if it has all of these records, else None."""
+        runs = (run for each, run in self._next if each == piece)
+        return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
-        A host that reads its share of an epoch needs parts. Where each piece has but few of a window's records, which
-        is so if all are mixed, whole pieces are read: the other records will be needed, too.
+    def take(self, forecast: Forecast) -> None:
+        """Use a forecast, which was made meanwhile of what `further` gives."""
+        forecast.go_to(self._windows_read)
+        self.forecast = forecast
+
+    def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, Run]]:
+        """Yield some pieces with what is to be read of each: the whole piece, or one part where that is enough.
+
+        A host that reads its share of an epoch needs parts. Where a window has only a few records of each piece,
+        because all are mixed, whole pieces are read: later windows need the other records.
         """
         starts = np.full(len(self._pieces), NEVER)
         stops = np.zeros(len(self._pieces), np.int64)
@@ -92,10 +140,54 @@ class Plan:
             run = self._pieces.part(piece, starts[piece], stops[piece]) if is_part else self._pieces.run(piece)
             yield piece, run
 
-    def take(self, forecast: Forecast) -> None:
-        """Use a forecast, which was made meanwhile of what `further` gives."""
-        forecast.go_to(self._read)
-        self.forecast = forecast
+
+class Plans:
+    """The plans of all owners that still exist, the newest first. The fetcher's lock guards it."""
+
+    def __init__(self) -> None:
+        self._plans: list[tuple[weakref.ref[Any], Plan]] = []
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter([plan for owner, plan in self._plans if owner() is not None])
+
+    def put(self, owner: object, plan: Plan) -> None:
+        """Take an owner's plan in place of the one before."""
+        self.drop_those_without_owner()
+        self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() is not owner)]
+
+    def drop(self, plan: Plan) -> None:
+        """Forget a plan."""
+        self._plans = [one for one in self._plans if one[1] is not plan]
+
+    def drop_those_without_owner(self) -> None:
+        """Forget the plans of owners that exist no more."""
+        self._plans = [one for one in self._plans if one[0]() is not None]
+
+    def clear(self) -> None:
+        """Forget all plans."""
+        self._plans = []
+
+    @property
+    def are_at_start(self) -> bool:
+        """Whether nobody has asked for the first records of one of them yet."""
+        return any(not plan.has_begun for plan in self)
+
+    def need(self, piece: int) -> bool:
+        """Return whether records of a piece are still to be read in the windows that were read so far."""
+        return any(plan.needed.get(piece, 0) > 0 for plan in self)
+
+    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
+        """Return what of a piece a plan reads next if it has all of these records, else None."""
+        return next((run for plan in self if (run := plan.run_of(piece, numbers)) is not None), None)
+
+    def note_read(self, pieces: Numbers) -> None:
+        """Count records as read, given by the pieces that they lie in."""
+        plans = [*self]
+        unique, counts = np.unique(pieces, return_counts=True)
+        for piece, count in zip(unique.tolist(), counts.tolist(), strict=True):
+            plan = next((plan for plan in plans if plan.needed.get(piece, 0) > 0), None)
+            if plan is not None:
+                plan.needed[piece] -= count
 
 
 class Forecast:
@@ -106,7 +198,7 @@ class Forecast:
     """
 
     def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:
-        """Take the windows of several epochs, as many as need so many pieces together."""
+        """Take the windows of several epochs, until they need so many pieces together."""
         self._pieces_of: list[Numbers] = []
         uses = 0
         for rows in windows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -11,13 +12,15 @@ import numpy as np
 
 from tpucache import system
 from tpucache.errors import StoreError
+from tpucache.store.arriving import NetworkUse, Windows
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.reader import MAX_OPEN, NetworkUse, ShardReader
-from tpucache.store.remote.fetching import Fetcher, Flight
+from tpucache.store.reader import MAX_OPEN, ShardReader
+from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
+from tpucache.store.remote.requests import Records, Request
 
 _COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked which shards are here
 _MOST_PARTS: Final = 1000  # that Linux writes in one call
@@ -34,8 +37,6 @@ class RemoteReader(ShardReader):
     Nothing else reads these files: what of them is missing would read as zeros, and anybody may change them. Threads
     may share one. A process that is forked, or a pickled copy, fetches and compares by itself.
     """
-
-    is_whole = False
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
         """Take a cache in the folder of its sparse files; `make` makes what fetches into it, once in each process."""
@@ -69,24 +70,43 @@ class RemoteReader(ShardReader):
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
-        """Return what this process has read so far, and what is kept of the first bands of frequencies."""
-        return self.fetcher.use(bands)
-
-    def has(self, variants: Sequence[int], bands: int) -> bool:
-        """Return whether all records of some variants are here, and stay: nothing of them is looked up from then on."""
-        numbers = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
-        self._look_at(numbers)
-        return bool(self._whole[numbers].all())
+        """Return what this process has read so far, and how much is kept of the first bands of frequencies."""
+        fetcher, records = self.fetcher, bands * self._cache.rows_a_band
+        total = sum(entry.bytes for entry in self._shards if entry.band < bands)
+        return fetcher.statistics.use(int(total * fetcher.local.count(records) / max(1, records)), total)
 
     @property
-    def is_at_start(self) -> bool:
-        """Whether nobody has asked yet for the first records of what was expected."""
-        return self._fetcher is not None and self._fetcher.is_at_start
+    def arriving(self) -> RemoteReader:
+        """This reader: its records come over the network."""
+        return self
 
     @property
     def is_busy(self) -> bool:
-        """Whether records come onto the disk as fast as they are read, so that the processor has enough to do."""
+        """Whether records come as fast as they are read."""
         return self._fetcher is not None and self._fetcher.is_busy
+
+    def expect(
+        self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
+    ) -> None:
+        """Fetch what will be read, in its order, ahead of reading; nothing where all of these variants is here."""
+        shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
+        self._look_at(shards)
+        if self._whole[shards].all():
+            return
+        index = self._cache.index
+
+        def rows(windows: Windows) -> Iterator[Rows]:
+            return (index[window] for window in windows())
+
+        self.fetcher.expect(owner, rows(windows), None if further is None else functools.partial(rows, further))
+
+    def prioritise(self, numbers: Numbers) -> None:
+        """Fetch records before all else, and wait for them, if they are the first of what is expected."""
+        if self._fetcher is None or not self._fetcher.is_at_start:
+            return
+        rows = self._cache.index[numbers]
+        if not self._are_here(rows):
+            self._fetcher.fetch_first(Records(numbers, self._pieces.of(rows)[1], rows))
 
     def close(self) -> None:
         """Close the files, and end what fetches."""
@@ -97,30 +117,6 @@ class RemoteReader(ShardReader):
         if self._fetcher is not None and self._fetcher.process == os.getpid():
             self._fetcher.close(_LAST_SECONDS)
         self._fetcher = None
-
-    def expect(
-        self, owner: object, windows: Iterator[Numbers], further: Callable[[], Iterator[Numbers]] | None = None
-    ) -> None:
-        """Fetch what will be read, in its order, ahead of reading; see `Fetcher.expect`."""
-        index = self._cache.index
-
-        def rows(windows: Iterator[Numbers]) -> Iterator[Rows]:
-            return (index[window] for window in windows)
-
-        self.fetcher.expect(owner, rows(windows), (lambda: rows(further())) if further else None)
-
-    def fetch_first(self, rows: Rows) -> None:
-        """Fetch records that are read now before all else, if they are the first of what was expected."""
-        if not self._are_here(rows):
-            numbers, pieces = self._pieces.of(rows)
-            self.fetcher.fetch_first(numbers, pieces, self._cache.index[numbers])
-
-    def hint(self, rows: Rows) -> None:
-        """Do nothing: what will be read is expected."""
-
-    def is_in_memory(self, shard: int, offset: int) -> bool:
-        """Return False: it may have to be fetched."""
-        return False
 
     def file(self, shard: int) -> OpenFile:
         """Return a shard's open file. Raises OSError, StoreError."""
@@ -173,10 +169,10 @@ class RemoteReader(ShardReader):
             with self._proven_or_in_memory(rows, numbers, {}) as opened:
                 yield opened
             return
-        with self.fetcher.pinned(pieces):
-            flights = self.fetcher.get(numbers, pieces, self._cache.index[numbers])
-            self._note(are_here=not flights)
-            with self._proven_or_in_memory(rows, numbers, flights) as opened:
+        with self.fetcher.local.pinned(pieces):
+            brought = self.fetcher.get(Records(numbers, pieces, self._cache.index[numbers]))
+            self._note(are_here=not brought)
+            with self._proven_or_in_memory(rows, numbers, brought) as opened:
                 yield opened
 
     @contextlib.contextmanager
@@ -195,14 +191,17 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _proven_or_in_memory(
-        self, rows: Rows, numbers: Numbers, flights: Mapping[int, Flight]
+        self, rows: Rows, numbers: Numbers, brought: Mapping[int, Request]
     ) -> Iterator[tuple[Numbers, Rows]]:
-        """Give records from the files where they are proven, and all others from memory."""
+        """Give records from the files where they are proven, and all others from memory.
+
+        `brought` are the requests that have brought some into memory, by the places of these records.
+        """
         local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
-        for at, flight in flights.items():
-            start = int(rows["offset"][at]) - flight.run.start
-            found[at] = flight.bytes(start, start + int(rows["length"][at]))
-        others = np.array([at for at in range(len(rows)) if at not in flights], np.int64)
+        for at, request in brought.items():
+            start = int(rows["offset"][at]) - request.run.start
+            found[at] = request.bytes(start, start + int(rows["length"][at]))
+        others = np.array([at for at in range(len(rows)) if at not in brought], np.int64)
         proven = list[int]()
         for shard in np.unique(rows["shard"][others]).tolist():
             places = others[rows["shard"][others] == shard]
@@ -257,7 +256,7 @@ class RemoteReader(ShardReader):
     def _look_at(self, shards: Numbers) -> None:
         """Note which of some shards are here as a whole, and of which of these all was proven."""
         for shard in shards[~self._whole[shards]].tolist():
-            self._whole[shard] = self.fetcher.settle(shard)
+            self._whole[shard] = self.fetcher.local.stays_whole(shard)
         for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():
             is_proven, moment = self.fetcher.local.proven_since(shard, self._cache.rows_of(self._shards[shard]))
             if moment is not None and is_proven.all():

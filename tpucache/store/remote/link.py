@@ -1,0 +1,168 @@
+"""Link: reads records of a cache from its URL, compares them with their checksums, and measures how fast they come."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Final, Protocol
+
+import numpy as np
+
+from tpucache.errors import DamageError, StoreError
+from tpucache.store.arriving import NetworkUse
+from tpucache.store.remote.folder import PATIENT_SECONDS, Tries
+from tpucache.store.remote.http import ChangedError
+from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+
+LEAST_REQUESTS: Final = 4
+MOST_REQUESTS: Final = 16
+
+_CHECKS: Final = 3  # times that bytes with a wrong checksum are read
+_REFUSED: Final = (401, 403)  # statuses of a web server
+#: Requests that are sent together also wait for their answers together: the link is to be busy so many times as long.
+_BUSY_TIMES: Final = 20
+_LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and no second of reading
+_WAITING_SHARE: Final = 0.5  # of the time, all threads together, above which readers wait for the network
+
+
+class Store(Protocol):
+    """What files are read from: a web server or an object store. Threads may share one."""
+
+    def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
+        """Read bytes of a file of `size` bytes from `start` into all of `target`, once.
+
+        Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
+        """
+        ...
+
+
+class Link:
+    """Reads runs of records from a URL. Threads may share one; each reads one run at a time."""
+
+    def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
+        """Take what files are read from; `describe` returns which sample and variant a row of the index belongs to."""
+        self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
+        self._buffers: list[bytearray] = []  # that nobody uses now
+        self.statistics = Statistics()
+
+    def read(self, run: Run) -> memoryview:
+        """Return the bytes of a run, each record compared with its checksum. Raises DamageError, StoreError."""
+        name, size = self._shards[run.shard].name, self._shards[run.shard].bytes
+        wrong = -1
+        for _ in range(_CHECKS):
+            data = self._read(name, size, run)
+            starts = run.rows["offset"].astype(np.int64) - run.start
+            ends = starts + run.rows["length"]
+            sums = zip(starts.tolist(), ends.tolist(), run.rows["crc32"].tolist(), strict=True)
+            wrong = next((at for at, (start, end, crc) in enumerate(sums) if zlib.crc32(data[start:end]) != crc), -1)
+            if wrong < 0:
+                return data
+        where = self._describe(int(run.numbers[wrong]))
+        raise DamageError(
+            f"{self.url}/{name} holds other bytes than the index says, in the record of {where}, {_CHECKS} times in a "
+            "row: the cache was damaged or replaced at the URL. Verify it where it was built, and push it again"
+        )
+
+    def reuse(self, data: memoryview) -> None:
+        """Take back the memory of a run that nobody needs any more."""
+        if len(self._buffers) < self.statistics.width and isinstance(data.obj, bytearray):
+            self._buffers.append(data.obj)
+
+    def _read(self, name: str, size: int, run: Run) -> memoryview:
+        """Return the bytes of a run of a file; errors that may pass are tried again. Raises StoreError."""
+        data, tries = self._buffer(run.stop - run.start), Tries(PATIENT_SECONDS)
+        while True:
+            began = time.monotonic()
+            try:
+                self._store.read_into(name, run.start, data, size)
+            except ChangedError as error:
+                raise StoreError(
+                    f"{self.url}: {error}. A cache that was built anew is another one: open its URL again"
+                ) from None
+            except (OSError, EOFError, HTTPException) as error:
+                self.statistics.failures += 1
+                pause = tries.pause_after(error)
+                if pause is None:
+                    raise self._failure(name, error, tries.failures) from None
+                time.sleep(pause)
+            else:
+                self.statistics.count(len(data), time.monotonic() - began)
+                return data
+
+    def _buffer(self, size: int) -> memoryview:
+        """Return memory for so many bytes, used before where there is some: the system takes time to give new pages."""
+        with contextlib.suppress(IndexError):  # another thread may take the last one
+            buffer = self._buffers.pop()
+            if len(buffer) >= size:
+                return memoryview(buffer)[:size]
+        return memoryview(bytearray(size))
+
+    def _failure(self, name: str, error: Exception, tries: int) -> StoreError:
+        """Return the error of a file that cannot be read."""
+        reason = f"{self.url}/{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, PermissionError) or getattr(error, "status", None) in _REFUSED:
+            return StoreError(
+                f"{reason}. The server refuses to give it: check that the URL and the keys or the password may read "
+                "it, and are still valid, and go on from the last checkpoint"
+            )
+        return StoreError(f"{reason}, after {tries} tries. Check the network and the URL")
+
+
+class Statistics:
+    """Counts what is read from a URL and how fast it comes, and how long readers wait for it. Threads may share one."""
+
+    def __init__(self) -> None:
+        self.bytes = self.needed = self.requests = self.failures = 0
+        self.began = 0.0  # when somebody first waited for a record
+        self.waited = 0.0
+        self.latency = 1.0  # the shortest time of an answer, in seconds
+        self._busy = 0.0  # seconds in which anything was read
+        self._best = 0.0
+        self._second = (0.0, 0)  # when the last second began, and the bytes before it
+        self._last = 0.0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=64)
+        self._lock = threading.Lock()
+
+    def count(self, size: int, seconds: float) -> None:
+        """Note an answer that took so many seconds until now."""
+        with self._lock:
+            now = time.monotonic()
+            self.bytes += size
+            self.requests += 1
+            self.latency = min(self.latency, seconds)
+            self._busy += min(seconds, now - self._last) if self._last else seconds
+            self._last = now
+            self._marks.append((now, self.bytes))
+            began, before = self._second
+            if now - began >= 1.0:
+                if began and now - began < _LONGEST_SECOND:
+                    self._best = max(self._best, (self.bytes - before) / (now - began))
+                self._second = (now, self.bytes)
+
+    @property
+    def width(self) -> int:
+        """How many requests for pieces fill the link, by its latency and its rate."""
+        rate = 0.0
+        if len(self._marks) > 1:
+            (first, before), (last, after) = self._marks[0], self._marks[-1]
+            rate = (after - before) / max(1e-6, last - first)
+        return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, 2 + _BUSY_TIMES * rate * self.latency / PIECE_BYTES)))
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether readers wait for less than half of the time. Until the first records were read, it is True."""
+        return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
+
+    def use(self, kept: int, total: int) -> NetworkUse:
+        """Return the figures so far, where so many of a cache's bytes are kept."""
+        with self._lock:
+            rate = self.bytes / max(1e-6, self._busy)
+            best = max(self._best, rate)
+            return NetworkUse(
+                self.bytes, self.needed, self.requests, self.failures, rate, best, self.waited, kept, total
+            )
