@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +12,17 @@ import pytest
 
 from tpucache import (
     CachedDataset,
+    CachedLoader,
     DependencyError,
     Recipe,
     RecipeError,
     SourceError,
     UnknownCodecError,
+    UsageError,
     build_cache,
     plugins,
 )
+from tpucache.cli import main
 from tpucache.plugins import GROUPS
 from tpucache.store.codecs import CODECS, IMAGE_CODECS, _make_codec
 from tpucache.training import BACKENDS, make_task, open_device
@@ -49,6 +53,32 @@ class Grey:
 
 KIND = SourceKind("FILE.grey", lambda text: str(text) == "six.grey", lambda text, options: Grey())
 URLS = SourceKind("gray://", lambda text: str(text).startswith("gray://"), lambda text, options: Grey())
+"""
+
+LOSSY = """
+from tpucache.errors import FormatError
+from tpucache.store.codecs import Codec
+import numpy as np
+
+class Coarse(Codec):
+    name = "coarse"
+    is_for_images = True
+    quality_range = (1, 7)
+    default_quality = 3
+    typical_ratio = 0.5
+
+    def check(self, field):
+        if field.dtype != "|u1" or field.shape[2:] != (3,):
+            raise FormatError("coarse holds uint8 (height, width, 3)")
+
+    def stored_bytes(self, field):
+        return field.nbytes
+
+    def _encode(self, field, array, quality):
+        return (array >> field.quality).tobytes()
+
+    def _decode_into(self, field, data, out):
+        out[...] = np.frombuffer(data, np.uint8).reshape(field.shape) << field.quality
 """
 
 Install = Callable[..., None]
@@ -89,6 +119,30 @@ def test_a_cache_is_built_and_read_by_parts_of_a_package(install, tmp_path):
     assert manifest.created_by["parts"] == "1.5"
     images = [np.asarray(image) for image, _ in CachedDataset(tmp_path / "cache")]
     assert [image.tolist() for image in images] == [np.full((3, 8, 8), 40 * n).tolist() for n in range(6)]
+
+
+def test_a_codec_of_one_file_and_one_line_works_in_every_command(install, tmp_path, photos, capsys):
+    install("parts", LOSSY, codecs_coarse="parts:Coarse")
+    cache = str(tmp_path / "cache")
+    few = ["--size", "16", "--jobs", "1", "--limit", "4"]
+    assert main(["warmup", str(photos), cache, "--codec", "coarse", "--quality", "2", *few]) == 0
+    assert main(["verify", cache]) == 0
+    capsys.readouterr()
+    assert main(["inspect", cache, "--json"]) == 0
+    field = json.loads(capsys.readouterr().out)["fields"][0]
+    assert (field["codec"], field["quality"]) == ("coarse", 2)
+    batch, _ = next(iter(CachedLoader(CachedDataset(cache), 4)))
+    assert main(["warmup", str(photos), str(tmp_path / "raw"), *few]) == 0
+    whole, _ = next(iter(CachedLoader(CachedDataset(tmp_path / "raw"), 4)))
+    assert (batch == (whole >> 2 << 2)).all()
+    assert main(["plan", str(photos), "--codecs", "coarse", "--sizes", "16", "--seconds", "0.1", "--jobs", "1"]) == 0
+    assert "coarse" in capsys.readouterr().out
+    with pytest.raises(RecipeError, match=r"holds grey, for the mode grey, not 'coarse': coarse holds uint8"):
+        Recipe(codec="coarse", mode="grey")
+    with pytest.raises(RecipeError, match="codec is raw or zstd for the mode keep"):
+        Recipe(codec="coarse", mode="keep")
+    with pytest.raises(UsageError, match="images of the codec coarse"):
+        CachedDataset(cache, resolution=8)
 
 
 def test_a_url_may_be_a_source_of_a_package(install, tmp_path):

@@ -247,7 +247,7 @@ def _to_wanted(
             left_out[codec] = str(error)
             continue
         found += [_Wanted(replace(of_codec, size=size), (None,)) for size in whole]
-        if len(whole) > 1 and CODECS[codec].chromas:
+        if len(whole) > 1 and CODECS[codec].has_frequencies:
             found.append(_Wanted(replace(of_codec, size=whole[0], bands=_BANDS), (None, *map(_to_pair, whole[1:]))))
     if not found:
         raise RecipeError("; ".join(left_out.values()))
@@ -413,7 +413,7 @@ def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
             len(read),
             first.size[0] * first.size[1],
             first.variants,
-            first.codec == "raw" and first.reading == "keep",
+            CODECS[first.codec].is_plain and first.reading == "keep",
             -first.bytes,
         )
 

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal, get_args
 from tpucache.errors import FormatError, RecipeError
 from tpucache.geometry import Fit
 from tpucache.options import option
-from tpucache.store.codecs import CODECS, IMAGE_CODECS
+from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
-from tpucache.store.fields import check_bands
+from tpucache.store.fields import IMAGE, Field, check_bands
 from tpucache.store.manifest import Manifest
 
 Coordinates = Literal["displayed", "stored"]
@@ -32,10 +32,6 @@ EXTENT: Final = ("variants", "max_blocks", "shard_mb")
 #: Parts that no record depends on: those, and which images are refused.
 _OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
 
-#: The codecs that hold numbers of any depth and number of channels without loss, for the mode keep.
-_CODECS_THAT_KEEP: Final = ("raw", "zstd")
-#: Codecs of three channels only.
-_COLOUR_CODECS: Final = ("yuv420",)
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
 #: Parts in which caches that belong together are the same: what an image is, and how it is stored.
@@ -175,6 +171,17 @@ class Recipe:
         low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+        self._check_grey()
+
+    def _check_grey(self) -> None:
+        if self.mode != "grey":
+            return
+        try:
+            CODECS[self.codec].check(self.image_field())
+        except FormatError as error:
+            raise RecipeError(
+                f"codec is one that holds grey, for the mode grey, not {self.codec!r}: {error}"
+            ) from error
 
     def _check_bands(self) -> None:
         if self.bands is None:
@@ -190,10 +197,8 @@ class Recipe:
 
     def _check_pixels(self) -> None:
         self._check("mode", self.mode in get_args(Mode), "one of " + ", ".join(get_args(Mode)))
-        if self.mode == "keep":
-            self._check("codec", self.codec in _CODECS_THAT_KEEP, "raw or zstd for the mode keep")
-        if self.mode == "grey":
-            self._check("codec", self.codec not in _COLOUR_CODECS, "one that holds grey, for the mode grey")
+        if self.mode == "keep" and not CODECS[self.codec].holds_any_array:
+            self._check("codec", False, f"{' or '.join(ARRAY_CODECS)} for the mode keep")
         fine = self.max_pixels is None or _whole(self.max_pixels, 1, 2**31 - 1)
         self._check("max_pixels", fine, "1 to 2147483647, or left out")
         allowed = "one of " + ", ".join(get_args(MaskValues))
@@ -218,6 +223,20 @@ class Recipe:
     @property
     def _size(self) -> tuple[int, int]:
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def image_field(self) -> Field:
+        """Return the field that images in colours or grey are stored as; the mode keep has no such field."""
+        codec, channels = CODECS[self.codec], 1 if self.mode == "grey" else 3
+        return Field(
+            IMAGE,
+            self.codec,
+            "|u1",
+            (self.height, self.width, channels),
+            quality=None if codec.default_quality is None else self.quality or codec.default_quality,
+            chroma=(self.chroma or codec.chromas[0]) if codec.chromas else None,
+            packing=codec.packing,
+            bands=self.bands,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain JSON values."""

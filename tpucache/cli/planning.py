@@ -25,6 +25,7 @@ from tpucache.options import Option, options_of
 from tpucache.process import tell
 from tpucache.recipe import Recipe
 from tpucache.signals import PROG
+from tpucache.store.codecs import CODECS
 from tpucache.warmup.build_options import CODECS_COMPARED, BoxOptions, BuildOptions, SelectionOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
@@ -54,7 +55,7 @@ def plan(options: argparse.Namespace) -> int:
 
     others = {name: each.default for name, each in options_of(Recipe).items() if name in _COMPARED}
     if options.quality is not None or options.chroma is not None:
-        others["codec"] = "dct-zstd"  # what these are of
+        others["codec"] = next(name for name in CODECS.own if CODECS[name].chromas)  # it takes both
     if options.mask_colours is not None:
         others["mask_colours"] = colours(options.mask_colours)
     found = plan_cache(

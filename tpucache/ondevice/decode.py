@@ -249,9 +249,10 @@ def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder |
 
 def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecoder:
     """Return the decoder of a field's packed form, or of its pixels where it has none."""
-    if not isinstance(CODECS[field.codec], PackedCodec):
+    codec = CODECS[field.codec]
+    if not isinstance(codec, PackedCodec):
         return PixelDecoder(field, resize)
-    if field.quality is None:
+    if codec.packed_form == "planes":
         height, width, _ = field.shape
         return Yuv420Decoder(height, width, resize)
     if (view := field.view) is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.find import open_cache
-from tpucache.store.codecs import decode_bands
+from tpucache.store.codecs import CODECS, decode_bands
 from tpucache.store.fields import IMAGE, Field
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable
@@ -19,9 +19,6 @@ from tpucache.types import Array
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-
-
-_BYTES: Final = "bytes"
 
 
 class Records:
@@ -102,7 +99,7 @@ def _turns(labels: Array) -> Array:
 
 def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
     """Decode a field out of its bytes in each band."""
-    if field.codec == _BYTES:
+    if CODECS[field.codec].has_any_length:
         return np.frombuffer(parts[0], np.uint8)
     array = np.empty(field.shape, field.dtype)
     decode_bands(field, parts, array)

@@ -22,8 +22,7 @@ import numpy.typing as npt
 from tpucache.errors import DamageError, FormatError, UnknownCodecError
 from tpucache.geometry import Fit
 from tpucache.store.codecs import CODECS
-from tpucache.store.codecs.codec import PackedCodec
-from tpucache.store.codecs.pictures import check_image
+from tpucache.store.codecs.codec import PackedCodec, check_image
 from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
 from tpucache.types import Array
 
@@ -157,7 +156,7 @@ def check_field(field: Field) -> None:
 
 def check_bands(codec: str, bands: Sequence[int]) -> None:
     """Raise FormatError for bands that no image of a codec is in. A copy may lack the last ones."""
-    if not CODECS[codec].has_bands:
+    if not CODECS[codec].has_frequencies:
         raise FormatError(f"{codec} has no bands of frequencies")
     if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
         raise FormatError(f"bands ascend from 1 to at most 8, as 2,4,8, and are not {tuple(bands)!r:.60}")

@@ -16,6 +16,7 @@ from tpucache.loading.columns import columns_from
 from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Normalise
 from tpucache.runs import BEST_NAME, LAST_NAME
+from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.store.manifest import Manifest
 from tpucache.training.device import Device
@@ -159,11 +160,11 @@ class Predictor:
     def resolution(self, manifest: Manifest) -> int | None:
         """Return in which resolution a cache's images are best read for the views; None for the one they have.
 
-        Images that come in any size (`dct-zstd`, `dct-lz4`) are read as large as the largest view, as far as they are.
+        Images that come in any size are read as large as the largest view, as far as they are.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
-        if not self.options.resamples or image is None or not image.codec.startswith("dct"):
+        if not self.options.resamples or image is None or not CODECS[image.codec].has_frequencies:
             return wanted
         if self.task.form == "maps" or image.shape[0] != image.shape[1]:
             return wanted

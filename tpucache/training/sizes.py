@@ -81,14 +81,14 @@ def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
     """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
     if size is None:
         return dataset
-    from tpucache.loading.reading.views import ANY_SIZE
+    from tpucache.store.codecs import CODECS, FREQUENCY_CODECS
     from tpucache.store.fields import IMAGE
 
     image = next((field for field in dataset.manifest.fields if field.name == IMAGE), None)
-    if image is not None and image.codec not in ANY_SIZE:
+    if image is not None and not CODECS[image.codec].has_frequencies:
         raise UsageError(
             f"images of {image.codec} have one size, here {image.shape[1]}x{image.shape[0]} pixels, and those of "
-            f"{' and '.join(ANY_SIZE)} any: to train at {size} pixels, warm up with `--codec dct-lz4`, or with "
+            f"{' and '.join(FREQUENCY_CODECS)} any: to train at {size} pixels, warm up with `--codec dct-lz4`, or with "
             f"`--size {size}`"
         )
     return dataset.in_resolution(size)

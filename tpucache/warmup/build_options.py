@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from tpucache.errors import UsageError
 from tpucache.options import by_name, check_options, option
+from tpucache.store.codecs import CODECS
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
@@ -26,8 +27,8 @@ Backend = Literal["loky", "dask", "ray", "spark"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
 
-#: The codecs that a plan compares where none are named: those that feed a device fastest, and JPEG.
-CODECS_COMPARED: Final = ("raw", "yuv420", "dct-lz4", "dct-zstd", "jpeg")
+#: The codecs that a plan compares where none are named.
+CODECS_COMPARED: Final = CODECS.names(where=lambda codec: codec.is_compared).own
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from tpucache.errors import DamageError, RecipeError, SampleError, SourceError, calling
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import CODECS, Codec
+from tpucache.store.codecs import ARRAY_CODECS, CODECS, Codec
 from tpucache.store.fields import BOXES, IMAGE, MASK, Field
 from tpucache.store.files import read_text
 from tpucache.store.manifest import Manifest
@@ -47,7 +47,7 @@ from tpucache.warmup.listing import (
     number_samples,
     order_of,
 )
-from tpucache.warmup.records.arrays import ARRAY_CODECS, image_fields, record_fields
+from tpucache.warmup.records.arrays import image_fields, record_fields
 from tpucache.warmup.records.augment import PRESETS, augment_fields, preset
 from tpucache.warmup.records.encode import LabelRule, SampleEncoder
 from tpucache.warmup.sources import label_source, pad_source
@@ -228,7 +228,7 @@ def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> 
 
 
 def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
-    if fields[0].name != IMAGE and recipe.codec not in ARRAY_CODECS:
+    if fields[0].name != IMAGE and not CODECS[recipe.codec].holds_any_array:
         raise RecipeError(
             f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
             f"{' or '.join(ARRAY_CODECS)}. Give one of these"

@@ -24,7 +24,7 @@ from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
 from tpucache.native import Addresses, FileRecords, address, copy_rows, native
 from tpucache.store.cache import Cache
-from tpucache.store.codecs import decode_rows, unpack_files, unpack_rows
+from tpucache.store.codecs import CODECS, decode_rows, unpack_files, unpack_rows
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import ShardEntry
@@ -112,7 +112,7 @@ class RecordReader:
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
-        if any(not field.shape and field.codec == "bytes" for field in cache.manifest.fields):
+        if any(CODECS[field.codec].has_any_length for field in cache.manifest.fields):
             raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
         self.cache = cache
         self.in_memory: InMemory = in_memory

@@ -12,15 +12,13 @@ import numpy as np
 from tpucache.errors import UsageError
 from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_points, nearest, placement, within
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
-from tpucache.store.codecs import CODECS, PackedCodec, decode_into, unpack_rows
+from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, PackedCodec, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, View
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, Statistics
 from tpucache.types import Array
 
-#: The codecs whose images come in any size.
-ANY_SIZE = ("dct-zstd", "dct-lz4")
 _FITS = ("crop", "pad", "stretch")
 _AT_ONCE = 8  # images decoded together: their coefficients are still in the cache
 
@@ -44,10 +42,10 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
                 f"such as {least}, or fetch all of it"
             )
         return manifest
-    if image is None or image.codec not in ANY_SIZE:
+    if image is None or not CODECS[image.codec].has_frequencies:
         found = "no image" if image is None else f"images of the codec {image.codec}"
         raise UsageError(
-            f"resolution= takes the low frequencies of {' and '.join(ANY_SIZE)}, and this cache has {found}: "
+            f"resolution= takes the low frequencies of {' and '.join(FREQUENCY_CODECS)}, and this cache has {found}: "
             "resize on the device, with tpucache.ondevice.decoder(dataset, size)"
         )
     fit = manifest.recipe.get("fit")

@@ -1,6 +1,7 @@
 """Codecs: how the array of a field becomes bytes, and back. One file each, and the table of all.
 
-Other packages add codecs by entry points of the group `tpucache.codecs`, each naming a subclass of Codec.
+To add a codec, write a subclass of Codec in a file of its own, whose attributes say what it can do, and add it to
+CODECS. Another package adds one by an entry point of the group `tpucache.codecs`: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from tpucache.store.codecs.yuv420 import Yuv420
 from tpucache.types import Array
 
 __all__ = [
+    "ARRAY_CODECS",
     "CODECS",
+    "FREQUENCY_CODECS",
     "IMAGE_CODECS",
     "Codec",
     "FieldSpec",
@@ -56,6 +59,10 @@ CODECS: Final = Table[Codec](
 
 #: The codecs that an image may be stored in: `--codec`.
 IMAGE_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.is_for_images)
+#: Those that hold arrays of any dtype and shape without loss.
+ARRAY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.holds_any_array)
+#: Those whose images are shown in any size, by their frequencies.
+FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_frequencies)
 
 
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""The interface of a codec."""
+"""The interface of a codec, and what several codecs share: checks of images, Zstandard frames, JFIF's colours."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import BuildError, DamageError, DependencyError, UsageError, calling
+from tpucache.errors import BuildError, DamageError, DependencyError, FormatError, UsageError, calling
 from tpucache.native import FileRecords
+from tpucache.store.format import MAX_IMAGE_BYTES
 from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
-
+#: What a device makes pixels of: planes of luma and colours, or JPEG's coefficients. `ondevice/decode.py` has both.
+PackedForm = Literal["planes", "coefficients"]
 
 _HEADERS: Final = 64 << 10
+_LEAST_WINDOW: Final = 1 << 10  # of a Zstandard frame
 
 
 class FieldSpec(Protocol):
@@ -92,13 +95,20 @@ class ViewSpec(Protocol):
 class Codec(ABC):
     """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
 
-    What the bytes depend on is in the field: every method is given it.
+    What the bytes depend on is in the field: every method is given it. What a codec can do, it says by these
+    attributes: no other code compares its name.
     """
 
     #: The name in manifests and options.
     name: ClassVar[str]
-    #: Whether images may be stored so, when a user asks for it.
+    #: Whether `--codec` offers it for images.
     is_for_images: ClassVar[bool] = False
+    #: Whether `plan` compares it where the user names no codecs.
+    is_compared: ClassVar[bool] = False
+    #: Whether it stores numbers of any dtype and shape without loss, so that `--codec` may ask for it for arrays, too.
+    holds_any_array: ClassVar[bool] = False
+    #: Whether each sample's array has its own length, so that no batch holds them.
+    has_any_length: ClassVar[bool] = False
     #: Whether the bytes are the array's own, so that they are read straight into place.
     is_plain: ClassVar[bool] = False
     #: The lowest and the highest quality or compression level; None where there is nothing to choose.
@@ -115,11 +125,11 @@ class Codec(ABC):
     has_half_luma: ClassVar[bool] = False
     #: What manifests call the form of its bytes; None where the codec's name says it all.
     packing: ClassVar[str | None] = None
-    #: Whether an image's frequencies may be stored apart, in bands.
-    has_bands: ClassVar[bool] = False
+    #: Whether it stores the frequencies of images: they are shown in any size, and may be stored apart, in bands.
+    has_frequencies: ClassVar[bool] = False
     #: The optional package that encodes and decodes it, None where none is needed.
     package: ClassVar[str | None] = None
-    #: The codec of masks whose images have this one: it keeps every value.
+    #: The codec that stores the masks of images in this codec: it keeps every value.
     mask_codec: ClassVar[str] = "raw"
 
     def check(self, field: FieldSpec) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
@@ -194,6 +204,8 @@ class Codec(ABC):
 class PackedCodec(Codec):
     """A codec with a packed form of fixed length, uint8 (n,): what a device is given to make pixels of."""
 
+    packed_form: ClassVar[PackedForm]
+
     @abstractmethod
     def packed_bytes(self, field: FieldSpec) -> int:
         """Return the length of every packed array of the field."""
@@ -233,6 +245,24 @@ def checked(field: FieldSpec, array: Array) -> Array:
     return np.ascontiguousarray(array)
 
 
+def check_picture(codec: str, field: FieldSpec) -> None:
+    """Raise FormatError unless a field is uint8 (height, width, 1 or 3), of a size that can be held."""
+    shape = field.shape
+    if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
+        raise FormatError(f"{codec} cannot hold {field.dtype} {shape}")
+    check_image(field)
+
+
+def check_image(field: FieldSpec) -> None:
+    """Raise FormatError unless a field's shape is that of an image, and not too large."""
+    shape = field.shape
+    if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
+        raise FormatError(
+            f"no image has shape {shape}: it has height, width and channels, each at least 1, and at most "
+            f"{MAX_IMAGE_BYTES:,} bytes"
+        )
+
+
 def missing_package(codec: str, package: str) -> DependencyError:
     """Return the error of a codec whose optional package is not installed."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -240,3 +270,49 @@ def missing_package(codec: str, package: str) -> DependencyError:
         f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
         "puts it beside the cache"
     )
+
+
+def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
+    """Return the content of a frame that states a size from `least` to `most`, and needs no more memory than that.
+
+    Raises ValueError for any other, DependencyError without the library zstandard, naming the codec that needs it.
+    """
+    zstandard = load_zstandard(codec)
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if not least <= frame.content_size <= most or frame.window_size > max(most, _LEAST_WINDOW):
+            raise ValueError(f"a frame of {frame.content_size} bytes, not of {least} to {most}")
+        return bytes(zstandard.ZstdDecompressor().decompress(data))
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise ValueError(str(error)) from error
+
+
+def load_zstandard(codec: str) -> Any:
+    """Return the library zstandard. Raises DependencyError, naming the codec that needs it."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing_package(codec, "zstandard") from error
+    return zstandard
+
+
+def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return a plane with twice the rows, interpolated linearly between the centres of the old ones."""
+    above, below = np.concatenate([plane[:1], plane[:-1]]), np.concatenate([plane[1:], plane[-1:]])
+    near = np.float32(0.75) * plane
+    both: npt.NDArray[np.float32] = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)
+    return both.reshape(-1, plane.shape[1])
+
+
+def to_rgb(
+    luma: npt.NDArray[np.float32], blue: npt.NDArray[np.float32], red: npt.NDArray[np.float32]
+) -> npt.NDArray[np.uint8]:
+    """Return Y in 0..255 and Cb, Cr centred at 0 as RGB, uint8 (height, width, 3), by JFIF's matrix."""
+    green = luma - np.float32(0.344136) * blue - np.float32(0.714136) * red
+    colours = (luma + np.float32(1.402) * red, green, luma + np.float32(1.772) * blue)
+    return np.stack([to_uint8(colour) for colour in colours], -1)
+
+
+def to_uint8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Return numbers rounded and cut to 0..255."""
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpucache.errors import DependencyError, FormatError
-from tpucache.store.codecs.codec import Codec, FieldSpec
-from tpucache.store.format import MAX_IMAGE_BYTES
+from tpucache.errors import DependencyError
+from tpucache.store.codecs.codec import Codec, FieldSpec, check_picture
 from tpucache.types import Array
 
 _MODES: Final = {1: "L", 3: "RGB"}  # Pillow's names by channels
@@ -100,24 +99,6 @@ def check_header(field: FieldSpec, height: int, width: int, channels: int) -> No
         raise ValueError(f"an image of {(height, width, _MODES.get(channels, channels))}, not of {field.shape}")
 
 
-def check_picture(codec: str, field: FieldSpec) -> None:
-    """Raise FormatError unless a field is uint8 (height, width, 1 or 3), of a size that can be held."""
-    shape = field.shape
-    if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
-        raise FormatError(f"{codec} cannot hold {field.dtype} {shape}")
-    check_image(field)
-
-
-def check_image(field: FieldSpec) -> None:
-    """Raise FormatError unless a field's shape is that of an image, and not too large."""
-    shape = field.shape
-    if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
-        raise FormatError(
-            f"no image has shape {shape}: it has height, width and channels, each at least 1, and at most "
-            f"{MAX_IMAGE_BYTES:,} bytes"
-        )
-
-
 class Png(PictureCodec):
     """A PNG file, written and read by Pillow."""
 
@@ -147,6 +128,7 @@ class Jpeg(PictureCodec):
     """A JPEG file, written by Pillow, read by simplejpeg or, where that is not installed, by Pillow."""
 
     name = "jpeg"
+    is_compared = True
     quality_range = (1, 100)
     typical_ratio = 0.25
     has_luma = True

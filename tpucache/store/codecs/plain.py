@@ -1,18 +1,17 @@
-"""Codecs of any array: raw (its own bytes), bytes (of any length, such as a text's tokens), zstd (compressed)."""
+"""Codecs of any array: raw (its own bytes), zstd (compressed), and bytes, for arrays of any length, such as tokens."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tpucache.errors import DamageError, FormatError, UsageError
-from tpucache.store.codecs.codec import Codec, FieldSpec, missing_package
+from tpucache.store.codecs.codec import Codec, FieldSpec, load_zstandard, unpack_frame
 from tpucache.store.format import MAX_RECORD_BYTES
 from tpucache.types import Array
 
 _DEFAULT_LEVEL: Final = 3
-_LEAST_WINDOW: Final = 1 << 10
 
 
 class Raw(Codec):
@@ -20,6 +19,8 @@ class Raw(Codec):
 
     name = "raw"
     is_for_images = True
+    is_compared = True
+    holds_any_array = True
     is_plain = True
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -35,6 +36,7 @@ class Bytes(Codec):
     """A one-dimensional uint8 array of any length; the field's shape is empty."""
 
     name = "bytes"
+    has_any_length = True
 
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError for a field that has a shape, or another dtype than uint8."""
@@ -65,6 +67,7 @@ class Zstd(Codec):
 
     name = "zstd"
     is_for_images = True
+    holds_any_array = True
     quality_range = (1, 22)
     typical_ratio = 0.85
     package = "zstandard"
@@ -78,27 +81,3 @@ class Zstd(Codec):
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         plain = unpack_frame(self.name, data, field.nbytes, field.nbytes)
         out[...] = np.frombuffer(plain, field.dtype).reshape(field.shape)
-
-
-def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
-    """Return the content of a frame that states a size from `least` to `most`, and needs no more memory than that.
-
-    Raises ValueError for any other, DependencyError without the library zstandard, naming the codec that needs it.
-    """
-    zstandard = load_zstandard(codec)
-    try:
-        frame = zstandard.get_frame_parameters(data)
-        if not least <= frame.content_size <= most or frame.window_size > max(most, _LEAST_WINDOW):
-            raise ValueError(f"a frame of {frame.content_size} bytes, not of {least} to {most}")
-        return bytes(zstandard.ZstdDecompressor().decompress(data))
-    except (zstandard.ZstdError, MemoryError) as error:
-        raise ValueError(str(error)) from error
-
-
-def load_zstandard(codec: str) -> Any:
-    """Return the library zstandard. Raises DependencyError, naming the codec that needs it."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise missing_package(codec, "zstandard") from error
-    return zstandard

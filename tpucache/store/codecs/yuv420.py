@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError
-from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec
-from tpucache.store.codecs.pictures import check_picture
+from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, check_picture, doubled, to_rgb
 from tpucache.types import Array
 
 # JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.
@@ -23,8 +22,9 @@ class Yuv420(PackedCodec):
 
     name = "yuv420"
     is_for_images = True
+    is_compared = True
     typical_ratio = 0.5
-    mask_codec = "raw"
+    packed_form = "planes"
     has_luma = True
 
     def check(self, field: FieldSpec) -> None:
@@ -96,25 +96,3 @@ def unpack(packed: bytes | memoryview, height: int, width: int) -> npt.NDArray[n
         for start in (first, first + count)
     )
     return to_rgb(luma, blue, red)
-
-
-def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a plane with twice the rows, interpolated linearly between the centres of the old ones."""
-    above, below = np.concatenate([plane[:1], plane[:-1]]), np.concatenate([plane[1:], plane[-1:]])
-    near = np.float32(0.75) * plane
-    both: npt.NDArray[np.float32] = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)
-    return both.reshape(-1, plane.shape[1])
-
-
-def to_rgb(
-    luma: npt.NDArray[np.float32], blue: npt.NDArray[np.float32], red: npt.NDArray[np.float32]
-) -> npt.NDArray[np.uint8]:
-    """Return Y in 0..255 and Cb, Cr centred at 0 as RGB, uint8 (height, width, 3), by JFIF's matrix."""
-    green = luma - np.float32(0.344136) * blue - np.float32(0.714136) * red
-    colours = (luma + np.float32(1.402) * red, green, luma + np.float32(1.772) * blue)
-    return np.stack([to_uint8(colour) for colour in colours], -1)
-
-
-def to_uint8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return numbers rounded and cut to 0..255."""
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8)

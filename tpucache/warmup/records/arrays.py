@@ -28,9 +28,6 @@ from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import View, presize, presize_in_view
 from tpucache.warmup.sources.source import Item
 
-#: The codecs of arrays that are no image's: they hold any numbers without loss.
-ARRAY_CODECS: Final = ("raw", "zstd")
-
 #: What is kept of an image, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
@@ -75,27 +72,16 @@ def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") ->
         BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
         KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
     }
-    codec = recipe.codec if recipe.codec in ARRAY_CODECS else ARRAY_CODECS[0]
+    codec = recipe.codec if CODECS[recipe.codec].holds_any_array else "raw"
     others = [_array_field(name, value, codec) for name, value in item.fields.items() if name not in known]
     return (*(makers[name]() for name in known), *others)
 
 
 def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
-    codec = CODECS[recipe.codec]
-    decoded_by: dict[str, Any] = {}
-    if codec.default_quality is not None:
-        decoded_by["quality"] = recipe.quality or codec.default_quality
-    if codec.chromas:
-        decoded_by["chroma"] = recipe.chroma or codec.chromas[0]
-    if codec.packing is not None:
-        decoded_by["packing"] = codec.packing
-    if recipe.bands is not None:
-        decoded_by["bands"] = recipe.bands
     if recipe.mode == "keep":
         kept = presize(value, recipe, path)
         return Field(IMAGE, recipe.codec, kept.dtype.str, kept.shape)
-    channels = 1 if recipe.mode == "grey" else 3
-    return Field(IMAGE, recipe.codec, "|u1", (recipe.height, recipe.width, channels), **decoded_by)
+    return recipe.image_field()
 
 
 def clean_and_count(

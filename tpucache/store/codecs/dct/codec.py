@@ -14,13 +14,20 @@ import numpy as np
 
 from tpucache.errors import FormatError
 from tpucache.native import FileRecords
-from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, checked, missing_package
+from tpucache.store.codecs.codec import (
+    FieldSpec,
+    Numbers,
+    PackedCodec,
+    check_picture,
+    checked,
+    load_zstandard,
+    missing_package,
+    unpack_frame,
+)
 from tpucache.store.codecs.dct import coefficients, sparse
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA, CoefficientLayout, layout_of, repack
 from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack_lz4, unpack_zstd
 from tpucache.store.codecs.dct.sparse import Sparse
-from tpucache.store.codecs.pictures import check_picture
-from tpucache.store.codecs.plain import load_zstandard, unpack_frame
 from tpucache.types import Array
 
 # Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
@@ -42,10 +49,12 @@ class DctCodec(PackedCodec):
     """Packed coefficients (`store.codecs.dct.coefficients`), compressed; the field says their quality and chroma."""
 
     is_for_images = True
+    is_compared = True
     quality_range = (1, 100)
     default_quality = 90
     chromas = CHROMA
-    has_bands = True
+    has_frequencies = True
+    packed_form = "coefficients"
     mask_codec = "png"
     has_luma = True
     has_half_luma = True

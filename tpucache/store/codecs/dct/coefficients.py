@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import DamageError
-from tpucache.store.codecs.yuv420 import doubled, to_rgb, to_uint8
+from tpucache.store.codecs.codec import doubled, to_rgb, to_uint8
 from tpucache.types import Array
 
 Floats = npt.NDArray[np.float64]
