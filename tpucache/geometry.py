@@ -1,10 +1,12 @@
-"""Where an image goes when it gets another size, what of its boxes and points is there, and the weights of its pixels.
+"""Where an image goes when it gets another size or is turned, with its boxes and points, and the weights of its pixels.
 
 Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, right, bottom).
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -13,9 +15,10 @@ import numpy.typing as npt
 from tpucache.types import Array
 
 Fit = Literal["crop", "pad", "stretch"]
+Coordinates = Literal["displayed", "stored"]
 Box = tuple[float, float, float, float]
 
-
+_SCALED_DECODE_FACTOR: Final = 2
 _LOBES: Final = 3  # of Lanczos' filter, to either side
 #: What a row holds that is no box.
 _NO_BOX: Final = -1
@@ -118,3 +121,121 @@ def mark_points(
     last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
     placed = np.where(visible[:, None], np.minimum(points, last), points)
     return np.column_stack([placed, visible]).astype(np.float32)
+
+
+class Turn(NamedTuple):
+    """An EXIF orientation as what is done to the stored pixels: axes swapped first, then each perhaps flipped."""
+
+    swap: bool = False
+    flip_x: bool = False
+    flip_y: bool = False
+
+
+#: The turn from the stored to the displayed image by EXIF orientation.
+TURNS: Final = {
+    1: Turn(),
+    2: Turn(flip_x=True),
+    3: Turn(flip_x=True, flip_y=True),
+    4: Turn(flip_y=True),
+    5: Turn(swap=True),
+    6: Turn(swap=True, flip_x=True),
+    7: Turn(swap=True, flip_x=True, flip_y=True),
+    8: Turn(swap=True, flip_y=True),
+}
+
+
+def turn(pixels: Array, by: Turn) -> Array:
+    """Return pixels (height, width, …) turned: a view of them, not a copy."""
+    turned = pixels.swapaxes(0, 1) if by.swap else pixels
+    return turned[:: -1 if by.flip_y else 1, :: -1 if by.flip_x else 1]
+
+
+def turn_back(pixels: Array, by: Turn) -> Array:
+    """Return turned pixels (height, width, …) as they were stored: a view of them, not a copy."""
+    flipped = turn(pixels, by._replace(swap=False))
+    return flipped.swapaxes(0, 1) if by.swap else flipped
+
+
+def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Return where points x, y (n, 2) of a stored image (width, height) lie once it is turned: float64 (n, 2)."""
+    swapped, size = (points[:, ::-1], stored[::-1]) if by.swap else (points, stored)
+    return np.where(by[1:], np.subtract(size, swapped), swapped).astype(np.float64)
+
+
+def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int], fit: Fit) -> Framing:
+    """Return how an image stored as (width, height), with an EXIF orientation, gets onto a canvas (width, height)."""
+    turned = TURNS[orientation]
+    whole = (0.0, 0.0, float(stored[0]), float(stored[1]))
+    place = placement(whole, canvas[::-1] if turned.swap else canvas, fit)
+    return Framing(stored, place.box, place.size, turned, canvas)
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How an image gets into its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
+
+    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
+    (width, height).
+    """
+
+    stored: tuple[int, int]
+    box: Box
+    size: tuple[int, int]
+    turn: Turn
+    canvas: tuple[int, int]
+
+    @property
+    def area(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
+        width, height = self.size[::-1] if self.turn.swap else self.size
+        left, top = margins((width, height), self.canvas)
+        return left, top, left + width, top + height
+
+    def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
+        """Return the (width, height) of the source's image, as stored or as displayed."""
+        return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
+
+    def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
+        """Return whether the source's image has this (width, height), but for a pixel."""
+        own = self.stored_as(coordinates)
+        return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
+
+    def least(self) -> tuple[int, int]:
+        """Return the (width, height) that the whole image must at least be decoded at."""
+        shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
+        width, height = (
+            math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)
+        )
+        return width, height
+
+    def place(self, resized: Array) -> Array:
+        """Return pixels of `size`, (height, width, …), turned and on a canvas of zeros."""
+        turned = turn(resized, self.turn)
+        if turned.shape[:2] == self.canvas[::-1]:
+            return np.ascontiguousarray(turned)
+        canvas = np.zeros((*self.canvas[::-1], *resized.shape[2:]), resized.dtype)
+        left, top, right, bottom = self.area
+        canvas[top:bottom, left:right] = turned
+        return canvas
+
+    def nearest(self, pixels: Array) -> Array:
+        """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
+        columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
+        rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
+        return self.place(pixels[rows[:, None], columns])
+
+    def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
+        """Return where points x, y (n, 2) of the image as stored or as displayed lie on the canvas: float64 (n, 2)."""
+        if coordinates == "displayed":
+            return self._displayed().points(points)
+        left, top, right, bottom = self.box
+        scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
+        moved = (np.asarray(points, np.float64) - (left, top)) * scale
+        return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
+
+    def _displayed(self) -> Framing:
+        """Return the framing of the displayed image that shows the same as this one of the stored image."""
+        corners = turn_points(np.reshape(self.box, (2, 2)), self.turn, self.stored)
+        (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
+        stored, size = (self.stored[::-1], self.size[::-1]) if self.turn.swap else (self.stored, self.size)
+        return Framing(stored, (left, top, right, bottom), size, Turn(), self.canvas)

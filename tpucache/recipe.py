@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import FormatError, RecipeError
-from tpucache.geometry import Fit
+from tpucache.geometry import Coordinates, Fit
 from tpucache.options import option
 from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
 from tpucache.store.fields import IMAGE, Field, check_bands
 from tpucache.store.manifest import Manifest
 
-Coordinates = Literal["displayed", "stored"]
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]
 

@@ -19,8 +19,8 @@ from tpucache.warmup.blocks import cut_block
 from tpucache.warmup.build_options import BuildOptions, options_by_name
 from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
-from tpucache.warmup.records.decoding import open_picture
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
+from tpucache.warmup.records.presize import open_image
 from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.folder import NO_SUFFIX
@@ -176,9 +176,9 @@ class _Look:
         self.tried.append(Tried(sample.path, label, clean))
         image = result.item.fields.get(IMAGE)
         if image is not None:
-            with open_picture(image, self._recipe, sample.path) as picture:
-                self.sizes.append(picture.size)
-                self.kinds[picture.kind] += 1
+            with open_image(image, self._recipe, sample.path) as opened:
+                self.sizes.append(opened.size)
+                self.kinds[opened.kind] += 1
 
 
 def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tpucache.errors import SampleError, SourceError
+from tpucache.geometry import framing_of
 from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
 from tpucache.warmup.records.arrays import clean_and_count, record_fields
-from tpucache.warmup.records.presize import view_of
 from tpucache.warmup.sources.source import Item
 
 Array = npt.NDArray[Any]
@@ -288,10 +288,10 @@ def test_points_out_of_view_are_not_visible_and_keep_their_place(fit: Any) -> No
 def test_the_corners_of_what_is_kept_are_the_corners_of_what_is_shown(
     size: tuple[int, int], target: tuple[int, int], fit: Any, turn: int
 ) -> None:
-    view = view_of(size, turn, Recipe(size=target, fit=fit))
-    left, top, right, bottom = view.box
-    corners = view.points(np.array([[left, top], [right, bottom]]))
+    framing = framing_of(size, turn, (target[1], target[0]), fit)
+    left, top, right, bottom = framing.box
+    corners = framing.points(np.array([[left, top], [right, bottom]]))
     got = [*corners.min(axis=0), *corners.max(axis=0)]
-    np.testing.assert_allclose(got, view.area, atol=1e-6)
-    assert 0 <= view.area[0] < view.area[2] <= target[1]
-    assert 0 <= view.area[1] < view.area[3] <= target[0]
+    np.testing.assert_allclose(got, framing.area, atol=1e-6)
+    assert 0 <= framing.area[0] < framing.area[2] <= target[1]
+    assert 0 <= framing.area[1] < framing.area[3] <= target[0]

@@ -22,8 +22,8 @@ from scripts.checks.sources import (
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.records.decoding import decode, opened
 from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.records.pillow import decode, opened
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.trial import dry_run
 

@@ -15,7 +15,7 @@ from tpucache.errors import SampleError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.records import decoding
+from tpucache.warmup.records import dicom
 from tpucache.warmup.records.presize import presize
 
 pydicom = pytest.importorskip("pydicom")
@@ -130,7 +130,7 @@ def test_a_file_cut_anywhere_or_without_pixels_is_refused() -> None:
 def test_without_pydicom_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded()
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    assert decoding.is_dicom(data)
+    assert dicom.is_dicom(data)
     with pytest.raises(SampleError, match="is a DICOM file: `pip install pydicom`"):
         shown(data)
 

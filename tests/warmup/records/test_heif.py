@@ -14,7 +14,7 @@ from PIL import Image
 from tpucache import CachedDataset, CachedLoader, build_cache
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records import decoding
+from tpucache.warmup.records import pillow
 from tpucache.warmup.records.presize import presize
 
 pillow_heif = pytest.importorskip("pillow_heif")
@@ -30,7 +30,7 @@ def photograph() -> bytes:
 
 
 def test_a_photograph_is_what_was_written(photograph: bytes) -> None:
-    assert decoding.is_heif(photograph)
+    assert pillow.is_heif(photograph)
     pixels = presize(photograph, Recipe(size=(48, 64)), "a.heic").astype(int)
     x, y = np.meshgrid(np.linspace(0, 255, 64), np.linspace(0, 255, 48))
     assert np.abs(pixels - np.stack([x, y, 255 - x], 2)).mean() < 4
@@ -56,6 +56,6 @@ def test_a_folder_of_photographs_trains_a_step(photograph: bytes, tmp_path: Path
 
 def test_without_pillow_heif_the_package_is_named(photograph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    decoding._register.cache_clear()
+    pillow._register.cache_clear()
     with pytest.raises(SampleError, match="is a HEIC file: `pip install pillow-heif`"):
         presize(photograph, Recipe(size=8), "a.heic")

@@ -14,7 +14,7 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.arrays import clean_and_count, record_fields
-from tpucache.warmup.records.decoding import decode, opened, orientation, stored_size
+from tpucache.warmup.records.pillow import decode, opened, orientation, stored_size
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources.source import Item
 

@@ -371,5 +371,5 @@ def test_with_both_libraries_nothing_is_slow() -> None:
 @pytest.fixture
 def pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have neither simplejpeg nor cykooz_resizer."""
-    monkeypatch.setattr("tpucache.warmup.records.decoding.find_simplejpeg", lambda: None)
+    monkeypatch.setattr("tpucache.warmup.records.pillow.find_simplejpeg", lambda: None)
     monkeypatch.setattr("tpucache.warmup.records.presize.find_cykooz_resizer", lambda: None)

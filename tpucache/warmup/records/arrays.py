@@ -17,15 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, SourceError
-from tpucache.geometry import clip_boxes, fill_boxes, mark_points, within
-from tpucache.recipe import Coordinates, Recipe
+from tpucache.geometry import (
+    TURNS,
+    Coordinates,
+    Framing,
+    Turn,
+    clip_boxes,
+    fill_boxes,
+    mark_points,
+    turn,
+    turn_back,
+    within,
+)
+from tpucache.recipe import Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
 from tpucache.types import Array
-from tpucache.warmup.records.decoding import TURNS, Turn, turn, turn_back
 from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
-from tpucache.warmup.records.presize import View, presize, presize_in_view
+from tpucache.warmup.records.presize import presize, presize_framed
 from tpucache.warmup.sources.source import Item
 
 #: What is kept of an image, in the order of the record.
@@ -91,7 +101,7 @@ def clean_and_count(
 
     The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
     class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
-    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors. The annotations
+    keypoints are rows of x, y and 1, or 0 for those out of framing. `path` names the sample in errors. The annotations
     counted are those of the source's image, and the facts what columns of the samples table say of that.
 
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
@@ -108,34 +118,34 @@ def clean_and_count(
     clean: dict[str, Array] = {}
     known = image_fields(names)
     if known:
-        clean[IMAGE], view = presize_in_view(item.fields[IMAGE], recipe, path)
+        clean[IMAGE], framing, kind = presize_framed(item.fields[IMAGE], recipe, path)
         _check_alike(clean[IMAGE], fields[names.index(IMAGE)], path)
-        facts = _facts(view)
+        facts = _facts(framing, kind)
     for field in fields:
         if field.name == MASK and MASK in known and item.mask_runs is not None:
-            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, view, recipe, path)
+            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, framing, recipe, path)
             continue
         value = item.fields[field.name]
         if field.name not in known:
             clean[field.name] = _array(field, value, path)
         elif field.name == MASK:
-            clean[MASK], counts[MASK] = _mask(value, view, recipe, path)
+            clean[MASK], counts[MASK] = _mask(value, framing, recipe, path)
         elif field.name == BOXES:
             boxes = _numbers(field.name, value, path)
-            clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, view, recipe, path), len(boxes)
+            clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, framing, recipe, path), len(boxes)
         elif field.name == KEYPOINTS:
             points = _numbers(field.name, value, path)
-            clean[KEYPOINTS] = _keypoints(points, view, recipe, field.shape[0], path)
-            size = view.stored_as(_coordinates(view, recipe, path))
+            clean[KEYPOINTS] = _keypoints(points, framing, recipe, field.shape[0], path)
+            size = framing.stored_as(_coordinates(framing, recipe, path))
             counts[KEYPOINTS] = int(within(points, (0, 0, *size)).sum())
     return clean, counts, facts
 
 
-def _facts(view: View) -> Facts:
+def _facts(framing: Framing, kind: str) -> Facts:
     """Return what is known of a source's image; mean and standard deviation are left to whoever adds images up."""
-    width, height = view.stored_as("displayed")
-    kind = view.kind.partition(" ")[0].lower()
-    return {WIDTH: width, HEIGHT: height, TYPE: kind, TURNED: int(view.turn != Turn()), MEAN: None, STD: None}
+    width, height = framing.stored_as("displayed")
+    file_type = kind.partition(" ")[0].lower()
+    return {WIDTH: width, HEIGHT: height, TYPE: file_type, TURNED: int(framing.turn != Turn()), MEAN: None, STD: None}
 
 
 def _names(item: Item) -> list[str]:
@@ -183,7 +193,7 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> tuple[Array, int]:
+def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return a mask (height, width, 1) in view, and 1 if anything is masked before.
 
     Where it is not stated, its size has to show what it lies on.
@@ -191,25 +201,25 @@ def _mask(value: bytes | Array, view: View, recipe: Recipe, path: str) -> tuple[
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
     displayed = turn(stored, TURNS[own])
-    readings = {"stored": stored, "displayed": turn_back(displayed, view.turn)}
+    readings = {"stored": stored, "displayed": turn_back(displayed, framing.turn)}
     stated = readings if coordinates is None else {coordinates: readings[coordinates]}
-    fitting = [mask for mask in stated.values() if mask.shape == view.stored[::-1]]
+    fitting = [mask for mask in stated.values() if mask.shape == framing.stored[::-1]]
     if not fitting:
         height, width = stored.shape if coordinates == "stored" else displayed.shape
-        size = view.stored if coordinates == "stored" or not view.turn.swap else view.stored[::-1]
+        size = framing.stored if coordinates == "stored" or not framing.turn.swap else framing.stored[::-1]
         image = " x ".join(map(str, size))
         raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
     if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
         raise SampleError(path, f"a mask of this size may lie on the image as stored or as displayed; {_UNSTATED}")
-    return view.nearest(fitting[0])[..., None], int(stored.any())
+    return framing.nearest(fitting[0])[..., None], int(stored.any())
 
 
-def _mask_of_runs(runs: Array, view: View, recipe: Recipe, path: str) -> tuple[Array, int]:
+def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
     """Return the mask (height, width, 1) in view of run lengths, and 1 if anything is masked before."""
-    coordinates = _coordinates(view, recipe, path)
-    drawn = draw_runs(runs, view.stored_as(coordinates), path)
-    stored = drawn if coordinates == "stored" else turn_back(drawn, view.turn)
-    return view.nearest(stored)[..., None], int(drawn.any())
+    coordinates = _coordinates(framing, recipe, path)
+    drawn = draw_runs(runs, framing.stored_as(coordinates), path)
+    stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
+    return framing.nearest(stored)[..., None], int(drawn.any())
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
@@ -226,15 +236,15 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
     return numbers
 
 
-def _coordinates(view: View, recipe: Recipe, path: str) -> Coordinates:
+def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
     """Return what points refer to. Raises SampleError where that is not stated but makes a difference."""
-    if recipe.coordinates is None and view.turn != Turn():
+    if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"it has boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
 
 
 def _boxes(
-    boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, view: View, recipe: Recipe, path: str
+    boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
 ) -> npt.NDArray[np.float32]:
     """Return boxes (n, 4) or (n, 5) in view, of an image of this (width, height), as rows of the record."""
     most = recipe.max_boxes
@@ -245,29 +255,29 @@ def _boxes(
     wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
     if wrong.size:
         raise SampleError(path, f"box {wrong[0]} ends before it begins: {boxes[wrong[0], :4].tolist()}")
-    coordinates = _coordinates(view, recipe, path)
-    if size is not None and not view.is_of(size, coordinates):
+    coordinates = _coordinates(framing, recipe, path)
+    if size is not None and not framing.is_of(size, coordinates):
         raise SampleError(
             path, f"its boxes are of an image of {size[0]} x {size[1]} pixels, and it has others: scale them"
         )
-    corners = np.stack([view.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
+    corners = np.stack([framing.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
-    kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), view.area)
+    kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), framing.area)
     if len(kept) > most:
         raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}")
     return fill_boxes(kept, most)
 
 
 def _keypoints(
-    points: npt.NDArray[np.float64], view: View, recipe: Recipe, count: int, path: str
+    points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
     """Return keypoints (n, 2) in view, as rows of the record."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
-    coordinates = _coordinates(view, recipe, path)
-    moved = view.points(points, coordinates).astype(np.float32)
-    visible = within(moved, view.area, view.turn[1:] if coordinates == "stored" else (False, False))
-    return mark_points(moved, visible, view.area)
+    coordinates = _coordinates(framing, recipe, path)
+    moved = framing.points(points, coordinates).astype(np.float32)
+    visible = within(moved, framing.area, framing.turn[1:] if coordinates == "stored" else (False, False))
+    return mark_points(moved, visible, framing.area)
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:

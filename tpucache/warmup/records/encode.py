@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,7 +92,7 @@ class SampleEncoder:
 
     def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
         """Return a sample's arrays as the bytes of its record of each band."""
-        bands = [encode_bands(field, arrays[field.name], self._quality(field)) for field in self.fields]
+        bands = [encode_bands(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
         first, *further = part_layouts(self.fields)
         more = [part for of_field in bands for part in of_field[1:]]
         return [
@@ -99,11 +100,14 @@ class SampleEncoder:
             *(layout.join([part]) for layout, part in zip(further, more, strict=True)),
         ]
 
-    def _quality(self, field: Field) -> int | None:
-        """Return the recipe's quality for what it is of: the image, and arrays in the same codec."""
-        others = image_fields([each.name for each in self.fields])[1:]
-        is_meant = field.codec == self.recipe.codec and field.name not in others
-        return self.recipe.quality if is_meant else None
+    @functools.cached_property
+    def _qualities(self) -> dict[str, int | None]:
+        """The quality by which each field is encoded: the recipe's for the image, and for arrays in the same codec."""
+        on_image = image_fields([field.name for field in self.fields])[1:]
+        return {
+            field.name: self.recipe.quality if field.codec == self.recipe.codec and field.name not in on_image else None
+            for field in self.fields
+        }
 
 
 @dataclass(frozen=True)

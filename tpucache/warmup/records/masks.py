@@ -22,7 +22,7 @@ from PIL.Image import Image
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.types import Array
-from tpucache.warmup.records.decoding import opened, orientation, stored_pixels
+from tpucache.warmup.records.pillow import opened, orientation, stored_pixels
 
 Mask = npt.NDArray[np.uint8]
 

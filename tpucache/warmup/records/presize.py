@@ -2,8 +2,9 @@
 
 What happens to an image, in this order:
 
-- decode: as `decoding.py` describes for every kind of file. A JPEG is decoded at the smallest of libjpeg's scales
-  (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes it whole.
+- decode: as `pillow.py`, `pillow_modes.py`, `dicom.py` and `numbers.py` describe for each kind of file. A JPEG is
+  decoded at the smallest of libjpeg's scales (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes
+  it whole.
 - fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
 - orient: by the EXIF tag.
 
@@ -14,8 +15,8 @@ between black and white, as in line drawings, by up to 61 (measured; in theory b
 three channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly;
 whole numbers are rounded, and limited to what their dtype holds.
 
-Coordinates are continuous: pixel i covers [i, i + 1). Masks, boxes and keypoints go through the same `View`, in
-coordinates of the image as stored, at whatever scale it is decoded.
+Masks, boxes and keypoints go through the same `Framing`, in coordinates of the image as stored, at whatever scale it is
+decoded.
 """
 
 from __future__ import annotations
@@ -23,98 +24,27 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from tpucache.errors import SampleError
-from tpucache.geometry import Box, margins, nearest, placement
-from tpucache.recipe import Coordinates, Recipe
+from tpucache.geometry import Box, Framing, framing_of
+from tpucache.recipe import Recipe
 from tpucache.types import Array
-from tpucache.warmup.records.decoding import TURNS, Turn, decoder_versions, open_picture, turn, turn_points
-
-_SCALED_DECODE_FACTOR: Final = 2
+from tpucache.warmup.records.dicom import DicomImage, is_dicom
+from tpucache.warmup.records.numbers import ArrayImage, Decoded, is_npy, read_npy
+from tpucache.warmup.records.pillow import PillowImage, check_size, decoder_versions, opened
 
 Pixels = npt.NDArray[np.uint8]
 
 LOBES: Final = 3  # of the filter, to either side
 _threads: Final = threading.local()
-
-
-@dataclass(frozen=True)
-class View:
-    """How an image gets into its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
-
-    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
-    (width, height). `kind` is what the image is stored as, such as `JPEG RGB`.
-    """
-
-    stored: tuple[int, int]
-    box: tuple[float, float, float, float]
-    size: tuple[int, int]
-    turn: Turn
-    canvas: tuple[int, int]
-    kind: str = ""
-
-    @property
-    def area(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
-        width, height = self.size[::-1] if self.turn.swap else self.size
-        left, top = margins((width, height), self.canvas)
-        return left, top, left + width, top + height
-
-    def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
-        """Return the (width, height) of the source's image, as stored or as displayed."""
-        return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
-
-    def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
-        """Return whether the source's image has this (width, height), but for a pixel."""
-        own = self.stored_as(coordinates)
-        return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
-
-    def least(self) -> tuple[int, int]:
-        """Return the (width, height) that the whole image must at least be decoded at."""
-        shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
-        width, height = (
-            math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)
-        )
-        return width, height
-
-    def place(self, resized: Array) -> Array:
-        """Return pixels of `size`, (height, width, …), turned and on a canvas of zeros."""
-        turned = turn(resized, self.turn)
-        if turned.shape[:2] == self.canvas[::-1]:
-            return np.ascontiguousarray(turned)
-        canvas = np.zeros((*self.canvas[::-1], *resized.shape[2:]), resized.dtype)
-        left, top, right, bottom = self.area
-        canvas[top:bottom, left:right] = turned
-        return canvas
-
-    def nearest(self, pixels: Array) -> Array:
-        """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
-        columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
-        rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
-        return self.place(pixels[rows[:, None], columns])
-
-    def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
-        """Return where points x, y (n, 2) of the image as stored or as displayed lie on the canvas: float64 (n, 2)."""
-        if coordinates == "displayed":
-            return self._displayed().points(points)
-        left, top, right, bottom = self.box
-        scale = np.array([self.size[0] / (right - left), self.size[1] / (bottom - top)])
-        moved = (np.asarray(points, np.float64) - (left, top)) * scale
-        return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
-
-    def _displayed(self) -> View:
-        """Return the view of the displayed image that is the same as this one of the stored image."""
-        corners = turn_points(np.reshape(self.box, (2, 2)), self.turn, self.stored)
-        (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
-        stored, size = (self.stored[::-1], self.size[::-1]) if self.turn.swap else (self.stored, self.size)
-        return View(stored, (left, top, right, bottom), size, Turn(), self.canvas)
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
@@ -124,21 +54,74 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
     `path` names the sample in errors. Raises SampleError when it is no image, a broken one, or cannot be had in the
     recipe's mode.
     """
-    return presize_in_view(data, recipe, path)[0]
+    return presize_framed(data, recipe, path).pixels
 
 
-def presize_in_view(data: bytes | Array, recipe: Recipe, path: str) -> tuple[Array, View]:
-    """Return what `presize` does, and the view by which masks and points go the same way. Raises SampleError."""
-    with open_picture(data, recipe, path) as picture:
-        view = view_of(picture.size, picture.orientation, recipe, picture.kind)
-        pixels, scale = picture.decode(recipe, None if recipe.exact else view.least())
-        left, top, right, bottom = (side * scale for side in view.box)
-        resized = resize(pixels, (left, top, right, bottom), view.size)
+class Presized(NamedTuple):
+    """An image (height, width, channels) of the recipe's size, how it got there, and what its source is stored as.
+
+    Masks and points go the way of its `framing`. `kind` is such as `JPEG RGB`.
+    """
+
+    pixels: Array
+    framing: Framing
+    kind: str
+
+
+def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
+    """Return what `presize` does, and how it got there. Raises SampleError."""
+    with open_image(data, recipe, path) as image:
+        framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
+        pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
+        left, top, right, bottom = (side * scale for side in framing.box)
+        resized = resize(pixels, (left, top, right, bottom), framing.size)
     if resized.dtype.kind == "f" and not np.isfinite(resized).all():
         raise SampleError(path, "some of its pixels are not finite numbers")
     if resized.ndim == 2:
         resized = np.repeat(resized[..., None], 3 if recipe.mode == "rgb" else 1, axis=2)
-    return view.place(resized), view
+    return Presized(framing.place(resized), framing, image.kind)
+
+
+class SourceImage(Protocol):
+    """An image whose pixels may still be undecoded."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The (width, height) that it is stored with."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """What it is stored as, such as `JPEG RGB` or `array uint8`."""
+        ...
+
+    @property
+    def orientation(self) -> int:
+        """The EXIF orientation, 1 to 8."""
+        ...
+
+    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
+        """Return its pixels, as they are stored, in the recipe's mode: at least `least` (width, height) of them."""
+        ...
+
+
+@contextmanager
+def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
+    """Yield the image in an encoded file, an .npy or DICOM file, or an array.
+
+    `path` names the sample in errors. Raises SampleError, also for what is found while it is decoded within.
+    """
+    if isinstance(data, np.ndarray):
+        yield ArrayImage(data, path)
+    elif is_npy(data):
+        yield ArrayImage(read_npy(data, path), path)
+    elif is_dicom(data):
+        dicom = DicomImage(data, path)
+        check_size(dicom.size, path, "", recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
+        yield dicom
+    else:
+        with opened(data, path, max_pixels=recipe.max_pixels) as image:
+            yield PillowImage(image, data)
 
 
 def image_versions() -> dict[str, str]:
@@ -154,16 +137,6 @@ def slow_parts() -> list[str]:
     }
     versions = image_versions()
     return [line for name, line in lines.items() if not versions[name]]
-
-
-def view_of(stored: tuple[int, int], exif_orientation: int, recipe: Recipe, kind: str = "") -> View:
-    """Return the view that a recipe gives of an image stored as (width, height), in a file of a kind."""
-    turned = TURNS[exif_orientation]
-    canvas = (recipe.width, recipe.height)
-    place = placement(
-        (0.0, 0.0, float(stored[0]), float(stored[1])), canvas[::-1] if turned.swap else canvas, recipe.fit
-    )
-    return View(stored, place.box, place.size, turned, canvas, kind)
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:

@@ -15,9 +15,10 @@ from PIL import Image, features
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
-from tpucache.warmup.records import decoding
-from tpucache.warmup.records.decoding import Decoded, decode, decoder_versions, opened, orientation
+from tpucache.warmup.records import pillow
 from tpucache.warmup.records.masks import decode_mask
+from tpucache.warmup.records.numbers import Decoded
+from tpucache.warmup.records.pillow import decode, decoder_versions, opened, orientation
 from tpucache.warmup.records.presize import presize
 
 _JPEGS: dict[str, dict[str, Any]] = {
@@ -33,8 +34,7 @@ _JPEGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (decoding, decoding):
-        monkeypatch.setattr(module, "find_simplejpeg", lambda: None)
+    monkeypatch.setattr(pillow, "find_simplejpeg", lambda: None)
 
 
 def _jpeg(kind: str, image: Image.Image, encode: Any) -> bytes:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Mode, Recipe
-from tpucache.warmup.records.decoding import to_pixels
+from tpucache.warmup.records.numbers import to_pixels
 from tpucache.warmup.records.presize import presize
 
 RNG = np.random.default_rng(0)

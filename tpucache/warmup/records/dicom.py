@@ -1,0 +1,149 @@
+"""DICOM files -> pixels, by pydicom where it is installed."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Recipe
+from tpucache.types import Array
+from tpucache.warmup.records.numbers import Decoded, to_pixels
+
+_MAGIC_AT: Final = 128
+_INVERTED: Final = "MONOCHROME1"
+_RGB: Final = "RGB"
+
+
+def is_dicom(data: bytes) -> bool:
+    """Return whether bytes begin as a DICOM file does."""
+    return data[_MAGIC_AT : _MAGIC_AT + 4] == b"DICM"
+
+
+class DicomImage:
+    """A DICOM file whose header is read.
+
+    For rgb and grey, stored numbers are rescaled (slope and intercept), then go through the file's VOI LUT or its first
+    window (PS3.3, C.11.2). Without either, the range that its bits can have is shown, where nothing was rescaled. For
+    keep, they are the stored numbers, or float32 where the file rescales them. MONOCHROME1 is inverted in both. Of
+    several frames the first is taken.
+    """
+
+    kind = "DICOM"
+    orientation = 1
+
+    def __init__(self, data: bytes, path: str) -> None:
+        """Read the header. Raises SampleError for a broken file and, naming the library, where pydicom is missing."""
+        self._path = path
+        try:
+            import pydicom
+        except ImportError as error:
+            raise SampleError(path, f"is a DICOM file: `pip install pydicom` to read it ({error})") from error
+        with _refusing(path):
+            self._file: Any = pydicom.dcmread(io.BytesIO(data))
+            self.size = (int(self._file.Columns), int(self._file.Rows))
+
+    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
+        """Return the pixels of the first frame in the recipe's mode."""
+        with _refusing(self._path):
+            numbers = self._numbers()
+            if numbers.ndim == 2:
+                numbers = self._kept(numbers) if recipe.mode == "keep" else self._shown(numbers, recipe.white_level)
+        return Decoded(to_pixels(numbers, recipe.mode, None, self._path), 1.0)
+
+    def _numbers(self) -> Array:
+        """Return the stored numbers (height, width), or uint8 RGB (height, width, 3)."""
+        from pydicom import pixels
+
+        file = self._file
+        numbers: Array = np.asarray(pixels.pixel_array(file, index=0))
+        if numbers.ndim == 3 and str(file.PhotometricInterpretation).startswith("YBR"):
+            numbers = pixels.convert_color_space(numbers, file.PhotometricInterpretation, _RGB)
+        if numbers.shape[:2] != self.size[::-1]:
+            raise ValueError(f"{numbers.shape} pixels, and the header says {self.size[1]} x {self.size[0]}")
+        return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        """The least and the largest number that the stored bits can be."""
+        bits = int(self._file.BitsStored)
+        return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self._file.PixelRepresentation else (0, (1 << bits) - 1)
+
+    @property
+    def _rescaling(self) -> tuple[float, float]:
+        return float(self._file.get("RescaleSlope", 1)), float(self._file.get("RescaleIntercept", 0))
+
+    @property
+    def _is_inverted(self) -> bool:
+        return str(self._file.PhotometricInterpretation) == _INVERTED
+
+    def _kept(self, numbers: Array) -> Array:
+        """Return the numbers in their own depth, or rescaled as float32; dark is low."""
+        low, high = self._range
+        if self._is_inverted:
+            numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
+        if self._rescaling == (1, 0):
+            return numbers
+        slope, intercept = self._rescaling
+        return (numbers.astype(np.float64) * slope + intercept).astype(np.float32)
+
+    def _shown(self, numbers: Array, white: int | None) -> npt.NDArray[np.uint8]:
+        """Return the numbers as they are displayed: 0 is black, 255 white."""
+        shares = self._shares(numbers, white)
+        if self._is_inverted:
+            shares = 1 - shares
+        return np.asarray(np.rint(shares.clip(0, 1) * 255), np.uint8)
+
+    def _shares(self, numbers: Array, white: int | None) -> npt.NDArray[np.float64]:
+        """Return how white each number is, 0 to 1."""
+        from pydicom import pixels
+
+        slope, intercept = self._rescaling
+        file, values = self._file, numbers.astype(np.float64) * slope + intercept
+        if white is not None:
+            return values / white
+        if "VOILUTSequence" in file:
+            bits = int(file.VOILUTSequence[0].LUTDescriptor[2])
+            looked_up = pixels.apply_voi_lut(np.rint(values).astype(np.int64), file, prefer_lut=True)
+            return np.asarray(looked_up, np.float64) / ((1 << bits) - 1)
+        if file.get("WindowWidth") is not None and file.get("WindowCenter") is not None:
+            function = str(file.get("VOILUTFunction") or "LINEAR").upper()
+            return _window(values, _first(file.WindowCenter), _first(file.WindowWidth), function)
+        if (slope, intercept) != (1, 0):
+            raise ValueError("it has no window: state which number is white by --white-level, or use --mode keep")
+        low, high = self._range
+        return (values - low) / (high - low)
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """Raise SampleError for whatever pydicom and its decoders raise; files that they only warn of are read."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except SampleError:
+        raise
+    except Exception as error:  # a decoder that pydicom found raises anything
+        reason = " ".join(str(error).split())
+        raise SampleError(path, f"does not decode as DICOM: {type(error).__name__}: {reason}") from error
+
+
+def _first(value: Any) -> float:
+    """Return a number, or the first of several windows'."""
+    return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
+
+
+def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
+    """Return numbers through a window, 0 to 1: PS3.3, C.11.2.1.2 and C.11.2.1.3."""
+    if function == "SIGMOID":
+        return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
+    if function == "LINEAR":
+        return np.asarray(((values - (centre - 0.5)) / max(width - 1, 1e-6) + 0.5).clip(0, 1))
+    return np.asarray(((values - centre) / width + 0.5).clip(0, 1))

@@ -1,0 +1,162 @@
+"""Arrays of numbers -> the pixels of an image in the recipe's mode; .npy files -> arrays.
+
+- depth: grey of 16 and 32 bits is scaled by 1/257 from 0..65535, float grey from 0..1, or either from 0 to a stated
+  white level. It is refused where the numbers do not show that this is their range: a file says how many bits its
+  numbers have, but not how many of them are in use. Cameras and scanners write 12 or 14 bits into 16, and scaled by a
+  wrong range such an image turns black or white.
+- mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers as they are: alpha is a
+  channel, numbers are uint8, uint16, int16 or float32.
+- alpha is laid over white.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from tpucache.errors import SampleError
+from tpucache.recipe import Mode, Recipe
+from tpucache.types import Array
+
+#: What the numbers of an image may be that is kept as it is.
+KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")
+MOST_CHANNELS: Final = 16
+_NPY: Final = b"\x93NUMPY"
+#: How many channels pictures usually have: of two dimensions that could be the channels, the one of such a length is.
+_USUAL: Final = (1, 2, 3, 4)
+WHITE_16: Final = 65535
+#: Whole numbers that are all below this use at most 14 bits.
+LEAST_16: Final = 1 << 14
+#: A float image that is nowhere brighter than this would turn nearly black.
+_LEAST_FLOAT: Final = 1 / 16
+_ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
+
+
+class PixelsError(Exception):
+    """The pixels of an image cannot be taken, for a reason that its user can change."""
+
+
+class UncertainRangeError(PixelsError):
+    """Nothing says which number of an image is white."""
+
+
+class Decoded(NamedTuple):
+    """Pixels as stored, (height, width) or (height, width, channels), and how many there are for one stored."""
+
+    pixels: Array
+    scale: float
+
+
+class ArrayImage:
+    """An array, which is stored as it is displayed."""
+
+    orientation = 1
+
+    def __init__(self, array: Array, path: str) -> None:
+        self._array, self._path = array, path
+        self.size = with_channels_last(array, path).shape[1::-1]
+        self.kind = f"array {array.dtype}"
+
+    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
+        """Return its pixels in the recipe's mode; an array has one scale alone."""
+        return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)
+
+
+def with_channels_last(array: Array, path: str) -> Array:
+    """Return pixels (height, width, channels) of an array (height, width), (height, width, channels) or (channels, …).
+
+    Raises SampleError for what is no image.
+    """
+    if array.ndim == 2 and array.size:
+        return array[..., None]
+    if array.ndim == 3 and array.size:
+        for lengths in (_USUAL, range(1, MOST_CHANNELS + 1)):
+            if array.shape[2] in lengths:
+                return array
+            if array.shape[0] in lengths:
+                return np.moveaxis(array, 0, 2)
+    raise SampleError(
+        path,
+        "an image is (height, width), (height, width, channels) or (channels, height, width) with 1 to "
+        f"{MOST_CHANNELS} channels, not {array.dtype} {array.shape}",
+    )
+
+
+def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
+    """Return an array of pixels, of any dtype and order of axes, as a recipe's `mode` has it.
+
+    rgb and grey: uint8 (height, width), or (height, width, 3) for rgb; alpha is laid over white. keep: the array as it
+    is, (height, width, channels). Raises SampleError.
+    """
+    pixels = with_channels_last(array, path)
+    if mode == "keep":
+        if pixels.dtype.str not in KEPT_DTYPES:
+            allowed = ", ".join(np.dtype(name).name for name in KEPT_DTYPES)
+            raise SampleError(path, f"its pixels are {pixels.dtype}: --mode keep keeps {allowed}; convert it")
+        return np.ascontiguousarray(pixels)
+    if pixels.shape[2] not in _USUAL:
+        raise SampleError(path, f"has {pixels.shape[2]} channels: --mode keep keeps up to {MOST_CHANNELS}")
+    if pixels.dtype == np.bool_:
+        pixels = pixels.astype(np.uint8) * np.uint8(255)
+    if pixels.dtype != np.uint8:
+        try:
+            pixels = to_8_bits(pixels, white)
+        except UncertainRangeError as error:
+            raise SampleError(path, str(error)) from error
+    if pixels.shape[2] == 1:
+        return np.ascontiguousarray(pixels[..., 0])
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    if pixels.shape[2] in (2, 4):
+        image = over_white(image)
+    return np.asarray(image.convert("L") if mode == "grey" else image)
+
+
+def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
+    """Return grey (height, width) of whole numbers or floats as uint8: 0 stays 0, `white` becomes 255.
+
+    Where `white` is None it is 65535, and 1 for floats, if the numbers show that this is their range. Raises
+    UncertainRangeError when they do not, and for numbers out of the range or not finite.
+    """
+    low, high = values.min().item(), values.max().item()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise UncertainRangeError("some of its pixels are not finite numbers: save it with 8 bits")
+    floats = values.dtype.kind == "f"
+    most = white if white is not None else 1 if floats else WHITE_16
+    if low < 0 or high > most:
+        raise UncertainRangeError(f"its pixels are {low:.6g} to {high:.6g}, not within 0 to {most}: {_ADVICE}")
+    if white is None and 0 < high < (_LEAST_FLOAT if floats else LEAST_16):
+        raise UncertainRangeError(
+            f"its pixels are at most {high:.6g}, which is nearly black if {most} is white: {_ADVICE}"
+        )
+    grey = np.empty(values.shape, np.uint8)
+    for row, levels in enumerate(values):  # at once, a large image would take eight times its size, more than once
+        exact = levels.astype(np.float64)  # numpy 1 would keep float32 beside a scalar, and round to other pixels
+        grey[row] = np.rint(exact * 255 if most == 1 else exact / (most / 255))
+    return grey
+
+
+def over_white(image: Image.Image) -> Image.Image:
+    """Return an image with transparency as RGB, over white."""
+    rgba = image.convert("RGBA")
+    canvas = Image.new("RGBA", rgba.size, "white")
+    return Image.alpha_composite(canvas, rgba).convert("RGB")
+
+
+def is_npy(data: bytes) -> bool:
+    """Return whether bytes begin as an .npy file does."""
+    return data.startswith(_NPY)
+
+
+def read_npy(data: bytes, path: str) -> Array:
+    """Return the array of an .npy file. Raises SampleError for a broken one, and for pickled objects."""
+    try:
+        array: Array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:
+        raise SampleError(path, f"does not decode as .npy: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise SampleError(path, f"holds {array.dtype}: an .npy file of an image holds numbers")
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)

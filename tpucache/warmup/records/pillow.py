@@ -1,0 +1,303 @@
+"""Image files, opened and decoded by Pillow; JPEGs by simplejpeg, where it is installed and does not refuse.
+
+- first frame: of an animation, or of several pictures in a file, the first is taken.
+- size: more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), are refused; so is
+  whatever Pillow would not decode in full, such as a file cut short.
+- orientation: the EXIF tag says how the image is turned; one whose EXIF cannot be read is as it is stored. Pixels are
+  always returned as they are stored.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError, features
+
+from tpucache.errors import SampleError
+from tpucache.geometry import TURNS, turn_back
+from tpucache.recipe import Mode, Recipe
+from tpucache.types import Array
+from tpucache.warmup.records.numbers import Decoded, PixelsError
+from tpucache.warmup.records.pillow_modes import to_mode
+
+_EXIF_ORIENTATION: Final = 0x0112
+_TIFF_WIDTH: Final = 256
+_TIFF_HEIGHT: Final = 257
+
+# What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
+_BROKEN: Final = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    ZeroDivisionError,
+    NotImplementedError,
+    MemoryError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+
+_JPEGS: Final = ("JPEG", "MPO")
+#: JPEGs may be decoded at a smaller scale, and a TIFF is turned once it is decoded. Others are decoded first, because
+#: asking a PNG for its metadata decodes it, and some formats state their true size and mode only then. Pillow raises an
+#: error once: a second attempt returns what was decoded until then, with black for the rest.
+_DECODED_LATER: Final = (*_JPEGS, "TIFF")
+SCALES: Final = 8  # of libjpeg: an eighth of the size, two eighths, ...
+_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+
+@contextmanager
+def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
+    """Yield an image, of which only a JPEG or TIFF is not decoded yet; what Pillow raises on it becomes a SampleError.
+
+    `path` names the sample in errors, and `what`, such as "the mask: ", the part of it. `max_pixels` replaces Pillow's
+    own limit.
+    """
+    if not data:
+        raise SampleError(path, f"{what}the file is empty")
+    if is_heif(data):
+        register_heif(path, what)
+    try:
+        with warnings.catch_warnings(), nullcontext() if max_pixels is None else _PILLOW_LIMIT:
+            warnings.simplefilter("ignore")  # Pillow warns of odd but readable files
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with _as_broken():
+                image = Image.open(io.BytesIO(data))
+            with image:
+                check_size(image.size, path, what, max_pixels)
+                if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
+                    raise PixelsError("Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit: save it as PNG")
+                if image.format not in _DECODED_LATER:
+                    with _as_broken():
+                        image.load()
+                yield image
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise SampleError(path, f"{what}too many pixels: {error}; --max-pixels sets another limit") from error
+    except PixelsError as error:
+        raise SampleError(path, f"{what}{error}") from error
+    except UnidentifiedImageError as error:
+        raise SampleError(path, f"{what}not an image Pillow can identify") from error
+    except _BROKEN as error:
+        raise SampleError(path, f"{what}does not decode: {type(error).__name__}: {error}") from error
+
+
+class PillowImage:
+    """A file that Pillow has opened, of which only a JPEG or TIFF is not decoded yet."""
+
+    def __init__(self, image: Image.Image, data: bytes) -> None:
+        self._image, self._data = image, data
+        self.size, self.orientation = stored_size(image), orientation(image, data)
+        self.kind = f"{image.format} {image.mode}"
+
+    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
+        """Return its pixels, as they are stored, in the recipe's mode: see `decode`."""
+        return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
+
+
+def stored_size(image: Image.Image) -> tuple[int, int]:
+    """Return the (width, height) that an image is stored with."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # its `size` is as displayed
+        return int(image.tag_v2[_TIFF_WIDTH]), int(image.tag_v2[_TIFF_HEIGHT])
+    return image.size
+
+
+def orientation(image: Image.Image, data: bytes) -> int:
+    """Return the EXIF orientation, 1 to 8, of what `opened` yielded for `data`; 1 where it has none that can be read.
+
+    A TIFF that was asked for its metadata would no longer be refused for them when it is decoded, so another copy of it
+    is asked.
+    """
+    try:
+        if image.format != "TIFF":
+            return _asked_orientation(image)
+        with Image.open(io.BytesIO(data)) as copy:
+            return _asked_orientation(copy)
+    except _BROKEN:
+        return 1
+
+
+def _asked_orientation(image: Image.Image) -> int:
+    value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    return int(value) if value in TURNS else 1
+
+
+def decode(
+    image: Image.Image,
+    data: bytes,
+    least: tuple[int, int] | None = None,
+    white: int | None = None,
+    mode: Mode = "rgb",
+) -> Decoded:
+    """Return the pixels of what `opened` yielded for `data`, in a recipe's `mode`.
+
+    A JPEG is decoded at the smallest of its scales that gives at least `least` (width, height); None is in full.
+    `white` is the number that is white in images of more than 8 bits, None where the numbers have to show it.
+    """
+    if image.format in _JPEGS and image.mode in ("L", "RGB"):
+        decoded = decode_jpeg(data, image.size, least, is_grey=image.mode == "L" or mode == "grey")
+        if decoded is not None:
+            return Decoded(*decoded)
+    width = image.width
+    # A JPEG's own luma, as simplejpeg gives it.
+    luma = "L" if mode == "grey" and image.mode == "RGB" else None
+    # No other format is drafted: a HEIF would give its thumbnail, which may be another picture.
+    drafted = image.draft(luma, least) if (least or luma) and image.format in _JPEGS else None
+    as_stored = _undo(image, data)
+    image.load()
+    pixels = to_mode(image, data, mode, white)
+    return Decoded(as_stored(pixels), 1.0 if drafted is None else drafted[1][2] / width)
+
+
+def decode_jpeg(
+    data: bytes, size: tuple[int, int], least: tuple[int, int] | None, is_grey: bool
+) -> tuple[npt.NDArray[np.uint8], float] | None:
+    """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and their scale.
+
+    `size` is the file's (width, height), `least` the one that it must at least be decoded at; None is in full. Returns
+    None where simplejpeg is not installed or finds anything odd, on which Pillow has to decide.
+    """
+    simplejpeg = find_simplejpeg()
+    if simplejpeg is None:
+        return None
+    eighths = _eighths(size, least)
+    width, height = (math.ceil(side * eighths / SCALES) for side in size)
+    try:
+        pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB", min_height=height, min_width=width)
+    except ValueError:
+        return None
+    if pixels.shape[:2] != (height, width):
+        return None
+    return pixels[..., 0] if is_grey else pixels, eighths / SCALES
+
+
+def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
+    """Return the smallest of libjpeg's scales, in eighths, at which an image has at least `least` (width, height)."""
+    if least is None or max(size) < SCALES:  # so small that two scales can have the same size
+        return SCALES
+    fitting = (
+        eighths
+        for eighths in range(1, SCALES)
+        if all(side * eighths >= wanted * SCALES for side, wanted in zip(size, least, strict=True))
+    )
+    return next(fitting, SCALES)
+
+
+@functools.cache
+def find_simplejpeg() -> Any:
+    """Return simplejpeg, or None where it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
+    """Return the pixels of what `opened` yielded for `data`, as they are stored, in a mode of Pillow or in its own."""
+    as_stored = _undo(image, data)
+    image.load()
+    return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))
+
+
+def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
+    """Return what makes pixels that Pillow decodes the stored ones: it turns a TIFF, and nothing else, on its own."""
+    if image.format != "TIFF":
+        return lambda pixels: pixels
+    turned = TURNS[orientation(image, data)]
+    return lambda pixels: np.ascontiguousarray(turn_back(pixels, turned))
+
+
+def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | None) -> None:
+    """Raise SampleError when an image of this (width, height) has more pixels than a stated limit."""
+    if max_pixels is not None and size[0] * size[1] > max_pixels:
+        raise SampleError(path, f"{what}too many pixels: {size[0]} x {size[1]} are more than --max-pixels {max_pixels}")
+
+
+def _bits_of_bmp(data: bytes) -> int:
+    """Return the bits of a pixel by a BMP's header, which has one of two forms."""
+    (length,) = struct.unpack_from("<I", data, 14)
+    (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
+    return int(bits)
+
+
+def is_heif(data: bytes) -> bool:
+    """Return whether bytes begin as a HEIF file whose images are HEVC does; AVIF, which Pillow reads, is none."""
+    return data[4:8] == b"ftyp" and data[8:12] in _BRANDS and b"avif" not in data[8:48]
+
+
+def register_heif(path: str, what: str = "") -> None:
+    """Have Pillow read HEIF files. Raises SampleError, naming the library, where it is not installed."""
+    try:
+        _register()
+    except ImportError as error:
+        raise SampleError(path, f"{what}is a HEIC file: `pip install pillow-heif` to read it ({error})") from error
+
+
+@functools.cache
+def _register() -> None:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
+
+@contextmanager
+def _as_broken() -> Iterator[None]:
+    """Raise OSError, as for a broken image, for what none of Pillow's plugins is known to raise."""
+    try:
+        yield
+    except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+class _PillowLimit:
+    """Lifts Pillow's limit of pixels, which is one for the process, while any thread is within."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._limit: int | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                Image.MAX_IMAGE_PIXELS = self._limit
+
+
+_PILLOW_LIMIT: Final = _PillowLimit()
+
+
+def decoder_versions() -> dict[str, str]:
+    """Return the versions of the decoders that pixels depend on; "" for one that is not installed."""
+    simplejpeg = find_simplejpeg()
+    return {
+        "pillow": PIL.__version__,
+        "libjpeg": features.version("libjpeg_turbo") or features.version("jpg") or "",
+        "simplejpeg": simplejpeg.__version__ if simplejpeg else "",
+    }
