@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import Recipe, build_cache
-from tpucache.cli.insight import _write_table
 from tpucache.insight import read_predictions
+from tpucache.insight.commands import _write_table
 from tpucache.redact import (
     PREDICTION_COLUMNS,
     SEPARATOR,

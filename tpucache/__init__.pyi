@@ -32,8 +32,8 @@ from tpucache.loading.mixed import MixedLoader as MixedLoader
 from tpucache.planning import CachePlan as CachePlan, PlanRow as PlanRow, plan_cache as plan_cache
 from tpucache.recipe import Recipe as Recipe
 from tpucache.report.cache_page import report_cache as report_cache
-from tpucache.report.findings_page import report_findings as report_findings
-from tpucache.report.run_page import report_run as report_run
+from tpucache.insight.page import report_findings as report_findings
+from tpucache.training.page import report_run as report_run
 from tpucache.report.preview import preview_cache as preview_cache
 from tpucache.store.copying import stage_cache as stage_cache
 from tpucache.store.manifest import Manifest as Manifest

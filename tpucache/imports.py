@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tpucache.errors import UsageError
+from tpucache.errors import DependencyError, UsageError
 
 #: What pip calls a module that is called otherwise, or is wanted in one version only.
 _PACKAGES: Final = {
@@ -44,11 +44,37 @@ def lazy_names(
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        value = load(f"{homes[name]}:{name}")
         setattr(sys.modules[package], name, value)
         return value
 
     return get, lambda: shown, shown
+
+
+def load(reference: str) -> Any:
+    """Import what `module:name` names in tpucache. Raises DependencyError where that part of it is not installed."""
+    module, _, name = reference.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name == _part_of(reference):
+            raise DependencyError(missing_part(reference)) from error
+        raise
+
+
+def missing_part(reference: str) -> str:
+    """Return what is missing and what to do, where the part of tpucache that has a module is not installed; else ""."""
+    from importlib.util import find_spec
+
+    part = _part_of(reference)
+    if find_spec(part) is not None:
+        return ""
+    return f"{part} is missing, a part of tpucache that this needs: install all of it, `pip install tpucache`"
+
+
+def _part_of(reference: str) -> str:
+    """Return the folder or file of the package in which a module is, such as tpucache.training."""
+    return ".".join(reference.partition(":")[0].split(".")[:2])
 
 
 def load_callable(name: str) -> Callable[..., Any]:

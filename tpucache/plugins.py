@@ -7,11 +7,11 @@ imported when a part of it is asked for, not before.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tpucache.errors import DependencyError, TpucacheError
+from tpucache.imports import load
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -52,8 +52,7 @@ class Table(Mapping[str, Part]):
     def __getitem__(self, name: str) -> Part:
         if name not in self._parts:
             if name in self._references:
-                module, _, attribute = self._references[name].partition(":")
-                self._parts[name] = getattr(importlib.import_module(module), attribute)
+                self._parts[name] = load(self._references[name])
             else:
                 self._parts[name] = self._load(*installed(self._group)[name])
         return self._parts[name]

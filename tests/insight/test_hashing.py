@@ -15,9 +15,10 @@ from photographs import picture
 from tpucache import CachedDataset, build_cache
 from tpucache.errors import UsageError
 from tpucache.insight import hashes, pairs
-from tpucache.insight.hashing import grey_grids, hashes_name, kept_hashes, phash
+from tpucache.insight.hashing import grey_grids, phash
 from tpucache.recipe import Recipe
 from tpucache.store.cache import Cache
+from tpucache.store.hashes import hashes_name, kept_hashes
 from tpucache.store.samples import encode_columns
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
@@ -170,11 +171,11 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_is(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tpucache.insight.hashing.write_atomically", fail)
+    monkeypatch.setattr("tpucache.store.hashes.write_atomically", fail)
     with caplog.at_level(logging.WARNING):
         assert len(hashes(cache)) == 24
     assert "No space left" in caplog.text
-    monkeypatch.setattr("tpucache.insight.hashing.os.access", lambda *_: False)
+    monkeypatch.setattr("tpucache.store.hashes.os.access", lambda *_: False)
     assert len(hashes(cache)) == 24
     assert sorted(path.name for path in cache.iterdir()) == names
 

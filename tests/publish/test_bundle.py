@@ -14,12 +14,13 @@ import pytest
 
 from tpucache import BuildError, CachedDataset, PublishError, Recipe, StoreError, UsageError, build_cache, verify_cache
 from tpucache.cli import main
-from tpucache.insight.hashing import hashes, hashes_name
+from tpucache.insight import hashes
 from tpucache.kaggle import MAX_FILES, TARGET_SHARDS
 from tpucache.publish import bundle, rules
 from tpucache.publish.bundle import make_bundle
 from tpucache.publish.rules import Metadata
 from tpucache.publish.wheels import wheel_name
+from tpucache.store.hashes import hashes_name
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.sources import open_source
 

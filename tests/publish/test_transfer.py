@@ -25,8 +25,9 @@ from tpucache import (
     UsageError,
     build_cache,
 )
-from tpucache.insight.hashing import hashes, hashes_name
+from tpucache.insight import hashes
 from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.store.hashes import hashes_name
 from tpucache.store.remote import folder as remote
 from tpucache.store.remote import objects
 from tpucache.store.verify import verify_cache

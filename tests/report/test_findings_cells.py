@@ -22,7 +22,7 @@ _FUNCTIONS: Final = r"^function (?:cell|marked|partNames|unquoted|joinNames)\(.*
 @pytest.fixture(scope="module")
 def script() -> str:
     """The functions of the page that make cells, without those that need a browser."""
-    text = fill_template("findings.js", {})
+    text = fill_template("findings.js", {}, "tpucache.insight")
     return "\n".join(found[0] for part in (_CONSTANTS, _FUNCTIONS) for found in re.finditer(part, text, re.M | re.S))
 
 

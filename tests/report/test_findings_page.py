@@ -16,8 +16,8 @@ from PIL import Image
 
 from tpucache import CachedDataset, UsageError, report_findings
 from tpucache.cli import main
+from tpucache.insight import page as findings_page
 from tpucache.redact import to_cell
-from tpucache.report import findings_page
 
 #: What the page of findings has besides what a cache's page has.
 MORE_TAGS = {"nav", "select", "option", "output", "button", "datalist", "script", "noscript", "kbd"}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpucache.report.page import Ink, areas_chart, lines_chart, make_bars, ticks
-from tpucache.report.run_page import fold_inks
 from tpucache.report.text import seconds_text
+from tpucache.training.page import fold_inks
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from tpucache import (
 )
 from tpucache.cli import main
 from tpucache.loading.split import fold_split
-from tpucache.report import run_page
 from tpucache.report.text import seconds_text
 from tpucache.runs import fold_folder
+from tpucache.training import page as run_page
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.folds import open_all_folds, train_folds

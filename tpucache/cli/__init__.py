@@ -7,25 +7,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from tpucache import process, signals
-from tpucache.cli import insight, inspecting, planning, predicting, publishing, training, warming
 from tpucache.cli.parser import CommandParser, Parser
 from tpucache.cli.terminal import complain, escape_unprintable, escape_warnings, flush
 from tpucache.errors import DependencyError, TpucacheError, UnfinishedError, UsageError
-from tpucache.imports import package_of
+from tpucache.imports import load, missing_part, package_of
 from tpucache.machine import process_began
 from tpucache.signals import PROG
 from tpucache.version import __version__
-
-#: The groups of `--help`, in their order, and the modules whose commands each lists.
-_GROUPS: Final = {
-    "build": (warming, planning),
-    "look": (inspecting, insight),
-    "train": (training, predicting),
-    "share": (publishing,),
-}
+from tpucache.wings import COMMANDS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,10 +95,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for title, modules in _GROUPS.items():
+    for title, modules in COMMANDS.items():
         already = len(commands._choices_actions)
-        for module in modules:
-            module.add(commands)
+        for module, names in modules.items():
+            if missing := missing_part(module):
+                for name in names:
+                    commands.add_parser(name, help=missing, missing=missing)
+            else:
+                load(f"{module}:add")(commands)
         # Groups of arguments are for help alone, as these are: what names of commands stand for has been said.
         parser.add_argument_group(title)._group_actions.extend(commands._choices_actions[already:])
     return parser

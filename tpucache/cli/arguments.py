@@ -10,7 +10,6 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from tpucache import process
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.signals import PROG
@@ -224,70 +223,12 @@ def add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(command: argparse.ArgumentParser) -> None:
-    """Add --backend, --device, --compile and --cores."""
-    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
-    from tpucache.training.device.choice import backend_of
-
-    command.add_argument(
-        "--backend",
-        type=backend_of,
-        choices=BACKENDS.names("auto"),
-        metavar=listed(BACKENDS.names("auto")),
-        default="auto",
-        help=BACKENDS_HELP,
-    )
-    command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
-    command.add_argument(
-        "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
-    )
-    command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
-    command.add_argument(
-        "--processes",
-        type=positive,
-        metavar="N",
-        help="work in N processes of this host, in the backend torch: one for each GPU, or several on a CPU",
-    )
-
-
-def choose_backend(label: str, options: argparse.Namespace) -> str:
-    """Put the backend in place of "auto", say in one line which one and why, and return the reason."""
-    from tpucache.cli.terminal import announce_backend
-    from tpucache.training.device.choice import choose_backend as choose
-
-    choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
-    options.backend = choice.backend
-    announce_backend(label, choice)
-    return choice.why
-
-
-def launched(options: argparse.Namespace) -> bool:
-    """Return whether --processes has done the whole command in processes of their own; each of them is asked, too.
-
-    Raises UsageError where it does not fit, and what the first process that failed has reported.
-    """
-    from tpucache.training.device.processes import is_launched
-
-    if options.processes is None or process.launched() is not None:
-        return False
-    if is_launched():
-        raise UsageError("torchrun has started several processes already: leave --processes out")
-    if options.backend != "torch":
-        raise UsageError(f"--processes is for the backend torch, and {options.backend} uses all --cores of a host")
-    if options.processes == 1:
-        return False
-    from tpucache.training.device.launch import launch
-
-    launch(options.arguments, options.processes, options.began)
-    return True
-
-
 def add_reading(command: argparse.ArgumentParser) -> None:
     """Add --resolution, --threads, --in-memory and --stage."""
-    from tpucache.training.settings import TrainSettings
+    from tpucache.loading.options import ReadingOptions
 
     add_resolution(command, "read images in this size, out of the frequencies that it needs")
-    add_options(command, TrainSettings, only=["threads"])
+    add_options(command, ReadingOptions)
     command.add_argument(
         "--in-memory",
         choices=[*_IN_MEMORY],

@@ -32,6 +32,7 @@ from tpucache.process import tell
 from tpucache.progress import note
 from tpucache.signals import PROG
 from tpucache.units import duration_text, size_text
+from tpucache.wings import call, make_page
 
 _BENCH_BATCH: Final = 256
 
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
     from tpucache.payback import Payback
     from tpucache.progress import Progress
-    from tpucache.report.bench import BenchResult, Upload
+    from tpucache.report.bench import BenchResult
     from tpucache.report.page import Page
 
 
 def inspect(options: argparse.Namespace) -> int:
     """Show what a cache contains, its size, and how it was made."""
-    from tpucache.insight.facts import findings
     from tpucache.loading.find import open_cache
     from tpucache.report.inspect import describe, describe_lines, describe_versions, version_lines
+    from tpucache.store.facts import findings
 
     opened = open_cache(options.cache, **keeping(options))
     if options.versions:
@@ -118,7 +119,7 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         if options.upload:
             raise UsageError(f"--upload is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
         return _bench_network(options, dataset)
-    upload, where = _upload(options) if options.upload else (None, "")
+    upload, where = call("upload") if options.upload else (None, "")
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
     if upload is not None and options.batch_size is None:
         batch_size = max(batch_size - batch_size % upload.cores, 1)
@@ -165,33 +166,6 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         report["against"] = found.to_dict()
     show(options, report, lines)
     return 0
-
-
-def _upload(options: argparse.Namespace) -> tuple[Upload, str]:
-    """Return how batches are sent to this machine's device, or to XLA's CPU client where it has none; and to what."""
-    from tpucache.errors import DependencyError
-    from tpucache.report.bench import Upload
-    from tpucache.training.device import open_device
-    from tpucache.training.feed.upload import send
-
-    device = open_device()
-    place = device.name if device.name == "xla" else device.torch_device.type
-    if place == "cpu":  # nothing is sent to that
-        try:
-            device, place = open_device("xla"), "XLA's CPU client"
-        except DependencyError as error:
-            raise UsageError(
-                "--upload needs an accelerator, and this machine has none, nor torch_xla, whose CPU client stands in "
-                "for one: leave it out"
-            ) from error
-
-    def sent(batch: Any) -> object:
-        found = send(batch, device)
-        device.wait()
-        return found
-
-    where = f"{place}, {device.cores} cores" if device.cores > 1 else place
-    return Upload(sent, device.cores, device.pin_memory), where
 
 
 def _against_lines(found: Payback, result: BenchResult) -> list[str]:
@@ -270,28 +244,26 @@ def report(options: argparse.Namespace) -> int:
     if options.against is not None or options.predictions is not None:
         raise UsageError("--against and --predictions are about the findings in a cache: give --findings, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
-        from tpucache.report.run_page import report_run
-
-        page = report_run(options.cache, options.samples, cache=options.valid)
+        page = make_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
         raise UsageError(f"--valid is about a run, and {options.cache} holds none: give the folder that train wrote")
     else:
-        from tpucache.report.cache_page import report_cache
-
-        page = report_cache(_opened(options), options.samples, seed=options.seed, variants=options.variants)
+        page = make_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
     return _saved(options, page)
 
 
 def _report_findings(options: argparse.Namespace) -> int:
     """Write the page of pictures that look alike, leaks, suspects and extremes, to tick."""
-    from tpucache.report.findings_page import report_findings
-
     if options.valid is not None:
         raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
     stages = _Stages()
     try:
-        page = report_findings(
-            _opened(options), against=options.against, predictions=options.predictions, on_progress=stages.show
+        page = make_page(
+            "findings",
+            _opened(options),
+            against=options.against,
+            predictions=options.predictions,
+            on_progress=stages.show,
         )
     finally:
         stages.close()

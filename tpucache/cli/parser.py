@@ -102,10 +102,12 @@ class CommandParser(Parser):
     """The parser of one command.
 
     `basic` are the flags of the options that --help lists, None for all of them; --help-all lists all in any case.
+    Of a command that is not installed, `missing` says so.
     """
 
-    def __init__(self, *, basic: Collection[str] | None = None, **keywords: Any) -> None:
+    def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
         super().__init__(**keywords)
+        self._missing = missing
         self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
         self._basic = basic
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it has set
@@ -122,6 +124,8 @@ class CommandParser(Parser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse the words of this command, and of the settings file that they name: nothing in them may be unknown."""
+        if self._missing:
+            self.exit(2, f"{self.prog}: {self._missing}\n")
         words = sys.argv[1:] if args is None else [*args]
         self._file = "", ()
         given = self._given(words)

@@ -7,19 +7,15 @@ import contextlib
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tpucache import process, progress, signals
+from tpucache import process, signals
 from tpucache.errors import TpucacheError
 from tpucache.progress import above_bars
 from tpucache.redact import printable, printable_lines, redact
 from tpucache.signals import PROG
-
-if TYPE_CHECKING:
-    from tpucache.training.device.choice import Choice
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
@@ -69,16 +65,6 @@ def say_now(line: str) -> None:
     """
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)
-
-
-def announce_backend(label: str, choice: Choice) -> None:
-    """Print a line on standard error about a backend that was not named, and the import of torch, which takes seconds.
-
-    There is no line where neither has to be said.
-    """
-    loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
-    if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # which torchrun sets
-        progress.note(f"{label}: {'; '.join(filter(None, (choice.line(), loading)))}")
 
 
 def note(line: str) -> None:

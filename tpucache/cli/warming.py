@@ -24,10 +24,11 @@ from tpucache.cli.arguments import (
     from_options,
     local_path,
     names,
+    natural,
+    positive,
     seconds,
     size,
 )
-from tpucache.cli.insight import add_folds, make_folds
 from tpucache.cli.terminal import complain, show
 from tpucache.options import options_of
 from tpucache.process import tell
@@ -44,6 +45,7 @@ from tpucache.warmup.build_options import (
     WorkerOptions,
 )
 from tpucache.warmup.sources.table import TableOptions
+from tpucache.wings import call
 
 if TYPE_CHECKING:
     from tpucache.store.cache import Cache
@@ -113,8 +115,9 @@ def warmup(options: argparse.Namespace) -> int:
         raise SampleError(error.path, reason, error.file) from error
     finally:
         progress.close()
-    from tpucache.insight.facts import findings
     from tpucache.report.inspect import annotation_texts, describe, label_text, left_out, records_text
+    from tpucache.store.cache import Cache
+    from tpucache.store.facts import findings
 
     lines = [
         f"{shown(str(options.cache))}: {manifest.samples:,} samples, {records_text(manifest)}, "
@@ -129,7 +132,7 @@ def warmup(options: argparse.Namespace) -> int:
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # what is at a URL would have to be read again
-        found = findings(options.cache)
+        found = findings(Cache.open(options.cache))
         lines += [f"  look at: {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
     show(options, report, lines)
@@ -213,7 +216,7 @@ def relabel(options: argparse.Namespace) -> int:
         chosen["soft"] = soft
         manifest = relabel_cache(options.cache, options.table, table, **chosen)
     if options.make_folds is not None:
-        manifest, found, lines = make_folds(options)
+        manifest, found, lines = call("folds", options)
     lines = [
         f"{options.cache}: {manifest.samples:,} samples, {time.monotonic() - began:,.1f} s",
         f"  labels: {label_text(manifest)}",
@@ -338,6 +341,43 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
     return manifest, damages
 
 
+class _InsteadOfTable(argparse.Action):
+    """Stores a value, and lets a table be left out. (What may always be left out cannot follow options.)"""
+
+    def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
+        super().__init__(*given, **keywords)
+        self._table = table
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        setattr(namespace, self.dest, values)
+        self._table.required = False
+
+
+def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
+    """Add the options of relabel that make folds, which need no table."""
+    group = command.add_argument_group("folds", "for train --folds, instead of those of a table")
+    group.add_argument(
+        "--make-folds",
+        action=_InsteadOfTable,
+        table=table,
+        type=positive,
+        metavar="N",
+        help="divide the samples into so many folds; a table is not needed then",
+    )
+    group.add_argument(
+        "--groups",
+        metavar="duplicates|COLUMN",
+        help="what is never divided: pictures that look alike, or samples with one value in a column",
+    )
+    group.add_argument(
+        "--stratify",
+        metavar="COLUMN|label|none",
+        default="label",
+        help="of what each fold has equal shares",
+    )
+    group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
+
+
 def add(commands: Any) -> None:
     """Add warmup, relabel and verify."""
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
@@ -390,7 +430,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
     )
-    add_folds(command, table)
+    _add_folds(command, table)
     add_options(command, SourceOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
     add_options(command, SoftOptions)
     add_table(command, without=["root", "mask_col", *_NO_RUN_LENGTHS])

@@ -10,8 +10,7 @@ from tpucache.insight.comparison import (
     exact_copies as exact_copies,
     find_leak as find_leak,
 )
-from tpucache.insight.facts import Findings as Findings, findings as findings
-from tpucache.insight.hashing import Hashes as Hashes, hashes as hashes
+from tpucache.insight.hashing import hashes as hashes
 from tpucache.insight.labels import (
     Predictions as Predictions,
     Suspects as Suspects,
@@ -19,4 +18,7 @@ from tpucache.insight.labels import (
     suspects as suspects,
 )
 from tpucache.insight.matching import Pairs as Pairs, groups as groups, pairs as pairs
+from tpucache.insight.samples import findings as findings
 from tpucache.insight.splitting import folds as folds
+from tpucache.store.facts import Findings as Findings
+from tpucache.store.hashes import Hashes as Hashes

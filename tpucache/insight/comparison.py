@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.insight.hashing import Hashes, details, hashes, kept_hashes, opened
+from tpucache.insight.hashing import details, hashes
 from tpucache.insight.matching import THRESHOLD, Pairs, Search, pairs
+from tpucache.insight.samples import opened
 from tpucache.store.cache import Cache
+from tpucache.store.hashes import Hashes, kept_hashes
 from tpucache.store.samples import HEIGHT, WIDTH
 from tpucache.types import Array
 
 if TYPE_CHECKING:
-    from tpucache.insight.hashing import Samples
+    from tpucache.insight.samples import Samples
 
 Positions = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.insight.hashing import BITS, Hashes
+from tpucache.store.hashes import BITS, Hashes
 from tpucache.types import Array
 
 Positions = npt.NDArray[np.int64]

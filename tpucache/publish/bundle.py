@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from tpucache.errors import PublishError, StoreError, UsageError
-from tpucache.insight.hashing import HASHES_NAME, hashes_file
 from tpucache.kaggle import COMPANIONS, MAX_FILES, MAX_SHARDS
 from tpucache.publish.card import CARD_NAME, SHEET_NAME, make_card
 from tpucache.publish.rules import METADATA_NAME, Metadata, breaches
@@ -43,9 +42,11 @@ from tpucache.store.copying import (
 )
 from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME
+from tpucache.store.hashes import HASHES_NAME, hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
+from tpucache.wings import call
 
 _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
@@ -110,7 +111,7 @@ def make_bundle(
                 f"with the hashes there would be {files} files, and a published cache has at most {MAX_FILES}: leave "
                 "--hashes out, or warm it up with --target kaggle"
             )
-        others.update([hashes_file(Cache.open(source))])
+        others.update([hashes_file(Cache.open(source), partial(call, "hashes"))])
     entries = version_files(source, manifest)
     others |= _times(source)
     earlier = len(entries) - len(manifest.files) + len(_times(source))

@@ -7,11 +7,11 @@ import logging
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
-from tpucache.insight.hashing import hashes_file, hashes_name, most_hashes_bytes
 from tpucache.loading.reading.views import bands_for
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.copying import (
@@ -37,6 +37,7 @@ from tpucache.store.copying import (
 )
 from tpucache.store.files import append_chunks, check_apart, read_chunks, rename_durably, write_atomically
 from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, most_index_bytes, most_table_bytes, version_name
+from tpucache.store.hashes import hashes_file, hashes_name, most_hashes_bytes
 from tpucache.store.history import (
     earlier_version,
     joined_files,
@@ -50,6 +51,7 @@ from tpucache.store.history import (
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.folder import OF_REPOSITORIES, Remote
 from tpucache.store.verify import is_whole
+from tpucache.wings import call
 
 Resolution = int | tuple[int, int]
 
@@ -138,7 +140,7 @@ def push_cache(
         with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
             part = stage_cache(opened.place, folder, bands=bands)
             return push_cache(part, url, on_progress, hashes=hashes)
-    hashed = hashes_file(opened) if hashes else None
+    hashed = hashes_file(opened, partial(call, "hashes")) if hashes else None
     before = list(versions_before(source, manifest))
     try:
         with _hold(source, remote):

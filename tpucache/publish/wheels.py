@@ -1,8 +1,9 @@
 """Wheels that are published with a cache, for machines without a network: tpucache's own, and other packages'.
 
 tpucache's own wheel is made from the running package, without build tools, and has the same bytes every time. A rule
-decides which files it holds, not the content of the package's folder: each module that tpucache's own code imports,
-starting from `tpucache` and `tpucache.__main__`, and the files in `_DATA`. A file that nothing uses stays out.
+decides which files it holds, not the content of the package's folder: each module that tpucache's own code imports, or
+names in a text such as `tpucache.training.page:report_run`, starting from `_ROOTS`, and the files in `_DATA`. A file
+that nothing uses stays out.
 The wheels of other packages are downloaded by pip.
 """
 
@@ -33,8 +34,6 @@ from tpucache.redact import redact
 from tpucache.store.codecs import CODECS
 from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
-from tpucache.training.device import BACKENDS
-from tpucache.training.settings import TASKS
 
 _NAME: Final = "tpucache"
 # What pip wrote when it installed, and what describes that one installation only.
@@ -42,15 +41,10 @@ _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
 # What the package has besides its modules, as `pyproject.toml` lists it.
 _DATA: Final = ("py.typed", "*/templates/[!._]*")
-# Modules that users import and tpucache itself does not, or only by a name that it makes.
-_ROOTS: Final = (
-    "tpucache",
-    "tpucache.__main__",
-    "tpucache.insight",
-    "tpucache.jax",
-    *TASKS.modules,
-    *BACKENDS.modules,
-)
+# What users import, and what `python -m tpucache` runs.
+_ROOTS: Final = ("tpucache", "tpucache.__main__", "tpucache.jax")
+# A text that names a part of a module, as tables of codecs, commands and others do.
+_REFERENCE: Final = re.compile(rf"({_NAME}(?:\.\w+)+)(?::\w+)?")
 
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _PIP_OPTIONS: Final = ("--only-binary", ":all:", "--no-deps", "--implementation", "cp", "--retries", "1")
@@ -128,6 +122,9 @@ def _imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = _REFERENCE.fullmatch(node.value)
+            yield from named.groups() if named else ()
 
 
 def _metadata_files() -> Iterator[tuple[str, bytes]]:

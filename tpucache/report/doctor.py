@@ -90,10 +90,9 @@ LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
 _ASK_SECONDS: Final = 90.0
 _ASK_XLA: Final = """
 import json, torch_xla.runtime as runtime
-from tpucache.training.device import open_device
-from tpucache.training.feed.upload import measure_upload
-device = open_device("xla")
-print("found", json.dumps([runtime.device_type(), runtime.global_runtime_device_count(), measure_upload(device)]))
+from tpucache.wings import call, is_there
+rates = [call("upload_rate")] if is_there("upload_rate") else []
+print("found", json.dumps([runtime.device_type(), runtime.global_runtime_device_count(), *rates]))
 """
 _ASK_TORCH: Final = """
 import json, torch

@@ -64,14 +64,19 @@ class Page:
         return fill_template("frame.html", {"name": self.name, "html": self.html, "allows": self.allows})
 
 
-def make_page(template: str, name: str, values: Mapping[str, object], allows: str = "") -> Page:
-    """Return a page of this name: a template that is filled with values. Raises DependencyError without jinja2."""
-    return Page(name, fill_template(template, {"name": name, "version": __version__, **values}), allows)
+def make_page(
+    template: str, name: str, values: Mapping[str, object], allows: str = "", package: str = _PACKAGE
+) -> Page:
+    """Return a page of this name: a template of a package that is filled with values.
+
+    Raises DependencyError without jinja2.
+    """
+    return Page(name, fill_template(template, {"name": name, "version": __version__, **values}, package), allows)
 
 
-def fill_template(template: str, values: Mapping[str, object]) -> str:
-    """Return one of the pages' templates, filled with values. Raises DependencyError without jinja2."""
-    return fill(_PACKAGE, template, values, escape)
+def fill_template(template: str, values: Mapping[str, object], package: str = _PACKAGE) -> str:
+    """Return a template of a package, filled with values. Raises DependencyError without jinja2."""
+    return fill(package, template, values, escape)
 
 
 def escape(value: object) -> str:

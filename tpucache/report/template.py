@@ -17,6 +17,8 @@ Escape = Callable[[object], str]
 def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) -> str:
     """Return a template of a package's folder `templates`, filled with values, each as `escape` writes it.
 
+    What a template includes or extends may also be one of this package's, `tpucache.report`.
+
     Raises DependencyError without jinja2.
     """
     return _environment(package, escape).get_template(name).render(values)
@@ -35,14 +37,14 @@ def check_jinja() -> None:
 @functools.cache
 def _environment(package: str, escape: Escape) -> Environment:
     check_jinja()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     def escaped(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escape(value))  # noqa: S704  # it is escaped
 
     return Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("tpucache.report")]),
         autoescape=True,
         finalize=escaped,
         undefined=StrictUndefined,

@@ -8,15 +8,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final, Literal, get_args
 
 from tpucache.errors import UsageError
+from tpucache.loading.options import threads_option
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
 from tpucache.plugins import Table
-from tpucache.system import usable_cores
 from tpucache.training.sizes import Sizes, plan_sizes
 
-#: Threads that read, unless another number is given: half of the cores, at least two and at most eight. Eight copy more
-#: from memory than any accelerator takes, and the other cores have uploads and the loop to run.
-THREADS: Final = min(8, max(2, usable_cores() // 2))
 #: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
@@ -30,16 +27,14 @@ RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 #: The number of epochs that a time limit allows.
 AUTO: Final = "auto"
 
-_TASKS: Final = "tpucache.training.learn.tasks"
-
 #: The classes of tasks by name, each imported when it is used: called with a number of outputs, it returns the task.
 TASKS: Final = Table[Any](
     "tpucache.tasks",
     {
-        "classes": f"{_TASKS}.classes:Classes",
-        "multilabel": f"{_TASKS}.classes:Multilabel",
-        "regression": f"{_TASKS}.regression:Regression",
-        "mask": f"{_TASKS}.mask:Mask",
+        "classes": "tpucache.training.learn.tasks.classes:Classes",
+        "multilabel": "tpucache.training.learn.tasks.classes:Multilabel",
+        "regression": "tpucache.training.learn.tasks.regression:Regression",
+        "mask": "tpucache.training.learn.tasks.mask:Mask",
     },
 )
 
@@ -244,7 +239,7 @@ class TrainSettings:
     #: The recipe's name, and what it has set, as text: a record of `recipe_settings`.
     recipe: str = ""
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
-    threads: int = option(THREADS, "threads that read the cache", metavar="N", minimum=1)
+    threads: int = threads_option()
 
     def __post_init__(self) -> None:
         check_options(self)

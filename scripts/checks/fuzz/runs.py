@@ -15,10 +15,10 @@ import torch
 from scripts.checks.fuzz.mutate import mutate_bytes, mutate_json, mutate_text, odd_integer
 from scripts.checks.fuzz.target import Target, refusals
 from tpucache import CachedDataset, Recipe, build_cache
-from tpucache.report.run_page import report_run
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
+from tpucache.training.page import report_run
 from tpucache.training.prediction import predict
 from tpucache.training.predictor import Predictor
 from tpucache.training.run.contents import load_last

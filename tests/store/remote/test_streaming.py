@@ -44,9 +44,9 @@ from tpucache import (
 )
 from tpucache.cli import main
 from tpucache.insight import hashes
-from tpucache.insight.hashing import kept_hashes
 from tpucache.loading.threads import ReadingThreads
 from tpucache.store.cache import field_batches
+from tpucache.store.hashes import kept_hashes
 from tpucache.store.remote import fetching, local, plan, requests
 from tpucache.store.remote.cache import RemoteCache
 

@@ -20,7 +20,7 @@ began = time.monotonic()
 atexit.register(lambda: print("frozen", gc.get_freeze_count()))
 time.sleep(0.5)  # what a process imports before the command begins
 from tpucache.__main__ import run_command
-from tpucache.cli import training
+from tpucache.training.commands import train as training
 from tpucache.training import loop
 
 training.seconds = float  # parts of a second for --time-limit, too

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, TrainingError, UsageError
-from tpucache.report.run_page import report_run
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train
+from tpucache.training.page import report_run
 from tpucache.training.predictor import Predictor
 from tpucache.training.run import contents
 from tpucache.training.run.contents import load_last

@@ -22,7 +22,7 @@ from torch import nn
 
 from tpucache import progress
 from tpucache.errors import TpucacheError, TrainingError, UsageError
-from tpucache.training.device.processes import Loss, Processes, Result, SharedLoss
+from tpucache.training.device.processes import Loss, Processes, Result, SharedLoss, current, is_launched, join
 from tpucache.training.device.tensors import DeviceBatch
 
 #: What exchanges tensors between the processes, for each type of device.
@@ -34,6 +34,16 @@ _PATIENCE: Final = timedelta(days=1)
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 _log: Final = logging.getLogger("tpucache")
+
+
+def join_hosts(rank: int, hosts: int, address: str) -> Processes:
+    """Join the processes of a pod's other hosts at "HOST:PORT", where the first one listens; return all of them."""
+    return join(lambda: HostGroup(rank, hosts, address))
+
+
+def open_processes(device: str) -> Processes:
+    """Join the processes that torchrun has started, if it has, for devices of this type; return all of them."""
+    return join(lambda: ProcessGroup(device)) if is_launched() else current()
 
 
 class HostGroup(Processes):

@@ -130,19 +130,8 @@ def may_be_several(backend: str) -> bool:
     return is_launched() or (backend == "xla" and os.environ.get("PJRT_DEVICE", "TPU") == "TPU")
 
 
-def join_hosts(rank: int, hosts: int, address: str) -> Processes:
-    """Join the processes of a pod's other hosts at "HOST:PORT", where the first one listens; return all of them."""
+def join(group: Callable[[], Processes]) -> Processes:
+    """Return the processes that this one has joined; `group` joins them where it has joined none."""
     if not _joined:
-        from tpucache.training.device.process_group import HostGroup
-
-        _joined.append(HostGroup(rank, hosts, address))
-    return current()
-
-
-def open_processes(device: str) -> Processes:
-    """Join the processes that torchrun has started, if it has, for devices of this type; return all of them."""
-    if is_launched() and not _joined:
-        from tpucache.training.device.process_group import ProcessGroup
-
-        _joined.append(ProcessGroup(device))
+        _joined.append(group())
     return current()

@@ -25,7 +25,7 @@ from tpucache.machine import gpu_problem
 from tpucache.ondevice.memory import TorchTable
 from tpucache.ondevice.slots import NO_TILE, RecordSlots
 from tpucache.training.device.base import MOST_AHEAD, Counters
-from tpucache.training.device.processes import open_processes
+from tpucache.training.device.process_group import open_processes
 from tpucache.training.settings import Precision
 
 _log = logging.getLogger("tpucache")

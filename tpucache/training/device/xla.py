@@ -27,7 +27,8 @@ from tpucache.errors import DependencyError, UsageError
 from tpucache.ondevice.slots import XLA_TILE, DeviceFullError, RecordSlots
 from tpucache.system import keep_freed_blocks
 from tpucache.training.device.base import MOST_AHEAD, BusyTime, Counters
-from tpucache.training.device.processes import ALONE, is_launched, join_hosts
+from tpucache.training.device.process_group import join_hosts
+from tpucache.training.device.processes import ALONE, is_launched
 from tpucache.training.settings import Precision
 
 # XLA's C++ code logs warnings at every compile; its errors are still shown.

@@ -9,7 +9,7 @@ import torch
 
 from tpucache.ondevice.resident import as_named, channels_last
 from tpucache.store.fields import LABEL
-from tpucache.training.device import Device
+from tpucache.training.device import Device, open_device
 from tpucache.training.device.tensors import DeviceBatch
 
 _MEASURED_BYTES: Final = 4 << 20  # a core: 28 images of 224 pixels
@@ -41,3 +41,8 @@ def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
         device.wait()
         sent += batch.nbytes
     return sent / passed
+
+
+def measure_xla() -> float:
+    """Return how many bytes a second one thread sends to XLA's device, which is opened."""
+    return measure_upload(open_device("xla"))

@@ -27,17 +27,19 @@ from tpucache.report.page import (
     make_picture,
 )
 from tpucache.report.records import Records
-from tpucache.report.run_files import FoldsFiles, RunFiles, read_folds_run, read_run
 from tpucache.report.text import class_name, describe_mask, mask_class, seconds_text
 from tpucache.runs import FOLDS_NAME
 from tpucache.store.fields import MASK
 from tpucache.store.files import is_url
 from tpucache.store.history import split_version
+from tpucache.training.page_files import FoldsFiles, RunFiles, read_folds_run, read_run
 from tpucache.types import Array
 
 Points = list[tuple[float, float]]
 
 SAMPLES: Final = 12
+
+_PACKAGE: Final = "tpucache.training"  # whose templates these are
 
 _FIRST_HUE: Final = 255  # of the curves of folds, in degrees
 _DASHED: Final = 8  # folds from which on every second curve is dashed, as well as of another hue
@@ -71,14 +73,14 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     folder = Path(run)
     if not (folder / FOLDS_NAME).exists():
         files = read_run(folder)
-        return make_page("run.html", files.name, {"run": _run_values(files, samples, cache)})
+        return make_page("run.html", files.name, {"run": _run_values(files, samples, cache)}, package=_PACKAGE)
     folds = read_folds_run(folder)
     try:
         values = _folds_values(folds)
     except _MISFITS as error:
         raise _misfit(folder, error) from error
     runs = [_run_values(fold, samples, cache) for fold in folds.runs.values()]
-    return make_page("folds.html", folds.name, {**values, "runs": runs})
+    return make_page("folds.html", folds.name, {**values, "runs": runs}, package=_PACKAGE)
 
 
 def _misfit(folder: Path, error: Exception) -> TrainingError:

@@ -15,17 +15,14 @@ from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
     add_config,
-    add_device,
     add_options,
     add_reading,
     at_least,
     at_version,
-    choose_backend,
     from_options,
     given_options,
     in_memory,
     keeping,
-    launched,
     local_path,
     positive,
     seconds,
@@ -36,10 +33,12 @@ from tpucache.cli.terminal import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.progress import note as show_note
+from tpucache.training.commands.device import add_device, choose_backend, launched
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 from tpucache.units import size_text
+from tpucache.wings import call, is_there
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
@@ -241,10 +240,11 @@ def _whole(options: argparse.Namespace, memory: InMemory) -> Path | None:
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
     """Say which parts validate with samples that are copies of, or look like, samples that train."""
-    from tpucache.insight.comparison import find_leak
-
+    if parts and not is_there("leak"):
+        note("whether validation samples are copies of training samples is not known: tpucache.insight is missing")
+        return
     for name, train_set, valid_set in parts:
-        leak = find_leak(train_set, valid_set)
+        leak = call("leak", train_set, valid_set)
         if leak is not None and leak.samples:
             how = "by the details of pictures" if leak.compared == "hashes" else "by equal records alone"
             note(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.insight.comparison import confirm_copies
-from tpucache.insight.hashing import Hashes, hashes
+from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects
 from tpucache.insight.matching import THRESHOLD, Pairs, pairs
 from tpucache.redact import SEPARATOR, join_names
@@ -27,6 +27,7 @@ from tpucache.report.records import Records
 from tpucache.report.text import class_name
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
+from tpucache.store.hashes import Hashes
 from tpucache.store.samples import HEIGHT, MEAN, STD, TYPE, WIDTH, Strings
 from tpucache.types import Array
 from tpucache.units import size_text
@@ -55,6 +56,7 @@ _TYPES: Final = {
 }
 _HASH_BITS: Final = 256
 
+_PACKAGE: Final = "tpucache.insight"  # whose templates these are
 _WHOLE_PAGE: Final = "allow-scripts allow-downloads"
 
 
@@ -106,7 +108,7 @@ def report_findings(
         "commands": [_command(each) for each in sets if each.can_correct()],
         "script_hash": _script_hash(),
     }
-    return make_page("findings.html", own.name, values, allows=_WHOLE_PAGE)
+    return make_page("findings.html", own.name, values, allows=_WHOLE_PAGE, package=_PACKAGE)
 
 
 class _Set:
@@ -500,5 +502,5 @@ def _command(own: _Set) -> str:
 
 def _script_hash() -> str:
     """Return the hash of the page's script, by which a browser knows it."""
-    script = fill_template("findings.js", {})
+    script = fill_template("findings.js", {}, _PACKAGE)
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""compare and suspects, and the folds of relabel: what a cache can tell of its data."""
+"""The commands of the wing `insight`, compare and suspects, and the folds that `relabel --make-folds` makes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tpucache.redact import printable, to_cell, to_csv
 
 if TYPE_CHECKING:
     from tpucache.insight.comparison import Comparison
-    from tpucache.insight.hashing import Hashes
     from tpucache.insight.matching import Pairs
     from tpucache.store.cache import Cache
+    from tpucache.store.hashes import Hashes
     from tpucache.store.manifest import Manifest
 
 _DUPLICATES: Final = "duplicates"
@@ -211,43 +211,6 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
         for group in groups[:_SHOWN]
     ]
     return manifest, report, lines
-
-
-class _InsteadOfTable(argparse.Action):
-    """Stores a value, and lets a table be left out. (What may always be left out cannot follow options.)"""
-
-    def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
-        super().__init__(*given, **keywords)
-        self._table = table
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
-        setattr(namespace, self.dest, values)
-        self._table.required = False
-
-
-def add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
-    """Add the options of `make_folds`, which needs no table."""
-    group = command.add_argument_group("folds", "for train --folds, instead of those of a table")
-    group.add_argument(
-        "--make-folds",
-        action=_InsteadOfTable,
-        table=table,
-        type=positive,
-        metavar="N",
-        help="divide the samples into so many folds; a table is not needed then",
-    )
-    group.add_argument(
-        "--groups",
-        metavar="duplicates|COLUMN",
-        help="what is never divided: pictures that look alike, or samples with one value in a column",
-    )
-    group.add_argument(
-        "--stratify",
-        metavar="COLUMN|label|none",
-        default="label",
-        help="of what each fold has equal shares",
-    )
-    group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
 
 
 def suspects(options: argparse.Namespace) -> int:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.insight.hashing import opened
 from tpucache.redact import printable
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WIDTH, Strings
-
-if TYPE_CHECKING:
-    from tpucache.insight.hashing import Samples
 
 Positions = npt.NDArray[np.int64]
 
@@ -82,14 +78,10 @@ class Findings:
         return [self.paths[at] for at in positions[:_NAMED].tolist()]
 
 
-def findings(cache: Samples) -> Findings:
-    """Return what is worth a look in an opened cache, that of a dataset, or a cache's folder or URL: all samples of it.
-
-    No record is read. Raises what opening a cache raises.
-    """
-    whole, _ = opened(cache)
-    table, image = whole.samples, whole.manifest.fields[0]
-    width, height, turned, mean, std = (_numbers(whole, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
+def findings(cache: Cache) -> Findings:
+    """Return what is worth a look in a cache. No record is read. Raises DamageError for a damaged table."""
+    table, image = cache.samples, cache.manifest.fields[0]
+    width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}
     if std is not None and image.dtype == "|u1":
         images["blank"] = np.flatnonzero(std < _BLANK_STD)
@@ -108,7 +100,7 @@ def findings(cache: Samples) -> Findings:
         for name, values in (("darkest", mean), ("brightest", -mean), ("faintest", std)):
             known = np.flatnonzero(~np.isnan(values))
             extremes[name] = known[np.argsort(values[known], kind="stable")][:_NAMED]
-    return Findings(images, extremes, _class_findings(whole), table.paths)
+    return Findings(images, extremes, _class_findings(cache), table.paths)
 
 
 def _numbers(cache: Cache, name: str) -> npt.NDArray[np.float64] | None:

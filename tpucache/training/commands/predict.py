@@ -8,19 +8,17 @@ from typing import Any
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
-    add_device,
     add_options,
     add_reading,
-    choose_backend,
     from_options,
     in_memory,
     keeping,
-    launched,
     local_path,
     positive,
     staged,
 )
 from tpucache.cli.terminal import note, show
+from tpucache.training.commands.device import add_device, choose_backend, launched
 from tpucache.training.predict_options import PredictOptions
 
 

@@ -1,0 +1,1 @@
+"""The commands of the wing `training`. The table `COMMANDS` in `wings.py` names them."""

@@ -1,0 +1,110 @@
+"""Where a command computes: the options of its device, the processes it starts, and uploads that `bench` measures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tpucache import process, progress
+from tpucache.cli.arguments import listed, positive
+from tpucache.errors import UsageError
+
+if TYPE_CHECKING:
+    from tpucache.report.bench import Upload
+    from tpucache.training.device.choice import Choice
+
+
+def add_device(command: argparse.ArgumentParser) -> None:
+    """Add --backend, --device, --compile and --cores."""
+    from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
+    from tpucache.training.device.choice import backend_of
+
+    command.add_argument(
+        "--backend",
+        type=backend_of,
+        choices=BACKENDS.names("auto"),
+        metavar=listed(BACKENDS.names("auto")),
+        default="auto",
+        help=BACKENDS_HELP,
+    )
+    command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
+    command.add_argument(
+        "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
+    )
+    command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
+    command.add_argument(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="work in N processes of this host, in the backend torch: one for each GPU, or several on a CPU",
+    )
+
+
+def choose_backend(label: str, options: argparse.Namespace) -> str:
+    """Put the backend in place of "auto", say in one line which one and why, and return the reason."""
+    from tpucache.training.device.choice import choose_backend as choose
+
+    choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
+    options.backend = choice.backend
+    _announce(label, choice)
+    return choice.why
+
+
+def _announce(label: str, choice: Choice) -> None:
+    """Print a line on standard error about a backend that was not named, and the import of torch, which takes seconds.
+
+    There is no line where neither has to be said.
+    """
+    loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
+    if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # which torchrun sets
+        progress.note(f"{label}: {'; '.join(filter(None, (choice.line(), loading)))}")
+
+
+def launched(options: argparse.Namespace) -> bool:
+    """Return whether --processes has done the whole command in processes of their own; each of them is asked, too.
+
+    Raises UsageError where it does not fit, and what the first process that failed has reported.
+    """
+    from tpucache.training.device.processes import is_launched
+
+    if options.processes is None or process.launched() is not None:
+        return False
+    if is_launched():
+        raise UsageError("torchrun has started several processes already: leave --processes out")
+    if options.backend != "torch":
+        raise UsageError(f"--processes is for the backend torch, and {options.backend} uses all --cores of a host")
+    if options.processes == 1:
+        return False
+    from tpucache.training.device.launch import launch
+
+    launch(options.arguments, options.processes, options.began)
+    return True
+
+
+def open_upload() -> tuple[Upload, str]:
+    """Return how batches are sent to this machine's device, or to XLA's CPU client where it has none; and to what."""
+    from tpucache.errors import DependencyError
+    from tpucache.report.bench import Upload
+    from tpucache.training.device import open_device
+    from tpucache.training.feed.upload import send
+
+    device = open_device()
+    place = device.name if device.name == "xla" else device.torch_device.type
+    if place == "cpu":  # nothing is sent to that
+        try:
+            device, place = open_device("xla"), "XLA's CPU client"
+        except DependencyError as error:
+            raise UsageError(
+                "--upload needs an accelerator, and this machine has none, nor torch_xla, whose CPU client stands in "
+                "for one: leave it out"
+            ) from error
+
+    def sent(batch: Any) -> object:
+        found = send(batch, device)
+        device.wait()
+        return found
+
+    where = f"{place}, {device.cores} cores" if device.cores > 1 else place
+    return Upload(sent, device.cores, device.pin_memory), where
