@@ -56,16 +56,15 @@ STARTS = {
         65,
         {"numpy"},
     ),
-    # Today 93 and 57: every command's options and their defaults, with what handles signals from the first line on, and
-    # nothing that does the work.
-    "--help": Start("import numpy", "from tpucache.cli import main; main(['--help'])", 95, 65, {"numpy"}),
-    # Today 132 and 116: sources, what their labels mean, and planning as well. Pillow says which endings are images,
+    # Today 15 and 31: what reads words, prints and handles signals, and no command.
+    "--help": Start("import numpy", "from tpucache.cli import main; main(['--help'])", 18, 40, {"numpy"}),
+    # Today 119 and 116: sources, what their labels mean, and planning as well. Pillow says which endings are images,
     # and lmdb is to write; but albumentations, joblib and torch take seconds, and are imported by the workers that need
     # them, if at all.
     "warmup, to the list": Start(
         "import numpy",
         "from tpucache.cli import main; main(['warmup', 'photos', 'cache'])",
-        145,
+        125,
         130,
         # __mp_main__ is this program, as multiprocessing names it
         {"numpy", "PIL", "lmdb", "cython_runtime", "_cython", "__mp_main__"},

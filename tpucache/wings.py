@@ -15,21 +15,35 @@ from tpucache.imports import load, missing_part
 if TYPE_CHECKING:
     from tpucache.report.page import Page
 
-#: The commands, by the groups of `--help` and by the modules whose function `add` adds them to the command line.
-COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+#: The commands by the groups of `--help`: the module whose function `add` adds each to the command line, and its help.
+COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
-        "tpucache.cli.warming": ("warmup", "relabel", "delete", "compact", "verify"),
-        "tpucache.cli.planning": ("plan",),
+        "warmup": ("tpucache.cli.warming", "Build a cache, or finish one that was interrupted."),
+        "relabel": ("tpucache.cli.warming", "Give a cache other labels, folds or columns."),
+        "delete": ("tpucache.cli.warming", "Delete samples by one more version of a cache, or undo that."),
+        "compact": ("tpucache.cli.warming", "Write a cache anew, without what was deleted."),
+        "verify": ("tpucache.cli.warming", "Compare every byte of a cache with its manifest, or repair it."),
+        "plan": ("tpucache.cli.planning", "Compare codecs, sizes and variants for a source."),
     },
     "look": {
-        "tpucache.cli.inspecting": ("inspect", "preview", "report", "bench", "doctor"),
-        "tpucache.insight.commands": ("compare", "suspects"),
+        "inspect": ("tpucache.cli.inspecting", "Show what a cache contains, its size, and how it was made."),
+        "preview": ("tpucache.cli.inspecting", "Draw a contact sheet: samples down, variants across."),
+        "report": ("tpucache.cli.inspecting", "Write a page about a cache, its findings, or a run."),
+        "bench": ("tpucache.cli.inspecting", "Measure how fast a cache reads here."),
+        "doctor": ("tpucache.cli.inspecting", "Show what this machine has for tpucache, and what to fix."),
+        "compare": ("tpucache.insight.commands", "Find pictures that caches have in common."),
+        "suspects": ("tpucache.insight.commands", "List the samples whose labels are the least probable."),
     },
     "train": {
-        "tpucache.training.commands.train": ("train",),
-        "tpucache.training.commands.predict": ("predict",),
+        "train": ("tpucache.training.commands.train", "Train a model on a cache, or on a source."),
+        "predict": ("tpucache.training.commands.predict", "Predict every sample of a cache by trained models."),
     },
-    "share": {"tpucache.cli.publishing": ("publish", "fetch", "push", "cached")},
+    "share": {
+        "publish": ("tpucache.cli.publishing", "Publish a cache as a Kaggle Dataset."),
+        "fetch": ("tpucache.cli.publishing", "Copy a cache from a URL into a folder."),
+        "push": ("tpucache.cli.publishing", "Copy a cache to a URL."),
+        "cached": ("tpucache.cli.publishing", "List what this machine keeps of caches at URLs, or remove it."),
+    },
 }
 
 #: The functions that make the pages of `report`. Each returns a `report.page.Page`.

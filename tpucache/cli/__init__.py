@@ -58,14 +58,15 @@ def _run_explained(arguments: Sequence[str] | None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     try:
-        options = make_parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else [*arguments]
+        options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     except SystemExit:
         flush()  # of --help, too, a full disk may keep nothing
         raise
     # Of the command itself all its time counts, of a call within another program that of the call.
     shared = process.launched()
     options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
-    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
+    options.arguments = words
     status = _run(options)
     flush()
     return status
@@ -90,19 +91,28 @@ def _run(options: argparse.Namespace) -> int:
         ) from error
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; it sets `command` to the function that runs the one given."""
+def make_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands; it sets `command` to the function that runs the one given.
+
+    With `only` the name of a command, all others have no options, and their modules are not imported.
+    """
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
-    for title, modules in COMMANDS.items():
+    wanted = {module for group in COMMANDS.values() for name, (module, _) in group.items() if only in (None, name)}
+    for title, group in COMMANDS.items():
         already = len(commands._choices_actions)
-        for module, names in modules.items():
-            if missing := missing_part(module):
-                for name in names:
-                    commands.add_parser(name, help=missing, missing=missing)
+        for name, (module, text) in group.items():
+            if name in commands.choices:  # the module has added it with another one
+                continue
+            missing = missing_part(module)
+            if missing or module not in wanted:
+                commands.add_parser(name, help=missing or text, missing=missing)
             else:
                 load(f"{module}:add")(commands)
+        added = commands._choices_actions[already:]
+        for choice in added:
+            choice.help = missing_part(group[choice.dest][0]) or group[choice.dest][1]
         # Groups of arguments are for help alone, as these are: what names of commands stand for has been said.
-        parser.add_argument_group(title)._group_actions.extend(commands._choices_actions[already:])
+        parser.add_argument_group(title)._group_actions.extend(added)
     return parser

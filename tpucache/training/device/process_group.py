@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,9 @@ from torch import nn
 from tpucache import progress
 from tpucache.errors import TpucacheError, TrainingError, UsageError
 from tpucache.training.device.processes import Loss, Processes, Result, SharedLoss, current, is_launched, join
-from tpucache.training.device.tensors import DeviceBatch
+
+if TYPE_CHECKING:
+    from tpucache.training.device.tensors import DeviceBatch
 
 #: What exchanges tensors between the processes, for each type of device.
 _EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
