@@ -2,10 +2,12 @@
 
     python -m scripts.bench growing PHOTOGRAPHS --size 224 --rounds 3
     python -m scripts.bench growing PHOTOGRAPHS --codec dct-lz4 --epochs 5
+    python -m scripts.bench growing PHOTOGRAPHS --device-rate 2000
     python -m scripts.bench growing PHOTOGRAPHS --late 30
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
-worker for each core that decodes and resizes with Pillow. Nothing learns: it is how long batches take. One JSON object.
+worker for each core that decodes and resizes with Pillow. Nothing learns: it is how long batches take. With
+`--device-rate`, each batch waits as long as a device of that many images a second computes. One JSON object.
 With `--late`, each round takes the first epoch alone, where each photograph opens and reads at once, and that many
 milliseconds late (see `scripts.bench late`; a C compiler is needed).
 """
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device-rate", type=float, default=float("inf"), metavar="N", help="images/s of a device")
     parser.add_argument("--late", type=float, metavar="MS", help="compare with storage that answers so late")
     options = parser.parse_args()
     if options.late is not None:
@@ -110,6 +113,16 @@ def _seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+def _train(batches: Iterable[Any], options: argparse.Namespace) -> None:
+    """Take all batches, with the pauses in which a device computes."""
+    for _ in batches:
+        _compute(options)
+
+
+def _compute(options: argparse.Namespace) -> None:
+    time.sleep(options.batch_size / options.device_rate)
+
+
 def _grown(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     from tpucache import CachedLoader, Recipe, open_or_build
 
@@ -120,12 +133,11 @@ def _grown(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     iterator = iter(loader)
     next(iterator)
     first_batch = time.perf_counter() - began
-    for _ in iterator:
-        pass
+    _compute(options)
+    _train(iterator, options)
     first_epoch = time.perf_counter() - began
     for _ in range(options.epochs - 1):
-        for _ in loader:
-            pass
+        _train(loader, options)
     dataset.digest  # noqa: B018  # it waits for the end
     whole = time.perf_counter() - began
     return {"growing_first_batch": first_batch, "growing_first_epoch": first_epoch, "growing_all": whole}
@@ -137,7 +149,7 @@ def _built(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     recipe = Recipe(size=options.size, codec=options.codec)
     warmup = _seconds(lambda: build_cache(options.photographs, folder / "finished", recipe))
     loader = CachedLoader(CachedDataset(folder / "finished"), options.batch_size, shuffle=True)
-    epochs = _seconds(lambda: [None for _ in range(options.epochs) for _ in loader])
+    epochs = _seconds(lambda: [_train(loader, options) for _ in range(options.epochs)])
     return {"warmup": warmup, "finished_epochs": epochs}
 
 
@@ -166,7 +178,7 @@ def _plain(options: argparse.Namespace) -> dict[str, float]:
     cores = len(os.sched_getaffinity(0))
     dataset: Any = _Plain(options.photographs, options.size)
     loader = DataLoader(dataset, options.batch_size, shuffle=True, num_workers=cores)
-    return {"dataloader_epoch": _seconds(lambda: [None for _ in loader])}
+    return {"dataloader_epoch": _seconds(lambda: _train(loader, options))}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Kills runs on a source at random, and compares what they end in with an undisturbed run on a cache of warmup.
 
     python -m scripts.checks growing --kills 20 --seed 0
+    python -m scripts.checks growing --kills 3 --backend xla --cores 8
 
 `train SOURCE` builds the cache and trains. At random moments one of these gets a SIGKILL: the process that trains, the
 one that builds, one of its workers, or all of them at once. The same command continues, until it is done, and then
@@ -76,9 +77,10 @@ def make_source(folder: Path, count: int) -> Path:
     return table
 
 
-def command(source: Path, run: Path, *more: str) -> list[str]:
+def command(options: argparse.Namespace, source: Path, run: Path, *more: str) -> list[str]:
     """Return the command that trains on a source or a cache."""
-    quick = ["--model", "cnn", "--epochs", str(_EPOCHS), "--batch-size", "16", "--backend", "eager"]
+    quick = ["--model", "cnn", "--epochs", str(_EPOCHS), "--batch-size", "16"]
+    quick += ["--backend", options.backend, "--cores", str(options.cores)]
     words = ["train", str(source), "--run", str(run), "--normalise", "imagenet", "--resume", "--json", *quick]
     return [sys.executable, "-m", "tpucache", *words, *more]
 
@@ -150,7 +152,7 @@ def run_and_kill(options: argparse.Namespace, work: Path, table: Path, expected:
     while len(kills) < options.kills:
         done += 1
         cache, run = work / f"cache-{done}", work / f"run-{done}"
-        words = command(table, run, "--valid", "fold=0", "--cache", str(cache), *build)
+        words = command(options, table, run, "--valid", "fold=0", "--cache", str(cache), *build)
         most = 1.0
         while True:
             began = time.monotonic()
@@ -200,7 +202,7 @@ def run_two_folds(options: argparse.Namespace, work: Path, table: Path, expected
     build = ["--build", f"--size {SIDE} --root {table.parent} --fold-col fold --jobs 1", "--cache", str(work / "both")]
     processes = [
         subprocess.Popen(
-            command(table, work / f"both-{fold}", "--valid", f"fold={fold}", *build),
+            command(options, table, work / f"both-{fold}", "--valid", f"fold={fold}", *build),
             env=environment,
             stdout=subprocess.DEVNULL,
             cwd=work,
@@ -215,8 +217,8 @@ def run_two_folds(options: argparse.Namespace, work: Path, table: Path, expected
     if len(opened) != options.count or len(often) > _PLANNED:
         wrong.append("photographs were decoded twice")
     for fold in range(2):
-        subprocess.run(command(expected, work / f"alone-{fold}", "--valid", f"fold={fold}"), check=True, cwd=ROOT,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+        alone = command(options, expected, work / f"alone-{fold}", "--valid", f"fold={fold}")
+        subprocess.run(alone, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         if _losses(work / f"both-{fold}") != _losses(work / f"alone-{fold}"):
             wrong.append(f"fold {fold} has other losses alone")
     return wrong + [f"of two folds: other bytes in {name}" for name in _differing(work / "both", expected)]
@@ -229,7 +231,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--count", type=int, default=800, help="photographs (%(default)s)")
     parser.add_argument("--longest", type=float, default=8.0, help="seconds to the latest kill (%(default)s)")
+    parser.add_argument("--backend", default="eager", help="what trains (%(default)s)")
+    parser.add_argument("--cores", type=int, default=1, help="simulated, with XLA (%(default)s)")
     options = parser.parse_args()
+    os.environ["CPU_NUM_DEVICES"] = str(options.cores)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         table = make_source(work / "photos", options.count)
@@ -237,7 +242,7 @@ def main() -> int:
 
         source = open_source(str(table), TableOptions(root=table.parent, fold_col="fold"))
         build_cache(source, work / "expected", Recipe(size=SIDE))
-        alone = command(work / "expected", work / "alone", "--valid", "fold=0")
+        alone = command(options, work / "expected", work / "alone", "--valid", "fold=0")
         subprocess.run(alone, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         wrong = run_and_kill(options, work, table, work / "expected", _losses(work / "alone"))
         wrong += run_two_folds(options, work, table, work / "expected")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import pickle
 import subprocess
@@ -16,6 +18,9 @@ from typing import Any, BinaryIO, Final
 from tpucache.errors import BuildError
 from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
+
+#: With as many samples, workers are worth their start.
+LEAST_GROWING: Final = 256
 
 _END_SECONDS: Final = 2.0
 
@@ -56,7 +61,7 @@ class BuildProcess:
         )
         self._end = weakref.finalize(self, _end, self._process, self._owner)
         try:
-            send_request(self._stream("stdin"), Request(source, str(directory), others))
+            send_request(self._stream("stdin"), Request(source, str(directory), others), is_large=_is_large(source))
         except BrokenPipeError:
             pass  # its end is noticed when its answer is read
         except BaseException:
@@ -112,6 +117,16 @@ class BuildProcess:
     def _stream(self, name: str) -> BinaryIO:
         stream: BinaryIO = getattr(self._process, name)
         return stream
+
+
+def _is_large(source: Any) -> bool:
+    """Return whether a source is known, before it is listed, to have many samples."""
+    if isinstance(source, functools.partial):  # what has listed it has counted, too
+        return True
+    if isinstance(source, (str, Path)):
+        files = (name for _, _, names in os.walk(source) for name in names)
+        return next(itertools.islice(files, LEAST_GROWING, None), None) is not None
+    return hasattr(source, "__len__") and len(source) > LEAST_GROWING
 
 
 def _none() -> None:

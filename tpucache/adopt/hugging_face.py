@@ -6,8 +6,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpucache.adopt.builder import LEAST_GROWING
 from tpucache.adopt.hugging_face_state import check_unchanged, find_state
-from tpucache.adopt.kept import LEAST_GROWING, BuildChoices, Kept
+from tpucache.adopt.kept import BuildChoices, Kept
 from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
 from tpucache.errors import SourceError, UsageError
 from tpucache.recipe import Recipe, fingerprint

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpucache.adopt.kept import LEAST_GROWING, BuildChoices, Kept, KeptCache
+from tpucache.adopt.builder import LEAST_GROWING
+from tpucache.adopt.kept import BuildChoices, Kept, KeptCache
 from tpucache.adopt.picture_folder import PictureFolderSource, check_unchanged, list_at_rest, list_pictures
 from tpucache.adopt.pictures import PictureDataset, Size, Transform, to_recipe
 from tpucache.errors import UsageError

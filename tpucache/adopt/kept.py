@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources.source import Source
 
-#: Fewer pictures are built before they are read: another process would take as long to start.
-LEAST_GROWING: Final = 256
 #: Below the folder for what this user keeps.
 FOLDER: Final = "datasets"
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")

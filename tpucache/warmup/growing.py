@@ -50,8 +50,11 @@ class Finished:
     """The cache is finished."""
 
 
-def send_request(target: BinaryIO, request: Request) -> None:
-    """Write a request for `main` to read. Raises BuildError for a source that cannot be sent, OSError."""
+def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
+    """Write a request for `main` to read, which starts workers at once where the source is large.
+
+    Raises BuildError for a source that cannot be sent, OSError.
+    """
     from tpucache.warmup.run.executors import to_pickle
 
     try:
@@ -61,7 +64,8 @@ def send_request(target: BinaryIO, request: Request) -> None:
             f"the source cannot be sent to the process that builds: {error}. Keep paths in it, not open files or "
             "locks, or build the cache first, with build_cache"
         ) from error
-    pickle.dump(sys.path, target)
+    jobs = request.others.get("jobs")
+    pickle.dump((sys.path, is_large and jobs != 1, jobs), target)
     pickle.dump(data, target)
     target.flush()
 
@@ -73,7 +77,11 @@ def main() -> None:
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
-    sys.path[:] = pickle.load(sys.stdin.buffer)  # noqa: S301  # of the process that has started this one
+    sys.path[:], has_workers, jobs = pickle.load(sys.stdin.buffer)  # noqa: S301  # of the process that has started this one
+    if has_workers:  # they import what they need while this process does, and lists the source
+        from tpucache.warmup.run.executors import prepare_workers
+
+        threading.Thread(target=prepare_workers, args=(jobs,), name="prepare-workers", daemon=True).start()
     request = pickle.loads(pickle.load(sys.stdin.buffer))  # noqa: S301
     is_over = threading.Event()
     threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()

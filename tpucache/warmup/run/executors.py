@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import multiprocessing.resource_tracker
 import os
@@ -225,6 +226,18 @@ class Executor(WorkerOptions):
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
+
+
+def prepare_workers(jobs: int | None) -> None:
+    """Start the local workers of a later run in this process, and let them import what they need."""
+    import joblib
+
+    run = _Place.here().run
+    with contextlib.suppress(Exception):  # the run that needs them raises it again
+        joblib.Parallel(n_jobs=jobs or -1, batch_size=1)(
+            joblib.delayed(run)(importlib.import_module, ("tpucache.warmup.run.growing",))
+            for _ in range(jobs or joblib.cpu_count())
+        )
 
 
 def to_pickle(value: object) -> bytes:
