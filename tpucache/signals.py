@@ -70,7 +70,7 @@ class _Command:
         self.is_leaving = self.must_end = False
         #: How often the thread has sent it again, and how many of these signals have come.
         self.sent = self.seen = 0
-        self.is_watched = self.is_over = False
+        self.is_watched = self.is_over = self.is_slow = False
         self.sending = _thread.allocate_lock()
         self.over = _thread.allocate_lock()  # it is released when the thread is to end
         self.over.acquire()
@@ -268,7 +268,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             _watch(command)
             raise error
     elif command.request is not None or _is_within(frame, run.__code__):
-        if _is_within(frame, start_processes.__code__):
+        if _is_within(frame, start_processes.__code__) or _is_within(frame, _on_unraisable.__code__):
             command.raised = KeyboardInterrupt
             command.must_end = True
             _watch(command)  # it comes again
@@ -315,20 +315,29 @@ def _on_unraisable(unraisable: Any) -> None:
 
 
 def _watch(command: _Command) -> None:
-    """Start the thread, once. Not by `threading`, whose locks the interrupted code may hold."""
-    if not command.is_watched:
-        command.is_watched = True
-        _thread.start_new_thread(_interrupt_again, (command, threading.main_thread().ident))
+    """Start the threads, once. Not by `threading`, whose locks the interrupted code may hold."""
+    if command.is_watched:
+        return
+    command.is_watched = True
+    watching = _thread.allocate_lock()
+    watching.acquire()
+    try:
+        _thread.start_new_thread(_flush_if_slow, (command, watching))
+        _thread.start_new_thread(_interrupt_again, (command, threading.main_thread().ident, watching))
+    except RuntimeError:  # Python is ending: some releases of 3.12 start no thread then
+        if command.is_own and command.status is not None:
+            command.flush()
+            os._exit(command.status)
 
 
-def _interrupt_again(command: _Command, thread: Any) -> None:
+def _interrupt_again(command: _Command, thread: Any, watching: Any) -> None:
     """Send the signal again until the command has ended, and end its process where it takes too long."""
     seconds, sent = 0.0, 0
     while not command.over.acquire(timeout=_AGAIN_SECONDS):
         if command.must_end or command.status is not None:
             seconds += _AGAIN_SECONDS
         if seconds >= _MOST_SECONDS and command.is_own:
-            _end_slow(command)
+            _end_slow(command, watching)
         if command.status is not None:
             continue
         is_ours = signal.getsignal(command.number) is _on_signal
@@ -340,12 +349,22 @@ def _interrupt_again(command: _Command, thread: Any) -> None:
         if sent == _MOST_TIMES or not is_ours:  # a handler of a library need not know what is sent twice
             break
     command.is_watched = False
+    watching.release()
 
 
-def _end_slow(command: _Command) -> None:
+def _flush_if_slow(command: _Command, watching: Any) -> None:
+    """Wait until the command has ended or is too slow, and then write what is in open files."""
+    with watching:
+        pass
+    if command.is_slow:
+        command.flush()
+
+
+def _end_slow(command: _Command, watching: Any) -> None:
     if command.status is None:
         _end_at_once(command)
-    _thread.start_new_thread(command.flush, ())  # a file that cannot be written may be what the end waits for
+    command.is_slow = True
+    watching.release()  # another thread flushes: a file that cannot be written may be what the end waits for
     with contextlib.suppress(Exception):
         command.over.acquire(timeout=_FLUSH_SECONDS)
     os._exit(command.status or 0)

@@ -21,6 +21,7 @@ from tpucache.store.reader import ShardReader
 def small_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "_LEAST_PREPARED", 1)
     monkeypatch.setattr(reader_module, "PREPARE_SECONDS", 60)
+    monkeypatch.setattr(ShardReader, "is_in_memory", lambda *_: True)  # other programs may need that memory
 
 
 def kept(dataset: CachedDataset) -> int:
