@@ -15,6 +15,7 @@ milliseconds late (see `scripts.bench late`; a C compiler is needed).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -149,7 +150,7 @@ def _built(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     recipe = Recipe(size=options.size, codec=options.codec)
     warmup = _seconds(lambda: build_cache(options.photographs, folder / "finished", recipe))
     loader = CachedLoader(CachedDataset(folder / "finished"), options.batch_size, shuffle=True)
-    epochs = _seconds(lambda: [_train(loader, options) for _ in range(options.epochs)])
+    epochs = _seconds(lambda: _train(itertools.chain.from_iterable([loader] * options.epochs), options))
     return {"warmup": warmup, "finished_epochs": epochs}
 
 
