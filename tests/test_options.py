@@ -9,8 +9,9 @@ from typing import Literal
 
 import pytest
 
-from tpucache import UsageError
+from tpucache import UsageError, build_cache, open_or_build
 from tpucache.options import by_name, check_options, option, options_of
+from tpucache.warmup import dry_run
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def test_defaults_and_none_where_it_is_the_default_are_allowed():
 
 
 def test_a_function_that_takes_an_object_of_options_is_called_with_their_names():
-    called = by_name(lambda place, times=1, options=None: (place, times, options), Named)
+    called = by_name(lambda place, times=1, *, options: (place, times, options), Named)
     assert called("here") == ("here", 1, Named())
     assert called("here", size=2, times=3, name="b") == ("here", 3, Named(size=2, name="b"))
     assert list(inspect.signature(called).parameters) == ["place", "times", "size", "name"]
@@ -96,8 +97,18 @@ def test_a_function_that_takes_an_object_of_options_is_called_with_their_names()
     ],
 )
 def test_what_a_function_of_options_does_not_take_is_named(arguments, named, message):
-    def build(place, options):
+    def build(place, *, options):
         raise AssertionError("it was called")
 
     with pytest.raises(TypeError, match=message):
         by_name(build, Named)(*arguments, **named)
+
+
+@pytest.mark.parametrize("function", [build_cache, dry_run, open_or_build])
+def test_functions_of_a_source_need_no_recipe_and_take_options_by_name(function):
+    bound = inspect.signature(function).bind("photos", "cache", jobs=2, missing_label=["NA"])
+    assert bound.arguments == {"source": "photos", "cache": "cache", "jobs": 2, "missing_label": ["NA"]}
+    with pytest.raises(TypeError, match=f"{function.__name__}.. got an unexpected keyword .*did you mean 'labels'"):
+        function("photos", "cache", lables="classes")
+    with pytest.raises(UsageError, match="labels is one of"):
+        function("photos", "cache", labels="lables")

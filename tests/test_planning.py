@@ -7,6 +7,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tpucache import CachedDataset, CachePlan, Manifest, PlanRow, Recipe, build_cache, kaggle, plan_cache, planning
+from tpucache import CachePlan, Manifest, PlanRow, Recipe, build_cache, kaggle, plan_cache, planning
 from tpucache.cli import main
+from tpucache.cli.planning import _lines
 from tpucache.errors import BuildError, DependencyError, RecipeError, SourceError, UsageError
 from tpucache.planning import _best
 from tpucache.store.codecs.plain import Zstd
-from tpucache.warmup import candidates
-from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 SIZES = [48, (24, 32)]
@@ -29,9 +29,11 @@ CODECS = ["raw", "dct-lz4", "jpeg"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_readings() -> Iterator[None]:
-    """Read for moments, as how fast it is does not matter here, and try as many samples however busy the machine is."""
+    """Read for moments, as how fast it is does not matter here, and build of as many samples on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "_LEAST", 40)
+        patch.setattr(planning, "_SAMPLES", 60)
+        patch.setattr(planning, "_COMPARED", 8)
+        patch.setattr(planning, "_MOST_SECONDS", 0.01)
         patch.setattr(planning, "_LEAST_SECONDS", 0.01)
         patch.setattr(planning, "_ROUNDS", 1)
         yield
@@ -40,11 +42,11 @@ def _short_readings() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def planned(photos: Path) -> CachePlan:
     """A plan of every codec, size and number of variants."""
-    return plan_cache(photos, sizes=SIZES, codecs=CODECS, variants=[0, 1], target="kaggle", seconds=0.1, jobs=1)
+    return plan_cache(photos, sizes=SIZES, codecs=CODECS, variants=[0, 1], target="kaggle", seconds=900, jobs=1)
 
 
 def run(source: Path, *flags: str) -> int:
-    few = ["--sizes", "16", "--codecs", "raw", "--variants", "0", "--seconds", "0.2", "--jobs", "1"]
+    few = ["--sizes", "16", "--codecs", "raw", "--variants", "0", "--seconds", "900", "--jobs", "1"]
     return main(["plan", str(source), *few, *flags])
 
 
@@ -78,7 +80,7 @@ def test_there_is_a_row_for_each_codec_size_and_number_of_variants_and_for_each_
     bands = [(each.codec, each.size, each.resolution) for each in planned.rows if each.bands and each.variants]
     assert sorted(bands, key=str) == [("dct-lz4", (48, 48), (24, 32)), ("dct-lz4", (48, 48), None)]
     assert planned.samples == 150
-    assert 0 < planned.tried <= 96
+    assert planned.tried == 60
 
 
 @pytest.mark.slow
@@ -147,8 +149,6 @@ def test_the_printed_command_builds_the_recommended_cache(
             shutil.copy(path, source / name)
     (source / "cat" / "bad.png").write_bytes(b"no image")
     given = [
-        "--seconds",
-        "6",
         "--codecs",
         "dct-lz4",
         "--quality",
@@ -163,7 +163,7 @@ def test_the_printed_command_builds_the_recommended_cache(
     assert run(source, *given, "--json") == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
-    assert "about 6 s" in err
+    assert "building caches of 21 samples by 1 recipes, and reading them in 1 ways" in err
     assert [each["path"] for each in report["failed"]] == ["cat/bad.png"]
     (found,) = report["rows"]
     assert {"codec", "size", "variants", "bytes", "seconds", "images_per_second", "idle", "psnr", "fits"} <= {*found}
@@ -184,7 +184,7 @@ def test_the_table_says_what_it_is_measured_on_and_what_fits(
 ) -> None:
     assert run(photos, "--device-rate", "5000") == 0
     text = capsys.readouterr().out
-    assert "of the 150 samples of this source" in text
+    assert "built and read 60 of the 150 samples of this source" in text
     assert "idle" in text
     assert "fits" not in text
     assert "* recommended: tpucache warmup" in text
@@ -197,15 +197,59 @@ def test_the_table_says_what_it_is_measured_on_and_what_fits(
     assert json.loads(capsys.readouterr().out)["command"] is None
 
 
+def test_the_table_has_at_most_80_columns() -> None:
+    rows = [
+        row(
+            bands=(2, 4, 8),
+            size=(384, 512),
+            resolution=resolution,
+            variants=16,
+            bytes=123_456_000_000,
+            seconds=600_000.0,
+            images_per_second=137_540.0,
+            idle=1.0,
+            psnr=None,
+        )
+        for resolution in (None, (192, 256))
+    ]
+    widest = CachePlan(rows, None, 1_000_000, 256, [], {}, "kaggle", 1e6, workers=128, threads=16, seconds=100.0)
+    lines = [*_lines(widest)]
+    assert "384x512 bands  16" in lines[2]
+    assert "  as 192x256" in lines[3]
+    assert max(map(len, lines)) <= 80, lines
+    assert "!raw" in [*_lines(replace(widest, rows=[row(codec="raw", fits=False)]))][2]
+
+
+def test_a_device_is_idle_for_the_share_of_the_images_that_are_not_read(photos: Path) -> None:
+    for rate in (1.0, 1e9):
+        (found,) = plan_cache(photos, sizes=[16], codecs=["raw"], variants=[0], device_rate=rate, jobs=1).rows
+        assert found.idle == max(0.0, 1 - found.images_per_second / rate)
+
+
+def test_the_whole_build_is_in_proportion_to_the_small_ones(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = planning._Trial._build
+
+    def as_if(trial: Any, few: Any, recipe: Recipe) -> Any:
+        samples = len(few.listing.samples)
+        return build(trial, few, recipe)._replace(seconds=5.0 + samples * (0.25 + 0.5 * recipe.variants))
+
+    monkeypatch.setattr(planning._Trial, "_build", as_if)
+    for jobs in (1, 4):
+        found = plan_cache(photos, sizes=[16], codecs=["raw"], variants=[2, 0, 1], seconds=1e6, jobs=jobs)
+        assert found.tried == 60
+        expected = [5 + 150 * (0.25 + 0.5 * variants) / jobs for variants in (0, 1, 2)]
+        assert [each.seconds for each in found.rows] == pytest.approx(expected, abs=1)
+
+
 @pytest.mark.slow
-def test_a_cache_that_is_read_has_as_many_samples_with_variants_as_without(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_every_small_build_warns_of_is_said_once(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(candidates, "_KEPT", 1)
-    monkeypatch.setattr(candidates, "_CACHE_BYTES", 5 * 16 * 16 * 3)
-    recipes = [Recipe(size=16, variants=variants) for variants in (0, 2)]
-    tried = candidates.try_recipes(to_source(photos), recipes, tmp_path, seconds=0.1, jobs=1)
-    assert [len(CachedDataset(each.cache)) for each in tried.found.values()] == [5, 5]
+    shutil.copytree(photos / "cat", tmp_path / "cat")
+    (tmp_path / "notes.txt").write_text("no image")
+    plan_cache(tmp_path, sizes=[16], codecs=["raw", "png"], variants=[0], jobs=1)
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert "left out: 1 .txt" in warned
 
 
 def test_what_does_not_fit_into_memory_is_read_from_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

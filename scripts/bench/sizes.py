@@ -70,9 +70,7 @@ def _turn(cache: Path, resolution: int | None, options: argparse.Namespace) -> C
             # An epoch of a few photographs would be mostly its own beginning.
             samples = dataset.select(np.resize(np.arange(len(dataset)), max(len(dataset), _LEAST)))
             batch = min(256, len(samples))
-            return measure_reading(
-                samples, batch_size=batch, threads=1, rounds=1, seconds=options.seconds
-            ).images_per_second
+            return measure_reading(samples, batch_size=batch, threads=1, rounds=1, seconds=options.seconds)
 
     return rate
 

@@ -52,7 +52,7 @@ def read(cache: Path, row: PlanRow, seconds: float, threads: int) -> float:
             measure_reading(dataset, batch_size=min(256, len(dataset)), threads=threads, rounds=3, seconds=seconds)
             for _ in range(2)
         ]
-    return statistics.median(each.images_per_second for each in rounds)
+    return statistics.median(rounds)
 
 
 def compare(plan: CachePlan, source: Path, options: argparse.Namespace) -> bool:

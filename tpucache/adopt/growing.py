@@ -28,7 +28,7 @@ class GrowingOptions(BuildOptions):
 
 @options_by_name(GrowingOptions)
 def open_or_build(
-    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: GrowingOptions
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: GrowingOptions
 ) -> CachedDataset:
     """Open the cache of a source, and build what is missing while it is read.
 

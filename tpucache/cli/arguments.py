@@ -82,7 +82,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
         return {"action": _Explicit, "choices": each.choices, "metavar": listed(each.choices), "default": each.default}
     if each.default is MISSING:
         return {"required": True, "metavar": each.metavar}
-    if isinstance(each.default, tuple):
+    if isinstance(each.default, tuple) and parser is None:
         return {"action": "append", "default": [*each.default], "metavar": each.metavar}
     kind: Callable[[str], Any] | None = parser
     if kind is None:
@@ -211,6 +211,11 @@ def _is_remote(place: object) -> bool:
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add --json."""
     command.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_device_rate(command: argparse.ArgumentParser) -> None:
+    """Add --device-rate."""
+    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
 
 
 def add_config(command: argparse.ArgumentParser) -> None:

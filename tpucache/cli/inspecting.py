@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.cli.arguments import (
     add_cache_or_url,
     add_command,
+    add_device_rate,
     add_json,
     add_options,
     add_reading,
@@ -21,7 +22,6 @@ from tpucache.cli.arguments import (
     local_path,
     natural,
     positive,
-    rate,
     staged,
 )
 from tpucache.cli.from_source import SourceArguments, add_source, is_source, refuse_without_source
@@ -388,7 +388,7 @@ def add(commands: Any) -> None:
         help="also read the same images, from what the cache was built from, by a DataLoader, and say after how many "
         "epochs the cache has paid for itself; in all about a minute",
     )
-    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
+    add_device_rate(command)
     command.add_argument(
         "--upload",
         action="store_true",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.cli.arguments import (
     add_command,
+    add_device_rate,
     add_json,
     add_options,
     colours,
@@ -15,7 +16,6 @@ from tpucache.cli.arguments import (
     list_of,
     names,
     natural,
-    positive,
     rate,
     size,
 )
@@ -26,7 +26,7 @@ from tpucache.process import tell
 from tpucache.recipe import Recipe
 from tpucache.signals import PROG
 from tpucache.store.codecs import CODECS
-from tpucache.warmup.build_options import CODECS_COMPARED, BoxOptions, BuildOptions, SelectionOptions, WorkerOptions
+from tpucache.warmup.build_options import BoxOptions, PlanOptions, SelectionOptions, SourceOptions, WorkerOptions
 from tpucache.warmup.sources.table import TableOptions
 
 if TYPE_CHECKING:
@@ -36,16 +36,10 @@ if TYPE_CHECKING:
 
 #: What is compared, or says how a cache is laid out: the other parts of a recipe are given.
 _COMPARED: Final = ("size", "variants", "codec", "bands", "shard_mb")
-_OF_SAMPLES: Final = ("labels", "classes", "pad", "truncate")
-#: The options that warmup has, too: those of these names, or all.
-_KEPT: Final[dict[type, tuple[str, ...]]] = {
-    Recipe: (),
-    SelectionOptions: (),
-    BoxOptions: (),
-    BuildOptions: _OF_SAMPLES,
-    WorkerOptions: ("jobs",),
-    TableOptions: (),
-}
+#: The dataclasses whose options warmup has, too.
+_SHARED: Final = (Recipe, SelectionOptions, BoxOptions, SourceOptions, WorkerOptions, TableOptions)
+#: The options of workers that plan has.
+_WORKERS: Final = ("jobs",)
 _NAMED: Final = 5
 
 
@@ -58,61 +52,44 @@ def plan(options: argparse.Namespace) -> int:
         others["codec"] = next(name for name in CODECS.own if CODECS[name].chromas)  # it takes both
     if options.mask_colours is not None:
         others["mask_colours"] = colours(options.mask_colours)
-    found = plan_cache(
-        selected_source(options),
-        from_options(Recipe, options, **others),
-        sizes=options.sizes,
-        codecs=options.codecs,
-        variants=options.variants,
-        target=options.target,
-        device_rate=options.device_rate,
-        seconds=options.seconds,
-        jobs=options.jobs,
-        threads=options.threads,
-        labels=options.labels,
-        classes=options.classes,
-        pad=options.pad,
-        truncate=options.truncate,
-        on_progress=tell,
-    )
+    recipe = from_options(Recipe, options, **others)
+    chosen = from_options(PlanOptions, options, device_rate=options.device_rate, jobs=options.jobs, on_progress=tell)
+    found = plan_cache(selected_source(options), recipe, **vars(chosen))
     command = _command(found, options)
     show(options, {**found.to_dict(), "command": command}, [*_lines(found), *_advice(found, command)])
     return 0
 
 
 def _lines(found: CachePlan) -> Iterator[str]:
-    """Yield the table, and what it is measured by."""
-    yield (
-        f"measured in {found.seconds:,.0f} s on {found.tried:,} of the {found.samples:,} samples of this source, with "
-        f"{found.workers} workers and {found.threads} reading threads; GB and minutes are estimates for all samples"
-    )
+    """Yield what the figures are measured by, and the table, which has at most 80 columns."""
+    yield (f"built and read {found.tried:,} of the {found.samples:,} samples of this source, in {found.seconds:,.0f} s")
     if found.failed:
         yield f"{len(found.failed):,} of these samples cannot be used:"
         yield from (f"  {path!r}: {reason}" for path, reason in found.failed[:_NAMED])
     yield from (f"left out: {codec}: {reason}" for codec, reason in found.left_out.items())
-    has_rate, has_target = found.device_rate is not None, found.target is not None
-    table = [["", "codec", "stored", "read as", "variants", "GB", "minutes", "kB read", "sent", "images/s", "from"]]
-    table[0] += [*(["idle"] if has_rate else []), "PSNR, dB", *(["fits"] if has_target else [])]
+    rate = [] if found.device_rate is None else ["idle"]
+    table = [["", "codec", "size", "K", "GB", "min", "sent", "images/s", "from", *rate, "PSNR"]]
     for row in found.rows:
-        cells = ["*" if found.is_recommended(row) else "", row.codec, _side(row.size)]
-        cells += [_side(row.resolution or row.size), f"{row.variants}", _gigabytes(row.bytes)]
-        cells += [f"{row.seconds / 60:,.1f}", f"{row.bytes_per_image / 1000:,.1f}"]
-        cells += [f"{row.batch_bytes_per_image / 1000:,.0f}", f"{row.images_per_second:,.0f}"]
-        cells += ["memory" if row.reading == "keep" else "files"]
-        cells += [f"{row.idle:.1%}"] if row.idle is not None else []
-        cells += ["exact" if row.psnr is None else f"{row.psnr:.1f}"]
-        cells += [("yes" if row.fits else "no")] if has_target else []
-        if row.bands is not None:
-            cells[1] += " in bands"
-        table.append(cells)
+        mark = "*" if found.is_recommended(row) else "" if row.fits else "!"
+        figures = [f"{row.variants}", _gigabytes(row.bytes), _minutes(row.seconds)]
+        figures += [f"{row.batch_bytes_per_image / 1000:,.0f}", f"{row.images_per_second:,.0f}"]
+        figures += ["RAM" if row.reading == "keep" else "files"]
+        figures += [] if row.idle is None else [f"{row.idle:.0%}"]
+        table.append([mark, row.codec, _size(row), *figures, "exact" if row.psnr is None else f"{row.psnr:.1f}"])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    is_text = (True, True, True, True, *[False] * (len(widths) - 4))
-    for cells in table:
-        aligned = (
-            cell.ljust(width) if text else cell.rjust(width)
-            for cell, width, text in zip(cells, widths, is_text, strict=True)
-        )
-        yield "  ".join(aligned).rstrip()
+    for mark, codec, shape, *figures in table:
+        aligned = (cell.rjust(width) for cell, width in zip(figures, widths[3:], strict=True))
+        yield "  ".join([f"{mark:1}{codec:{widths[1]}}", f"{shape:{widths[2]}}", *aligned])
+    yield "K: augmented variants. sent: kB of an image that the device is given."
+    yield f"min: minutes of {found.workers} workers, which are rough: a third more or less is usual."
+    yield f"images/s: by {found.threads} threads, once records are in memory or in the page cache."
+
+
+def _size(row: PlanRow) -> str:
+    """Return the stored size, and the one that is read where that is another."""
+    if row.resolution is None:
+        return _side(row.size) + (" bands" if row.bands else "")
+    return f"  as {_side(row.resolution)}"  # its row follows that of the cache
 
 
 def _side(shape: tuple[int, int]) -> str:
@@ -123,8 +100,14 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.{1 if size > 1e10 else 2 if size > 1e9 else 3}f}"
 
 
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:,.{0 if seconds >= 6000 else 1}f}"
+
+
 def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
     """Yield what to run, or why nothing can be."""
+    if any(not row.fits for row in found.rows):
+        yield f"! does not keep within the limits of {found.target}"
     if command is None:
         smallest: PlanRow = min(found.rows, key=lambda row: row.bytes)
         yield f"none keeps within the limits of {found.target}; of the smallest: {smallest.reason}"
@@ -146,9 +129,9 @@ def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
     if found.failed:
         words += ["--on-error", "skip"]
     of_codec = {"quality": recipe.quality, "chroma": recipe.chroma}
-    for settings, only in _KEPT.items():
+    for settings in _SHARED:
         for name, each in options_of(settings).items():
-            if name not in _COMPARED and name in (only or options_of(settings)):
+            if name not in _COMPARED and (settings is not WorkerOptions or name in _WORKERS):
                 words += _words(each, of_codec.get(name, getattr(options, name)))
     return f"{PROG} warmup {shlex.join(words)}"
 
@@ -174,33 +157,12 @@ def add(commands: Any) -> None:
         ),
     )
     command.add_argument("source", metavar="SOURCE", help="what warmup reads: a folder, a table, an archive, ...")
-    command.add_argument(
-        "--for", dest="target", choices=["kaggle"], help="where the cache is to fit: 20 GB and 44 shards"
-    )
-    command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
-    command.add_argument(
-        "--sizes",
-        type=list_of(size),
-        default=[224],
-        metavar="N,N",
-        help="sizes of images to compare, N or HxW; with several, the largest one is also stored in bands",
-    )
-    command.add_argument(
-        "--codecs",
-        type=list_of(str),
-        default=[*CODECS_COMPARED],
-        metavar="NAME,NAME",
-        help="codecs to compare, as --codec of warmup",
-    )
-    command.add_argument(
-        "--variants", type=list_of(natural), default=[0, 4], metavar="K,K", help="numbers of augmented variants"
-    )
-    command.add_argument("--seconds", type=rate, default=30.0, metavar="N", help="about how long to measure")
-    command.add_argument("--threads", type=positive, default=2, metavar="N", help="threads that read")
+    add_device_rate(command)
+    lists = {"sizes": list_of(size), "codecs": list_of(str), "variants": list_of(natural)}
+    add_options(command, PlanOptions, parsers={**lists, "seconds": rate, "classes": names})
     add_json(command)
     add_options(command, Recipe, without=_COMPARED, parsers={"mask_colours": str})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
-    add_options(command, BuildOptions, only=_OF_SAMPLES, parsers={"classes": names})
-    add_options(command, WorkerOptions, only=["jobs"])
+    add_options(command, WorkerOptions, only=_WORKERS)
     add_table(command)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -134,13 +134,6 @@ def check_device_rate(device_rate: float | None) -> None:
         raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
 
 
-class ReadingRate(NamedTuple):
-    """Images a second, and the share of its time that a simulated accelerator waits, None without its rate."""
-
-    images_per_second: float
-    idle: float | None
-
-
 def measure_reading(
     dataset: CachedDataset,
     *,
@@ -148,17 +141,11 @@ def measure_reading(
     threads: int = 2,
     rounds: int = 3,
     seconds: float = 0.5,
-    device_rate: float | None = None,
     finish: Finish = "device",
-) -> ReadingRate:
-    """Measure reading as `run_bench` does, without the limit: the medians of rounds of `seconds`."""
+) -> float:
+    """Return the images a second that are read, as `run_bench` measures it: the median of rounds of `seconds`."""
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
-    read, idle = [], []
-    for _ in range(rounds):
-        read.append(count_rate(_batches(loader), batch_size, seconds))
-        if device_rate is not None:
-            idle.append(simulate_device(_batches(loader), batch_size / device_rate, seconds))
-    return ReadingRate(statistics.median(read), statistics.median(idle) if idle else None)
+    return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
 
 def _warm_loader(

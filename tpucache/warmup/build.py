@@ -21,7 +21,7 @@ from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.store.growing import Prospect
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.blocks import grown_bytes
-from tpucache.warmup.build_options import BuildOptions, Target, options_by_name
+from tpucache.warmup.build_options import BuildOptions, Target, ignore, options_by_name
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.estimate import (
     Estimate,
@@ -69,16 +69,12 @@ _QUICK_TRIALS: Final = Trials(samples=4, seconds=0.25)
 _log: Final = logging.getLogger("tpucache")
 
 
-def _ignore(_: object) -> None:
-    """Take what is done, and show nothing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BuildArguments(BuildOptions):
     """All that `build_cache` is given by name: the options, and who works, listens, sends and checks."""
 
     engine: Executor | None = None
-    on_progress: Callable[[BuildProgress], None] = _ignore
+    on_progress: Callable[[BuildProgress], None] = ignore
     announce: Callable[[Estimate], None] | None = None
     local: str | Path | None = None
     keep_local: bool = True
@@ -89,7 +85,7 @@ class BuildArguments(BuildOptions):
 
 @options_by_name(BuildArguments)
 def build_cache(
-    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: BuildArguments
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: BuildArguments
 ) -> Manifest:
     """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeVar
 
 from tpucache.errors import UsageError
 from tpucache.options import by_name, check_options, option
-from tpucache.store.codecs import CODECS
+from tpucache.store.codecs import CODECS, IMAGE_CODECS
 
 if TYPE_CHECKING:
     from tpucache.recipe import Recipe
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     Origin = str | Path | Source | Items
 
 Names = ParamSpec("Names")
-Options = TypeVar("Options")
 Result_co = TypeVar("Result_co", covariant=True)
 
 #: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
@@ -26,9 +26,14 @@ LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
 Backend = Literal["loky", "dask", "ray", "spark"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
+Size = int | tuple[int, int]
 
 #: The codecs that a plan compares where none are named.
-CODECS_COMPARED: Final = CODECS.names(where=lambda codec: codec.is_compared).own
+_COMPARED: Final = tuple(CODECS.names(where=lambda codec: codec.is_compared).own)
+
+
+def ignore(_: object) -> None:
+    """Take what is done, and show nothing."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,40 @@ class BuildOptions(SourceOptions):
     jobs: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(SourceOptions):
+    """Which caches `plan_cache` compares, and how it measures them. Raises UsageError.
+
+    `jobs` is the number of processes that would build the whole cache, as in BuildOptions.
+    """
+
+    target: Target = option(None, "where the cache is to fit: 20 GB and 44 shards", flag="for")
+    sizes: Sequence[Size] = option(
+        (224,),
+        "sizes of images to compare, N or HxW; with several, the largest one is also stored in bands",
+        metavar="N,N",
+    )
+    codecs: Sequence[str] = option(_COMPARED, "codecs to compare, as --codec of warmup", metavar="NAME,NAME")
+    variants: Sequence[int] = option((0, 4), "numbers of augmented variants", metavar="K,K")
+    seconds: float = option(30.0, "about how long to measure", metavar="N")
+    threads: int = option(2, "threads that read", metavar="N", minimum=1)
+    device_rate: float | None = None
+    jobs: int | None = None
+    on_progress: Callable[[str], None] = ignore
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"seconds are a number above 0, not {self.seconds}")
+        for name in ("sizes", "codecs", "variants"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not len(values):
+                raise UsageError(f"{name} are one or more, in a list, not {values!r}")
+        for codec in self.codecs:
+            if codec not in IMAGE_CODECS:
+                raise UsageError(f"codecs are some of {', '.join(IMAGE_CODECS)}, not {codec!r}")
+
+
 class TakesOptions(Protocol[Names, Result_co]):
     """A function of a source, a cache's folder and a recipe, whose options are given by name."""
 
@@ -117,9 +156,9 @@ class TakesOptions(Protocol[Names, Result_co]):
 
 
 def options_by_name(
-    kind: Callable[Names, Options],
-) -> Callable[[Callable[[Origin, str | Path, Recipe | None, Options], Result_co]], TakesOptions[Names, Result_co]]:
-    """Let a function that takes an options object of this kind, last, be called with the object's fields by name."""
+    kind: Callable[Names, SourceOptions],
+) -> Callable[[Callable[..., Result_co]], TakesOptions[Names, Result_co]]:
+    """Let a function that takes an object of `kind` as `options` be called with the object's fields by name."""
     return lambda function: by_name(function, kind)
 
 

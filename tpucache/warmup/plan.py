@@ -5,7 +5,6 @@ It says in full what the augmentation means and where labels come from, as they 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
@@ -148,16 +147,6 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
         label_rule=label_rule(listing, first.label),
         unused_labels=unused,
     )
-
-
-def with_recipe(plan: BuildPlan, source: Source, recipe: Recipe) -> BuildPlan:
-    """Return the plan of a new cache of the same samples by another recipe. Raises RecipeError, SourceError."""
-    _, fields = first_item(source, plan.listing, recipe)
-    _check_variants(source, recipe, fields)
-    _check_codec(source, recipe, fields)
-    blocks = plan_blocks(plan.listing.samples, fields, recipe)
-    augmentation = full_augmentation(recipe, fields)
-    return dataclasses.replace(plan, recipe=recipe, augmentation=augmentation, fields=fields, blocks=blocks)
 
 
 def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, cache: Cache) -> BuildPlan:

@@ -119,7 +119,7 @@ class DryRun:
 
 @options_by_name(BuildOptions)
 def dry_run(
-    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None, options: BuildOptions
+    source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: BuildOptions
 ) -> DryRun:
     """Return what `build_cache` would do with the same source, recipe and options. Nothing is written.
 
