@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache.cli import main
-from tpucache.store.remote import folder, objects
+from tpucache.store.remote import objects, url_folder
 from tpucache.warmup.sources import cloud
 
 pytestmark = pytest.mark.slow
@@ -244,7 +244,7 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("AWS_PROFILE", "somebody")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
-    monkeypatch.setattr(folder, "_RETRIES", 0)
+    monkeypatch.setattr(url_folder, "_RETRIES", 0)
     files = fsspec.filesystem("memory")
     for path in place.cache.iterdir():
         if path.is_file():

@@ -46,7 +46,7 @@ from scripts.bench.table import (
 )
 from scripts.commands import ROOT, say
 from tpucache import CachedDataset, Recipe, TpucacheError, build_cache
-from tpucache.loading.reading.reader import WaysRead
+from tpucache.loading.reading.record_reader import WaysRead
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace

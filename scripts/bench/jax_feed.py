@@ -19,7 +19,7 @@ import jax
 from scripts.digits import write_digits
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.jax import AugmentSettings, feed
-from tpucache.loading.reading.reader import WaysRead
+from tpucache.loading.reading.record_reader import WaysRead
 
 
 class SlowDataset(CachedDataset):

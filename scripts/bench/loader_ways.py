@@ -20,7 +20,7 @@ import numpy as np
 
 from tpucache import CachedDataset, CachedLoader
 from tpucache.loading.reading import leases
-from tpucache.loading.reading.reader import InMemory
+from tpucache.loading.reading.record_reader import InMemory
 from tpucache.native import gather
 
 COPIES: Final = 2048  # rows of the array that the limit copies from
@@ -223,5 +223,5 @@ def thread_scaling(cache: Path, batch: int, threads: int = 16) -> float:
 @contextlib.contextmanager
 def replaced_copy(copy: Any) -> Iterator[None]:
     """Have readers call something else in place of the copy of records."""
-    with mock.patch("tpucache.loading.reading.reader.copy_rows", copy):
+    with mock.patch("tpucache.loading.reading.record_reader.copy_rows", copy):
         yield

@@ -121,7 +121,7 @@ class SharedFiles:
                 ("os.preadv", self._read),  # which asks what is in the page cache
                 ("os.posix_fadvise", self._read_ahead),
                 ("tpucache.store.reader.OpenFile", SharedFile),
-                ("tpucache.loading.reading.reader.native", lambda: None),  # its reads would not come by here
+                ("tpucache.loading.reading.record_reader.native", lambda: None),  # its reads would not come by here
                 ("tpucache.loading.reading.maps.can_populate", lambda: False),  # nor would what is mapped
             ):
                 stack.enter_context(mock.patch(name, replacement))

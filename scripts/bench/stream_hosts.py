@@ -18,7 +18,7 @@ import numpy as np
 from tpucache import CachedDataset, CachedLoader
 from tpucache.store.index import Rows
 from tpucache.store.remote.pieces import Pieces
-from tpucache.store.remote.plan import Forecast, Plan
+from tpucache.store.remote.plan import FetchPlan, Forecast
 
 EPOCHS: Final = 16
 _COUNTED: Final = 8  # the last ones, once disks are full
@@ -120,7 +120,7 @@ def _by_piece(epochs: list[list[Rows]], pieces: Pieces, room: int, *, drops: boo
 def _by_plan(epochs: list[list[Rows]], pieces: Pieces, room: int) -> tuple[float, float]:
     """Read the parts of pieces that are needed, and keep what is needed soonest, as `Fetcher` does."""
     windows = [rows for each in epochs for rows in each]
-    plan = Plan(iter(windows), pieces)
+    plan = FetchPlan(iter(windows), pieces)
     forecast = Forecast(iter(windows), pieces, len(windows) * len(pieces))
     is_here = np.zeros(len(pieces.cache.index), bool)
     kept: set[int] = set()

@@ -36,7 +36,7 @@ from scripts.bench.table import as_markdown, as_text, machine, machine_line
 from scripts.commands import CommandError, say
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, verify_cache
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup import TableOptions, delete_samples, relabel_cache, set_columns
 
 _CLASSES: Final = 10

@@ -11,7 +11,7 @@ from patience import wait_for
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache, metric_scalars, prometheus_text
 from tpucache.loading.metrics import LoaderMetrics
-from tpucache.loading.reading.reader import WaysRead
+from tpucache.loading.reading.record_reader import WaysRead
 
 SAMPLES, BYTES = 48, 8 * 8 * 3
 

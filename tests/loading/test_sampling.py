@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from tpucache import CachedDataset, CachedLoader, UsageError
-from tpucache.loading.reading.reader import WaysRead
+from tpucache.loading.reading.record_reader import WaysRead
 
 WEIGHTS = np.random.RandomState(1).random_sample(150) ** 3
 

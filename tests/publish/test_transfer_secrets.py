@@ -13,7 +13,7 @@ from tpucache import Manifest, StoreError, TpucacheError, verify_cache
 from tpucache.cli import main
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.redact import redact, url_secrets
-from tpucache.store.remote import folder as remote
+from tpucache.store.remote import url_folder as remote
 
 SECRETS = ("pa55word", "t0ken")
 

@@ -24,7 +24,7 @@ from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, Unfinished
 from tpucache.cli import main
 from tpucache.errors import NotACacheError, StoreError
 from tpucache.store.copying import Claim
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup.deadline import Deadline
 from tpucache.warmup.run import scheduler, tasks, upload
 from tpucache.warmup.run.scheduler import BuildProgress

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tpucache.adopt.builder import open_growing
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.reading.reader import InMemory
+from tpucache.loading.reading.record_reader import InMemory
 from tpucache.recipe import Recipe
 from tpucache.store.files import is_url
 from tpucache.store.format import MANIFEST_NAME

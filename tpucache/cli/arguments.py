@@ -15,7 +15,7 @@ from tpucache.options import Option, options_of
 from tpucache.signals import PROG
 
 if TYPE_CHECKING:
-    from tpucache.loading.reading.reader import InMemory
+    from tpucache.loading.reading.record_reader import InMemory
 
 Settings = TypeVar("Settings")
 

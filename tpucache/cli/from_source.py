@@ -20,7 +20,7 @@ from tpucache.store.format import INDEX_NAME, MANIFEST_NAME, SAMPLES_NAME, WORK_
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.reader import InMemory
+    from tpucache.loading.reading.record_reader import InMemory
 
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PATTERN: Final = re.compile(r"[*?\[]")

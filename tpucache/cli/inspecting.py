@@ -106,7 +106,7 @@ def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -
 def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
     """Measure a finished cache; `built` and `lines` say what building it took."""
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.reader import ReadingPlan
+    from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.machine import network_file_system
     from tpucache.report.bench import run_bench
     from tpucache.store.fields import IMAGE

@@ -14,7 +14,7 @@ from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.buffers import Buffer
 from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, crop, needed_bytes
-from tpucache.loading.reading.reader import Divide, WaysRead
+from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.native import Addresses
 from tpucache.ondevice import draws as drawn
 from tpucache.ondevice.decode import Yuv420Decoder, packed_or_pixels

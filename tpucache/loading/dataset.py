@@ -18,7 +18,7 @@ from tpucache.errors import FormatError, UsageError
 from tpucache.loading.find import open_cache
 from tpucache.loading.indices import integer_positions, is_single, overrides, to_integer, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import (
+from tpucache.loading.reading.record_reader import (
     Divide,
     InMemory,
     ReadingPlan,

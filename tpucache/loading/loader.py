@@ -20,7 +20,7 @@ from tpucache.loading.indices import integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
 from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
-from tpucache.loading.reading.reader import Divide, WaysRead
+from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
 from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state

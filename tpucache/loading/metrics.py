@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tpucache.loading.reading.reader import WaysRead
+from tpucache.loading.reading.record_reader import WaysRead
 
 if TYPE_CHECKING:
     from tpucache.store.arriving import NetworkUse

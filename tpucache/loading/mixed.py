@@ -19,7 +19,7 @@ from tpucache.loading.indices import to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide, WaysRead, undivided
+from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
 from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor

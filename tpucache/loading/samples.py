@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.indices import Positions, to_positions
 from tpucache.loading.reading.buffers import Buffer, BufferPools
-from tpucache.loading.reading.reader import Divide, WaysRead
+from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.loading.sampler import epoch_variants
 from tpucache.store.cache import Cache
 from tpucache.store.fields import Field

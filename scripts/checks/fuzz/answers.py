@@ -17,8 +17,8 @@ from scripts.checks.fuzz.tables import prepare as prepare_cache
 from scripts.checks.fuzz.target import Target
 from tpucache import verify_cache
 from tpucache.publish.transfer import fetch_cache
-from tpucache.store.remote import folder as remote
 from tpucache.store.remote import http
+from tpucache.store.remote import url_folder as remote
 
 _MOST: Final = 32 << 20  # bytes of an answer without an end
 _STATUS: Final = (

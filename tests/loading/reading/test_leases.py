@@ -22,7 +22,7 @@ import torch
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, stage_cache
 from tpucache import system as system_module
 from tpucache.loading.reading import leases
-from tpucache.loading.reading import reader as reader_module
+from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.maps import TEXTS, ShardMaps
 from tpucache.store.reader import ShardReader
 from tpucache.warmup import TableOptions, relabel_cache, repair_cache

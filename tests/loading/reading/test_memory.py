@@ -20,7 +20,7 @@ from torch.utils.data import Subset
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.reading import memory as budget_module
 from tpucache.loading.reading import memory as memory_module
-from tpucache.loading.reading import reader as reader_module
+from tpucache.loading.reading import record_reader as reader_module
 from tpucache.loading.reading.memory import MemoryBudget, RecordMemory
 from tpucache.store.reader import ShardReader
 

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent))  # for servers.py
 from servers import Server
 
 from tpucache import CachedDataset
-from tpucache.store.remote import folder, link, pieces, plan, requests
+from tpucache.store.remote import link, pieces, plan, requests, url_folder
 
 __all__ = ["disk"]
 
@@ -41,7 +41,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(plan, "PIECE_BYTES", 5 << 10)
     monkeypatch.setattr(pieces, "_GAP_BYTES", 0)
-    monkeypatch.setattr(folder, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(url_folder, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from tpucache import CachedDataset, CachedLoader, StoreError, UsageError
 from tpucache.errors import NotACacheError
 from tpucache.publish.transfer import fetch_cache, push_cache
-from tpucache.store.remote import folder, objects
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote import objects, url_folder
+from tpucache.store.remote.url_folder import Remote
 from tpucache.store.verify import verify_cache
 
 
@@ -29,7 +29,7 @@ def keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(folder, "_FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(url_folder, "_FIRST_PAUSE", 0.005)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_an_endpoint_that_is_no_address_is_named(keys: None, monkeypatch: pytest
 def test_keys_that_no_request_can_hold_are_one_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore panics: that is no Exception."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a\n")
-    monkeypatch.setattr(folder, "_RETRIES", 0)
+    monkeypatch.setattr(url_folder, "_RETRIES", 0)
     with pytest.raises(StoreError, match="obstore cannot send the request"):
         Remote(f"{s3}/cache").manifest()
 
@@ -192,9 +192,9 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
     """The client has threads, which a forked process has not."""
     program = (
         "import os, sys\n"
-        "import tpucache.store.remote.folder\n"
+        "import tpucache.store.remote.url_folder\n"
         "from tpucache.errors import UsageError\n"
-        "remote = tpucache.store.remote.folder.Remote('s3://bucket/cache')\n"
+        "remote = tpucache.store.remote.url_folder.Remote('s3://bucket/cache')\n"
         "remote.read('manifest.json', 1 << 20)\n"
         "child = os.fork()\n"
         "if not child:\n"

@@ -18,8 +18,8 @@ from tpucache import CachedDataset, CachedLoader
 from tpucache.loading import loader
 from tpucache.store.remote import local, requests
 from tpucache.store.remote import pieces as pieces_module
-from tpucache.store.remote.plan import NEVER, Forecast, Plan
-from tpucache.store.remote.requests import Records, Request
+from tpucache.store.remote.plan import NEVER, FetchPlan, Forecast
+from tpucache.store.remote.requests import FetchRequest, NeededRecords
 
 Opened = Callable[..., CachedDataset]
 
@@ -37,7 +37,7 @@ class Numbered:
         return rows, rows
 
 
-class NumberedPlan(Plan):
+class NumberedPlan(FetchPlan):
     """A plan of such pieces."""
 
     def _runs(self, rows: object, pieces: object, order: np.ndarray) -> Iterator[tuple[int, None]]:
@@ -241,9 +241,9 @@ def test_what_is_being_read_or_will_be_soon_is_not_given_up(opened: Opened, give
         assert fetcher._changed.wait_for(lambda: not fetcher._requests.by_piece, timeout=PATIENCE)
     (kept,) = fetcher.local.kept.tolist()
 
-    def plan_of(*needed: int) -> Plan:
+    def plan_of(*needed: int) -> FetchPlan:
         windows = [pieces.run(piece).rows for piece in needed]
-        plan = Plan(iter(windows), pieces)
+        plan = FetchPlan(iter(windows), pieces)
         plan.take(Forecast(iter(windows), pieces, 10**6))
         return plan
 
@@ -304,19 +304,19 @@ def test_what_is_first_waits_for_nothing_that_comes_after_it(opened: Opened, cac
     owner, other_owner = set[int](), set[int]()  # anything that a weak reference can be to
     fetcher.expect(owner, iter([rows]))
     numbers, of = pieces.of(rows)
-    another = Plan(iter([]), pieces)
+    another = FetchPlan(iter([]), pieces)
     another.is_starting = another.has_begun = True
     with fetcher._changed:  # from here on its threads begin no request for a piece
         fetcher._plans.put(other_owner, another)
-        fetcher._requests.add(Request(pieces.run(0), 0))
-    began = threading.Thread(target=fetcher.fetch_first, args=(Records(numbers[:1], of[:1], rows[:1]),))
+        fetcher._requests.add(FetchRequest(pieces.run(0), 0))
+    began = threading.Thread(target=fetcher.fetch_first, args=(NeededRecords(numbers[:1], of[:1], rows[:1]),))
     began.start()
     began.join(PATIENCE)
     assert not began.is_alive()
     assert fetcher.local.has(numbers[:1]).all()
     with fetcher._changed:
         another.is_starting = False
-    fetcher.get(Records(numbers, of, rows))
+    fetcher.get(NeededRecords(numbers, of, rows))
 
 
 def test_what_the_disk_has_no_room_for_is_kept_in_memory_and_not_asked_for_again(

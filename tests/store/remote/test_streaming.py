@@ -368,7 +368,7 @@ def test_what_goes_wrong_beside_the_network_is_an_error_and_no_wait_without_an_e
 def test_a_plan_that_cannot_be_followed_changes_nothing(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan.Plan, "read", lambda self: 1 // 0)
+    monkeypatch.setattr(plan.FetchPlan, "read", lambda self: 1 // 0)
     assert batches(opened(), shuffle="block") == batches(CachedDataset(cache), shuffle="block")
 
 
@@ -446,7 +446,7 @@ def test_without_a_network_what_is_here_is_used_with_a_warning(
 ) -> None:
     expected = batches(opened())
     monkeypatch.setattr("tpucache.store.remote.cache._FRESH_SECONDS", 0.0)
-    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.url_folder._FIRST_PAUSE", 0.001)
     server.fault = lambda name, number: "503"
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened()) == expected
@@ -699,7 +699,7 @@ def test_commands_read_a_cache_at_a_url(
 def test_the_programs_random_numbers_are_not_touched(
     opened: Callable[..., CachedDataset], server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.url_folder._FIRST_PAUSE", 0.001)
     server.fault = lambda name, number: "503" if name.endswith("lmdb") and number <= 3 else None
     before = random.getstate()
     for _ in CachedLoader(opened(), 8):
@@ -711,7 +711,7 @@ def test_the_programs_random_numbers_are_not_touched(
 def test_all_that_an_epoch_reads_is_counted_as_needed(
     photos: Path, small_pieces: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tpucache.store.remote.reader._COUNT_EVERY", 2)
+    monkeypatch.setattr("tpucache.store.remote.remote_reader._COUNT_EVERY", 2)
     cache = tmp_path / "cache"
     build_cache(photos, cache, Recipe(size=32, codec="raw"), jobs=1)
     server = Server(cache)
@@ -812,8 +812,8 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
 ) -> None:
     """Each of seven tries would wait for as long as the server may be silent."""
     monkeypatch.setattr("tpucache.store.remote.cache.SILENCE_SECONDS", 0.1)
-    monkeypatch.setattr("tpucache.store.remote.folder._FIRST_PAUSE", 0.001)
-    monkeypatch.setattr("tpucache.store.remote.folder.PATIENT_SECONDS", 0.25)
+    monkeypatch.setattr("tpucache.store.remote.url_folder._FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("tpucache.store.remote.url_folder.PATIENT_SECONDS", 0.25)
     error = pytest.raises(StoreError, match="Check the URL and the network")
     with socket.create_server(("127.0.0.1", 0)) as silent, caplog.at_level(logging.WARNING, "tpucache"), error:
         CachedDataset(f"http://127.0.0.1:{silent.getsockname()[1]}/cache", cache_dir=tmp_path)

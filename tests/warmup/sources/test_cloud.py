@@ -22,9 +22,9 @@ from servers import Server
 from tpucache import Recipe, SourceError, StoreError, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.errors import SampleError
-from tpucache.store.remote import folder as remote
+from tpucache.store.remote import url_folder as remote
 from tpucache.store.remote.cache import clear_kept, list_kept
-from tpucache.store.remote.folder import Remote
+from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup.sources import cloud, open_source
 
 _RECIPE = Recipe(size=16)

@@ -66,7 +66,7 @@ _REASON_OF: Final[dict[int, Reason]] = {
 }
 
 
-class RefusedError(Exception):
+class NoLeaseError(Exception):
     """A file cannot be mapped under a lease; no user sees this."""
 
     def __init__(self, reason: Reason) -> None:
@@ -74,12 +74,12 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-class Use:
-    """A stretch of time in which a thread may read maps: `with Use(uses): ...`, where `uses` has those that run."""
+class MapUse:
+    """A stretch of time in which a thread may read maps: `with MapUse(uses): ...`, where `uses` has those that run."""
 
     __slots__ = ("_uses",)
 
-    def __init__(self, uses: dict[Use, None]) -> None:
+    def __init__(self, uses: dict[MapUse, None]) -> None:
         self._uses = uses
 
     def __enter__(self) -> None:
@@ -97,7 +97,7 @@ class Use:
 class MapOwner(Protocol):
     """Who reads maps. Both methods may be called by any thread, and wait for no other."""
 
-    def stop_reading(self, shard: int) -> Iterable[Use]:
+    def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Begin no further use of a shard's map; return the uses that have begun."""
 
     def forget_maps(self) -> None:
@@ -112,11 +112,11 @@ class LeasedMap:
     """
 
     def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
-        """Map the file at a path, which must be the one that the descriptor `original` is of. Raises RefusedError."""
+        """Map the file at a path, which must be the one that the descriptor `original` is of. Raises NoLeaseError."""
         if not _has_leases() or file_system(original) not in _LOCAL:
-            raise RefusedError("not_local" if _has_leases() else "no_leases")
+            raise NoLeaseError("not_local" if _has_leases() else "no_leases")
         if len(_WATCH.maps) >= _most_files() // _SHARE:
-            raise RefusedError("too_many_files")
+            raise NoLeaseError("too_many_files")
         self.owner, self.shard = weakref.ref(owner), shard
         self.base = self.size = 0
         self.is_taken = False
@@ -130,12 +130,12 @@ class LeasedMap:
                 self.end()
                 raise
         except OSError as error:
-            raise RefusedError(_REASON_OF.get(error.errno or 0, "no_leases")) from error
+            raise NoLeaseError(_REASON_OF.get(error.errno or 0, "no_leases")) from error
         # At the interpreter's end a thread may still copy; the kernel takes all back then.
         weakref.finalize(owner, self.end).atexit = False
 
     def _take(self, original: os.stat_result) -> None:
-        """Take the lease, and then map the file. Raises OSError, RefusedError."""
+        """Take the lease, and then map the file. Raises OSError, NoLeaseError."""
         fcntl = system.fcntl
         # The signal would end the process by default. SIGURG is ignored by default, and without an owner none is sent.
         # The owner is set with the lease, so it is unset afterwards.
@@ -144,16 +144,16 @@ class LeasedMap:
         fcntl.fcntl(self.number, fcntl.F_SETOWN, 0)
         found = os.fstat(self.number)
         if (found.st_dev, found.st_ino, found.st_size) != (original.st_dev, original.st_ino, original.st_size):
-            raise RefusedError("given_back")  # replaced or cut meanwhile
+            raise NoLeaseError("given_back")  # replaced or cut meanwhile
         self.size = found.st_size
         self.base = map_file(self.number, self.size)
         if not self.base:
-            raise RefusedError("no_leases")
+            raise NoLeaseError("no_leases")
         if libc.madvise(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size), _DONT_FORK):
-            raise RefusedError("no_leases")
+            raise NoLeaseError("no_leases")
         self.is_taken = True  # from now on the watching thread may end it
         if not self.is_held():
-            raise RefusedError("given_back")
+            raise NoLeaseError("given_back")
 
     def is_held(self) -> bool:
         """Return whether nobody wants to change the file."""
@@ -178,7 +178,7 @@ class _Watch:
     def __init__(self) -> None:
         self.maps: dict[LeasedMap, None] = {}
         self.seen = 0.0  # when `time.monotonic` the last look at all leases began
-        self._ending: dict[LeasedMap, list[Use]] = {}  # maps that are not read any more but in these uses
+        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps that are not read any more but in these uses
         self._thread: threading.Thread | None = None
         self._is_paused = False
         self._lock = ThreadLock()
@@ -272,7 +272,7 @@ def refusal(path: Path, original: int) -> Reason | None:
     nobody = _Nobody()
     try:
         LeasedMap(path, original, nobody, 0).end()
-    except RefusedError as error:
+    except NoLeaseError as error:
         return error.reason
     return None
 
@@ -280,7 +280,7 @@ def refusal(path: Path, original: int) -> Reason | None:
 class _Nobody:
     """The owner of a map that is never read."""
 
-    def stop_reading(self, shard: int) -> Iterable[Use]:
+    def stop_reading(self, shard: int) -> Iterable[MapUse]:
         return ()
 
     def forget_maps(self) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.loading.reading.leases import REASONS, LeasedMap, Reason, RefusedError, Use, look_if_needed, refusal
+from tpucache.loading.reading.leases import REASONS, LeasedMap, MapUse, NoLeaseError, Reason, look_if_needed, refusal
 from tpucache.machine import available_memory
 from tpucache.native import Addresses, can_populate, libc, map_file, populate
 from tpucache.store.files import ThreadLock
@@ -70,7 +70,7 @@ class ShardMaps:
     before they are touched, so that one that cannot be read is an error. Where its neighbours are in the page cache,
     too, they are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
 
-    Addresses and blocks are good as long as the use in which they were asked for: `with Use(maps.uses): ...`.
+    Addresses and blocks are good as long as the use in which they were asked for: `with MapUse(maps.uses): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
@@ -86,8 +86,8 @@ class ShardMaps:
         self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
         self._may_map = bool(reader.shards)  # False once no shard is or can be mapped
-        #: `with Use(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
-        self.uses: dict[Use, None] = {}
+        #: `with MapUse(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
+        self.uses: dict[MapUse, None] = {}
         self._lock = ThreadLock()
         self._bases_lock = ThreadLock()  # it is held for a moment alone
 
@@ -154,7 +154,7 @@ class ShardMaps:
 
         def read(piece: int) -> None:
             if time.monotonic() < end:
-                with Use(self.uses):
+                with MapUse(self.uses):
                     self._read_piece(piece)
 
         with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # it starts no thread before there is work
@@ -163,7 +163,7 @@ class ShardMaps:
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
                     return
                 if self._bases[shard] == _UNKNOWN:
-                    with Use(self.uses):
+                    with MapUse(self.uses):
                         self._map(row.reshape(1))
                 first, stop = self._first_piece[shard : shard + 2].tolist()
                 missing = first + np.flatnonzero(~self._whole[first:stop])
@@ -180,7 +180,7 @@ class ShardMaps:
         start = int(bases[mapped].min())
         return _bytes_at(start, int((bases[mapped] + sizes).max()) - start), start
 
-    def stop_reading(self, shard: int) -> Iterable[Use]:
+    def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Read a shard's map no more, in uses that begin from now on; return those that have begun.
 
         Somebody is about to change the file, so each record of it is compared with its checksum from now on.
@@ -237,7 +237,7 @@ class ShardMaps:
         if not cannot_shrink(file.number):
             try:
                 return LeasedMap(self._reader.path(shard), file.number, self, shard).base, "lease"
-            except RefusedError as error:
+            except NoLeaseError as error:
                 return 0, error.reason
         size = self._reader.shards[shard].bytes
         base = map_file(file.number, size)

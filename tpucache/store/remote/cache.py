@@ -28,11 +28,11 @@ from tpucache.store.history import earlier_version, one_version, parse_times, sp
 from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.remote.fetching import Fetcher
-from tpucache.store.remote.folder import Remote
 from tpucache.store.remote.link import Link
 from tpucache.store.remote.local import STATE_NAME, LocalCopy
 from tpucache.store.remote.pieces import Pieces
-from tpucache.store.remote.reader import RemoteReader
+from tpucache.store.remote.remote_reader import RemoteReader
+from tpucache.store.remote.url_folder import Remote
 from tpucache.system import fcntl
 
 #: The environment variable with the folder for what is kept of caches at URLs.
@@ -168,7 +168,7 @@ class _Tables(Cache):
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 
-class Kept(NamedTuple):
+class KeptCopy(NamedTuple):
     """What this machine keeps of a URL: the bytes on the disk, those of all that is there, and its folder.
 
     It is a cache, or files that were copied whole as a source of a build.
@@ -184,7 +184,7 @@ class Kept(NamedTuple):
         return {**self._asdict(), "directory": str(self.directory)}
 
 
-def list_kept(cache_dir: str | Path | None = None) -> list[Kept]:
+def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
     """Return what is kept below a folder (default: `default_directory`), the largest first."""
     below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
     urls: dict[str, str] = {}
@@ -197,16 +197,16 @@ def list_kept(cache_dir: str | Path | None = None) -> list[Kept]:
         folder = path.parent
         if _IDENTITY.fullmatch(folder.name) and (known := _known(below, folder.name)):
             size = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
-            kept.append(Kept(urls.get(folder.name, "no URL any more"), folder, size, known[1].total_bytes))
+            kept.append(KeptCopy(urls.get(folder.name, "no URL any more"), folder, size, known[1].total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             url = str(json.loads(read_file(path))["url"])
             size = sum(each.stat().st_blocks * 512 for each in path.parent.iterdir())
-            kept.append(Kept(url, path.parent, size, size))
+            kept.append(KeptCopy(url, path.parent, size, size))
     return sorted(kept, key=lambda each: -each.bytes)
 
 
-def clear_kept(kept: Kept) -> None:
+def clear_kept(kept: KeptCopy) -> None:
     """Remove what is kept of a URL. Raises StoreError where a process uses it, or it cannot be removed."""
     below = kept.directory.parent
     try:

@@ -32,8 +32,8 @@ from tpucache.store.files import (
     write_atomically,
 )
 from tpucache.store.remote.cache import COPIES, URL_NOTE, check_own, default_directory, only_one
-from tpucache.store.remote.folder import Remote
 from tpucache.store.remote.local import STATE_NAME
+from tpucache.store.remote.url_folder import Remote
 from tpucache.strict_json import parse_json
 from tpucache.system import fcntl
 

@@ -28,8 +28,8 @@ from tpucache.store.index import Numbers, Rows
 from tpucache.store.remote.link import LEAST_REQUESTS, MOST_REQUESTS, Link
 from tpucache.store.remote.local import LocalCopy
 from tpucache.store.remote.pieces import Pieces
-from tpucache.store.remote.plan import Forecast, Plan, Plans
-from tpucache.store.remote.requests import Records, Request, Requests
+from tpucache.store.remote.plan import FetchPlan, FetchPlans, Forecast
+from tpucache.store.remote.requests import FetchRequest, FetchRequests, NeededRecords
 
 _LAST_SECONDS: Final = 2.0  # for what is being read when the interpreter ends
 _POLL: Final = 0.02  # seconds after which a reader looks again at what other processes have brought
@@ -53,7 +53,7 @@ class Fetcher:
         lock = threading.RLock()
         self._changed = threading.Condition(lock)  # for those who wait for records
         self._idle = threading.Condition(lock)  # for threads that wait for work
-        self._requests, self._plans = Requests(pieces, local, self._changed), Plans()
+        self._requests, self._plans = FetchRequests(pieces, local, self._changed), FetchPlans()
         self._threads: list[threading.Thread] = []
         self._working = 0  # threads at work at requests that are not urgent
         self._is_closed = False
@@ -67,14 +67,14 @@ class Fetcher:
         `further` gives them once more, and those of later epochs: where not all can be kept, it decides what is. Both
         are used by one thread at a time, which may be another one than the owner's.
         """
-        plan = Plan(windows, self._pieces, further)
+        plan = FetchPlan(windows, self._pieces, further)
         self._read_window(plan)  # so that it is known what comes first
         with self._changed:
             self._plans.put(owner, plan)
             self._start(LEAST_REQUESTS)
             self._wake()
 
-    def get(self, records: Records) -> dict[int, Request]:
+    def get(self, records: NeededRecords) -> dict[int, FetchRequest]:
         """Wait until records are here, which are pinned in the local copy.
 
         Returns the requests that brought those that are not on the disk, by their places. Raises DamageError,
@@ -88,7 +88,7 @@ class Fetcher:
                 self._wake()  # what a plan needs no more makes room in memory
         return found
 
-    def fetch_first(self, records: Records) -> None:
+    def fetch_first(self, records: NeededRecords) -> None:
         """Fetch records before all else, each by itself, if they are the first of what is expected.
 
         Raises DamageError, StoreError.
@@ -107,9 +107,9 @@ class Fetcher:
                 plan.is_starting = False
                 self._wake()
 
-    def _wait(self, records: Records, first_of: Plan | None = None) -> dict[int, Request]:
+    def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
         """Wait until records are here; those that are the first of a plan are read before all else."""
-        found, own = dict[int, Request](), list[Request]()
+        found, own = dict[int, FetchRequest](), list[FetchRequest]()
         began = time.monotonic()
         self.statistics.began = self.statistics.began or began
         has_waited = False
@@ -132,7 +132,7 @@ class Fetcher:
                 self.statistics.waited += time.monotonic() - began
         return found
 
-    def _missing(self, records: Records, found: dict[int, Request]) -> Numbers:
+    def _missing(self, records: NeededRecords, found: dict[int, FetchRequest]) -> Numbers:
         """Return the places of records that are neither on the disk nor found in memory."""
         missing = np.flatnonzero(~self.local.has(records.numbers))
         return missing[[place not in found for place in missing.tolist()]] if found else missing
@@ -198,7 +198,7 @@ class Fetcher:
             self._fulfil(request)
         return not self._is_closed
 
-    def _next(self) -> Request | None:
+    def _next(self) -> FetchRequest | None:
         """Begin the request that is next; None where there is nothing to begin now."""
         if (request := self._requests.next_urgent()) is not None:
             return request
@@ -206,7 +206,7 @@ class Fetcher:
             return None
         return self._requests.next_asked() or self._next_planned()
 
-    def _next_planned(self) -> Request | None:
+    def _next_planned(self) -> FetchRequest | None:
         """Begin the next request for what a plan needs, where there is room for it."""
         self._plans.drop_those_without_owner()
         for plan in self._plans:
@@ -223,12 +223,12 @@ class Fetcher:
                     break
                 plan.pop()
                 if under_way is None:
-                    self._requests.add(Request(run, piece))
+                    self._requests.add(FetchRequest(run, piece))
                     if (request := self._requests.next_asked()) is not None:
                         return request
         return None
 
-    def _replace(self, plan: Plan, piece: int) -> bool:
+    def _replace(self, plan: FetchPlan, piece: int) -> bool:
         """Keep a piece instead of others, if this plan needs it sooner and nobody needs those now; return whether."""
         if plan.forecast is None:
             return False
@@ -236,7 +236,7 @@ class Fetcher:
         are_free = [each for each in later if not (self._plans.need(each) or self._requests.is_under_way(each))]
         return self.local.replace(are_free, piece)
 
-    def _fulfil(self, request: Request) -> None:
+    def _fulfil(self, request: FetchRequest) -> None:
         """Bring what a request asks for, and end it."""
         try:
             self._bring(request)
@@ -247,7 +247,7 @@ class Fetcher:
             self._requests.end(request)
             self._start(self.statistics.width)
 
-    def _bring(self, request: Request) -> None:
+    def _bring(self, request: FetchRequest) -> None:
         """Read what a request asks for, onto the disk if that has room for it. Raises DamageError, StoreError."""
         if self.local.make_room(request.piece):
             with self._changed:
@@ -262,7 +262,7 @@ class Fetcher:
                 return
         request.data = self._link.read(request.run)
 
-    def _read_window(self, plan: Plan) -> None:
+    def _read_window(self, plan: FetchPlan) -> None:
         """Have a plan read its next window. Where that fails, the plan is over: its records come when they are read."""
         try:
             window = plan.read()

@@ -15,9 +15,9 @@ import numpy as np
 
 from tpucache.errors import DamageError, StoreError
 from tpucache.store.arriving import NetworkUse
-from tpucache.store.remote.folder import PATIENT_SECONDS, Tries
 from tpucache.store.remote.http import ChangedError
-from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, RecordRun
+from tpucache.store.remote.url_folder import PATIENT_SECONDS, Tries
 
 LEAST_REQUESTS: Final = 4
 MOST_REQUESTS: Final = 16
@@ -48,9 +48,9 @@ class Link:
         """Take what files are read from; `describe` returns which sample and variant a row of the index belongs to."""
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # that nobody uses now
-        self.statistics = Statistics()
+        self.statistics = LinkStatistics()
 
-    def read(self, run: Run) -> memoryview:
+    def read(self, run: RecordRun) -> memoryview:
         """Return the bytes of a run, each record compared with its checksum. Raises DamageError, StoreError."""
         name, size = self._shards[run.shard].name, self._shards[run.shard].bytes
         wrong = -1
@@ -73,7 +73,7 @@ class Link:
         if len(self._buffers) < self.statistics.width and isinstance(data.obj, bytearray):
             self._buffers.append(data.obj)
 
-    def _read(self, name: str, size: int, run: Run) -> memoryview:
+    def _read(self, name: str, size: int, run: RecordRun) -> memoryview:
         """Return the bytes of a run of a file; errors that may pass are tried again. Raises StoreError."""
         data, tries = self._buffer(run.stop - run.start), Tries(PATIENT_SECONDS)
         while True:
@@ -113,7 +113,7 @@ class Link:
         return StoreError(f"{reason}, after {tries} tries. Check the network and the URL")
 
 
-class Statistics:
+class LinkStatistics:
     """Counts what is read from a URL and how fast it comes, and how long readers wait for it. Threads may share one."""
 
     def __init__(self) -> None:

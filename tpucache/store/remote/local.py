@@ -35,7 +35,7 @@ from tpucache.native import file_system, free_part
 from tpucache.store.files import OpenFile, OpenFolder, ThreadLock, refuse_too_many_files
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.manifest import Manifest
-from tpucache.store.remote.pieces import Bools, Pieces, Run
+from tpucache.store.remote.pieces import Bools, Pieces, RecordRun
 from tpucache.system import fcntl
 
 STATE_NAME: Final = "state"
@@ -265,7 +265,7 @@ class LocalCopy:
                 self._whole.add(shard)
             return shard in self._whole
 
-    def write(self, run: Run, data: memoryview) -> bool:
+    def write(self, run: RecordRun, data: memoryview) -> bool:
         """Write a run whose records were compared with their checksums; return whether there was room on the disk.
 
         Where there was none, that is logged once, and nothing more is kept. Raises StoreError.

@@ -30,7 +30,7 @@ _MOST_TABLES: Final = 256
 Bools = npt.NDArray[np.bool_]
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Bytes of a shard, by its number, and the records in them: their numbers in the index, and its rows."""
 
     shard: int
@@ -74,20 +74,20 @@ class Pieces:
         """Return the numbers of the records at these index rows, and those of the pieces that they lie in."""
         return self._find(rows)
 
-    def run(self, piece: int) -> Run:
+    def run(self, piece: int) -> RecordRun:
         """Return a whole piece. Raises DamageError where the index has records outside of their shard."""
         shard = self.shard_of(piece)
         each, table = int(self._sizes[shard]), self._table(shard)
         first = (piece - int(self._first[shard])) * each
         return self._run(shard, table, slice(first, first + each))
 
-    def part(self, piece: int, start: int, stop: int) -> Run:
+    def part(self, piece: int, start: int, stop: int) -> RecordRun:
         """Return the records of a piece that lie between two places of its shard. Raises DamageError."""
         run = self.run(piece)
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
         return self._run(run.shard, _Table(run.rows, run.numbers), slice(first, last))
 
-    def runs(self, rows: Rows) -> Iterator[Run]:
+    def runs(self, rows: Rows) -> Iterator[RecordRun]:
         """Yield runs that hold some records, given by their whole rows: those close to each other are in one.
 
         What lies between them is of the run, too: it is read with them, and need not be read again.
@@ -152,12 +152,12 @@ class Pieces:
                 self._tables.popitem(last=False)
         return table
 
-    def _run(self, shard: int, table: _Table, part: slice) -> Run:
+    def _run(self, shard: int, table: _Table, part: slice) -> RecordRun:
         rows, numbers = table.rows[part], table.numbers[part]
         start = int(rows["offset"][0])
         stop = int((rows["offset"] + rows["length"]).max())
         self._check(shard, start, stop, rows)
-        return Run(shard, start, stop, numbers, rows)
+        return RecordRun(shard, start, stop, numbers, rows)
 
     def _check(self, shard: int, start: int, stop: int, rows: Rows) -> None:
         """Raise DamageError for a run that is not inside its shard, or much longer than its records."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.store.index import Numbers, Rows
-from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, Run
+from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, RecordRun
 
 #: When a piece is needed next that no known epoch needs.
 NEVER: Final = np.iinfo(np.int64).max
@@ -30,12 +30,12 @@ class Window(NamedTuple):
     `counts` are the records that are needed of each piece, and `first` is the index row of the very first.
     """
 
-    runs: list[tuple[int, Run]]
+    runs: list[tuple[int, RecordRun]]
     counts: dict[int, int]
     first: np.void | None
 
 
-class Plan:
+class FetchPlan:
     """Which pieces one loader will need, in their order, read from the loader one window at a time.
 
     `read` runs the loader's code and takes long: one thread at a time calls it, without the fetcher's lock. All else is
@@ -50,7 +50,7 @@ class Plan:
         `further` gives the same windows once more, and those of later epochs after them.
         """
         self._windows, self._pieces = windows, pieces
-        self._next: deque[tuple[int, Run]] = deque()
+        self._next: deque[tuple[int, RecordRun]] = deque()
         self._first: np.void | None = None  # the index row of what is needed first
         self._windows_read = 0
         self._made = time.monotonic()
@@ -105,7 +105,7 @@ class Plan:
             ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
         )
 
-    def peek(self) -> tuple[int, Run] | None:
+    def peek(self) -> tuple[int, RecordRun] | None:
         """Return the next piece, and what of it is to be read if it is not here; None at the end of what was read."""
         return self._next[0] if self._next else None
 
@@ -113,7 +113,7 @@ class Plan:
         """Go on to the piece after the next."""
         self._next.popleft()
 
-    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
+    def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
         """Return what of a piece is to be read next if it has all of these records, else None."""
         runs = (run for each, run in self._next if each == piece)
         return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
@@ -123,7 +123,7 @@ class Plan:
         forecast.go_to(self._windows_read)
         self.forecast = forecast
 
-    def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, Run]]:
+    def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, RecordRun]]:
         """Yield some pieces with what is to be read of each: the whole piece, or one part where that is enough.
 
         A host that reads its share of an epoch needs parts. Where a window has only a few records of each piece,
@@ -141,21 +141,21 @@ class Plan:
             yield piece, run
 
 
-class Plans:
+class FetchPlans:
     """The plans of all owners that still exist, the newest first. The fetcher's lock guards it."""
 
     def __init__(self) -> None:
-        self._plans: list[tuple[weakref.ref[Any], Plan]] = []
+        self._plans: list[tuple[weakref.ref[Any], FetchPlan]] = []
 
-    def __iter__(self) -> Iterator[Plan]:
+    def __iter__(self) -> Iterator[FetchPlan]:
         return iter([plan for owner, plan in self._plans if owner() is not None])
 
-    def put(self, owner: object, plan: Plan) -> None:
+    def put(self, owner: object, plan: FetchPlan) -> None:
         """Take an owner's plan in place of the one before."""
         self.drop_those_without_owner()
         self._plans = [(weakref.ref(owner), plan), *(one for one in self._plans if one[0]() is not owner)]
 
-    def drop(self, plan: Plan) -> None:
+    def drop(self, plan: FetchPlan) -> None:
         """Forget a plan."""
         self._plans = [one for one in self._plans if one[1] is not plan]
 
@@ -176,7 +176,7 @@ class Plans:
         """Return whether records of a piece are still to be read in the windows that were read so far."""
         return any(plan.needed.get(piece, 0) > 0 for plan in self)
 
-    def run_of(self, piece: int, numbers: Numbers) -> Run | None:
+    def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
         """Return what of a piece a plan reads next if it has all of these records, else None."""
         return next((run for plan in self if (run := plan.run_of(piece, numbers)) is not None), None)
 

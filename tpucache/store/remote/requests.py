@@ -24,8 +24,8 @@ from tpucache.errors import StoreError
 from tpucache.machine import available_memory
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.remote.local import LocalCopy
-from tpucache.store.remote.pieces import PIECE_BYTES, Bools, Pieces, Run
-from tpucache.store.remote.plan import Plans
+from tpucache.store.remote.pieces import PIECE_BYTES, Bools, Pieces, RecordRun
+from tpucache.store.remote.plan import FetchPlans
 
 _MEMORY_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not on the disk
 _MOST_MEMORY: Final = 2 << 30  # bytes
@@ -34,7 +34,7 @@ _LEAST_IN_MEMORY: Final = 8  # pieces
 _WHOLE_SHARE: Final = 4
 
 
-class Records(NamedTuple):
+class NeededRecords(NamedTuple):
     """Records that somebody reads: their numbers in the index, the pieces that they lie in, and their index rows."""
 
     numbers: Numbers
@@ -42,10 +42,10 @@ class Records(NamedTuple):
     rows: Rows
 
 
-class Request:
+class FetchRequest:
     """Records of a piece that are asked for, and what came of it: see the states above."""
 
-    def __init__(self, run: Run, piece: int, *, is_urgent: bool = False) -> None:
+    def __init__(self, run: RecordRun, piece: int, *, is_urgent: bool = False) -> None:
         self.run, self.piece, self.is_urgent = run, piece, is_urgent
         self.data: memoryview | None = None  # the bytes of its run, where they are not on the disk
         self.error: Exception | None = None
@@ -56,11 +56,11 @@ class Request:
         """The numbers of its records."""
         return frozenset(self.run.numbers.tolist())
 
-    def has(self, run: Run) -> bool:
+    def has(self, run: RecordRun) -> bool:
         """Return whether it brings all records of a run."""
         return self.numbers >= {*run.numbers.tolist()}
 
-    def narrow(self, run: Run) -> None:
+    def narrow(self, run: RecordRun) -> None:
         """Ask for less: for those of its records that have not come onto the disk since."""
         self.run = run
         self.__dict__.pop("numbers", None)
@@ -70,7 +70,7 @@ class Request:
         return memoryview(b"") if self.data is None else self.data[start:stop]
 
 
-class Requests:
+class FetchRequests:
     """The requests of a process that are asked for or begun, and pieces in memory. The fetcher's lock guards it.
 
     Two things hold while the lock is free:
@@ -84,22 +84,25 @@ class Requests:
     def __init__(self, pieces: Pieces, local: LocalCopy, changed: threading.Condition) -> None:
         """Take the folder that records are written to; `changed` is notified when a request is done."""
         self._pieces, self._local, self._changed = pieces, local, changed
-        self.urgent: deque[Request] = deque()
-        self.asked: deque[Request] = deque()
-        self.by_piece: dict[int, Request] = {}  # those that are not urgent, asked or begun
-        self._urgent_by_piece: dict[int, list[Request]] = {}  # those for pieces that the disk has room for
-        self._in_memory: OrderedDict[int, list[Request]] = OrderedDict()  # those done, by piece, the oldest piece first
+        self.urgent: deque[FetchRequest] = deque()
+        self.asked: deque[FetchRequest] = deque()
+        self.by_piece: dict[int, FetchRequest] = {}  # those that are not urgent, asked or begun
+        self._urgent_by_piece: dict[int, list[FetchRequest]] = {}  # those for pieces that the disk has room for
+        #: Those that brought their records into memory, by piece, in the order in which the pieces came.
+        self._in_memory: OrderedDict[int, list[FetchRequest]] = OrderedDict()
         room = min(_MOST_MEMORY, available_memory() // _MEMORY_SHARE)
         self._most_in_memory = max(_LEAST_IN_MEMORY, room // PIECE_BYTES)
 
-    def ask(self, records: Records, missing: Numbers, own: list[Request], plans: Plans, *, is_first: bool) -> None:
+    def ask(
+        self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], plans: FetchPlans, *, is_first: bool
+    ) -> None:
         """Ask for those of some records that are missing, given by their places, and add the requests to `own`.
 
         Single records come soon, but whole pieces faster. So the first records of a plan are read by themselves, and so
         are few records that no plan names.
         """
         already = {request.piece for request in own}
-        waited = list[Request]()
+        waited = list[FetchRequest]()
         for piece in dict.fromkeys(records.pieces[missing].tolist()):  # in the order in which they are needed
             if piece in already:
                 continue
@@ -117,29 +120,31 @@ class Requests:
                     own.extend(self._ask_urgently(piece, rows, has_rest=not is_planned))
                     continue
                 if request is None:
-                    request = self.by_piece[piece] = Request(self.lacking(run, piece), piece)
+                    request = self.by_piece[piece] = FetchRequest(self.lacking(run, piece), piece)
                 else:
                     self.asked.remove(request)
                 waited.append(request)
             own.append(request)
         self.asked.extendleft(reversed(waited))
 
-    def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[Request]:
+    def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[FetchRequest]:
         """Ask for some records of a piece before all else, and for the rest of it after all that somebody waits for."""
-        requests = [Request(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
+        requests = [FetchRequest(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
         self.urgent.extend(requests)
         if self._local.make_room(piece):
             self._urgent_by_piece.setdefault(piece, []).extend(requests)
             if has_rest and piece not in self.by_piece:
-                self.add(Request(self._pieces.run(piece), piece))
+                self.add(FetchRequest(self._pieces.run(piece), piece))
         return requests
 
-    def add(self, request: Request) -> None:
+    def add(self, request: FetchRequest) -> None:
         """Add a request for a piece after all others."""
         self.by_piece[request.piece] = request
         self.asked.append(request)
 
-    def collect(self, records: Records, missing: Numbers, own: list[Request], found: dict[int, Request]) -> None:
+    def collect(
+        self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], found: dict[int, FetchRequest]
+    ) -> None:
         """Enter into `found` the requests that brought missing records into memory, by the places of these records.
 
         Those of the `own` requests that are done are removed. Raises the error of one.
@@ -156,7 +161,7 @@ class Requests:
                 places = [place for place in missing.tolist() if int(records.numbers[place]) in request.numbers]
                 found.update(dict.fromkeys(places, request))
 
-    def next_urgent(self) -> Request | None:
+    def next_urgent(self) -> FetchRequest | None:
         """Begin the next urgent request; None where there is none."""
         if not self.urgent:
             return None
@@ -164,9 +169,9 @@ class Requests:
         request.has_begun = True
         return request
 
-    def next_asked(self) -> Request | None:
+    def next_asked(self) -> FetchRequest | None:
         """Begin the next request for a piece; None where there is none, or where other processes read all of them."""
-        of_others, found = list[Request](), None
+        of_others, found = list[FetchRequest](), None
         while self.asked and found is None:
             request = self.asked.popleft()
             if not self._begin(request):
@@ -176,7 +181,7 @@ class Requests:
         self.asked.extendleft(reversed(of_others))
         return found
 
-    def _begin(self, request: Request) -> bool:
+    def _begin(self, request: FetchRequest) -> bool:
         """Begin a request, or end it at once where nothing is missing; return False if another process reads its piece.
 
         What another process has brought since is taken out of the request once this process has the piece's lock.
@@ -193,7 +198,7 @@ class Requests:
         self.end(request)
         return True
 
-    def end(self, request: Request) -> None:
+    def end(self, request: FetchRequest) -> None:
         """Take a request as done, and tell those who wait for it."""
         request.is_done = True
         piece = request.piece
@@ -227,7 +232,7 @@ class Requests:
             found |= np.isin(numbers, request.run.numbers)
         return found
 
-    def lacking(self, run: Run, piece: int) -> Run:
+    def lacking(self, run: RecordRun, piece: int) -> RecordRun:
         """Return the part of a run that is not on the disk, nor soon: from the first such record to the last."""
         places = np.flatnonzero(~self.are_here_soon(run.numbers, piece))
         if len(places) in (0, len(run.numbers)):
@@ -235,7 +240,7 @@ class Requests:
         first, last = run.rows[places[0]], run.rows[places[-1]]
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
-    def runs_of(self, request: Request) -> list[Run]:
+    def runs_of(self, request: FetchRequest) -> list[RecordRun]:
         """Return what is to be read for a request: its run, without longer parts of it that are here, or soon are."""
         if request.is_urgent:
             return [request.run]
@@ -246,7 +251,7 @@ class Requests:
         """Return whether records of a piece are asked for."""
         return piece in self.by_piece or piece in self._urgent_by_piece
 
-    def has_room_in_memory(self, plans: Plans) -> bool:
+    def has_room_in_memory(self, plans: FetchPlans) -> bool:
         """Return whether one more piece may come into memory; one that no plan needs any more makes room."""
         if len(self._in_memory) + len(self.by_piece) < self._most_in_memory:
             return True

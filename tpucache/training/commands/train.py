@@ -42,7 +42,7 @@ from tpucache.wings import call, is_there
 
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
-    from tpucache.loading.reading.reader import InMemory
+    from tpucache.loading.reading.record_reader import InMemory
     from tpucache.store.manifest import Manifest
     from tpucache.training.folds import Watch
     from tpucache.training.interrupt import StopRequest

@@ -39,7 +39,7 @@ from tpucache.warmup.sources.table import OPTIONS, TableOptions
 
 if TYPE_CHECKING:
     from tpucache.store.remote.copies import Copies
-    from tpucache.store.remote.folder import Remote
+    from tpucache.store.remote.url_folder import Remote
 
 _SCHEMES: Final = ("gs", "s3", "hf", "https", "http", "az", "abfs", "memory")
 _WEB: Final = ("http", "https")
@@ -195,7 +195,7 @@ def _files(url: str) -> Files:
 @functools.lru_cache(maxsize=4)
 def _open(url: str) -> Remote:
     """Return what reads a folder, one for each process."""
-    from tpucache.store.remote.folder import Remote
+    from tpucache.store.remote.url_folder import Remote
 
     return Remote(url)
 

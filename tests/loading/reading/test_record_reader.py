@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache
-from tpucache.loading.reading import reader as reader_module
-from tpucache.loading.reading.reader import RecordReader
+from tpucache.loading.reading import record_reader as reader_module
+from tpucache.loading.reading.record_reader import RecordReader
 from tpucache.store.reader import ShardReader
 
 

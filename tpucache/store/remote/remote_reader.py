@@ -20,7 +20,7 @@ from tpucache.store.reader import MAX_OPEN, ShardReader
 from tpucache.store.remote.fetching import Fetcher
 from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
-from tpucache.store.remote.requests import Records, Request
+from tpucache.store.remote.requests import FetchRequest, NeededRecords
 
 _COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked which shards are here
 _MOST_PARTS: Final = 1000  # that Linux writes in one call
@@ -106,7 +106,7 @@ class RemoteReader(ShardReader):
             return
         rows = self._cache.index[numbers]
         if not self._are_here(rows):
-            self._fetcher.fetch_first(Records(numbers, self._pieces.of(rows)[1], rows))
+            self._fetcher.fetch_first(NeededRecords(numbers, self._pieces.of(rows)[1], rows))
 
     def close(self) -> None:
         """Close the files, and end what fetches."""
@@ -170,7 +170,7 @@ class RemoteReader(ShardReader):
                 yield opened
             return
         with self.fetcher.local.pinned(pieces):
-            brought = self.fetcher.get(Records(numbers, pieces, self._cache.index[numbers]))
+            brought = self.fetcher.get(NeededRecords(numbers, pieces, self._cache.index[numbers]))
             self._note(are_here=not brought)
             with self._proven_or_in_memory(rows, numbers, brought) as opened:
                 yield opened
@@ -191,7 +191,7 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _proven_or_in_memory(
-        self, rows: Rows, numbers: Numbers, brought: Mapping[int, Request]
+        self, rows: Rows, numbers: Numbers, brought: Mapping[int, FetchRequest]
     ) -> Iterator[tuple[Numbers, Rows]]:
         """Give records from the files where they are proven, and all others from memory.
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.loading.reading.buffers import Buffer, BufferPool, BufferPools
-from tpucache.loading.reading.leases import Use
+from tpucache.loading.reading.leases import MapUse
 from tpucache.loading.reading.maps import MAPPED, PREPARE_SECONDS, ShardMaps
 from tpucache.loading.reading.memory import BUDGET, RecordMemory
 from tpucache.loading.reading.views import decode_packed, decode_view
@@ -135,7 +135,7 @@ class RecordReader:
         self._most = most
         self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
         self._maps = ShardMaps(cache.reader, cache.manifest.records)
-        self._scratch = Scratch()
+        self._scratch = RecordScratch()
         self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed: RecordReader | None = None
@@ -147,7 +147,7 @@ class RecordReader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._scratch = Scratch()
+        self._scratch = RecordScratch()
         self._is_proven = self._nothing_proven()
         self.pools = BufferPools(self.fields)
         self._packed = None
@@ -229,7 +229,7 @@ class RecordReader:
         """
         if (arriving := self.cache.reader.arriving) is not None:
             keep = self._prioritise(arriving, rows, keep)
-        with Use(self._maps.uses):
+        with MapUse(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._read_part, buffer, rows, places, keep or self.in_memory is True), len(rows))
         return self._ways(places)
@@ -242,7 +242,7 @@ class RecordReader:
         """
         arriving = self.cache.reader.arriving
         keep = arriving is None or self._prioritise(arriving, rows, keep=True)
-        with Use(self._maps.uses):
+        with MapUse(self._maps.uses):
             places = self._find(rows)
             divide(functools.partial(self._visit_part, rows, places, use, parts, keep), len(rows))
         return self._ways(places)
@@ -561,7 +561,7 @@ class _Places(NamedTuple):
     is_complete: bool
 
 
-class Scratch(threading.local):
+class RecordScratch(threading.local):
     """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
 
     def __init__(self) -> None:
