@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 from tpucache.errors import FormatError, RecipeError
 from tpucache.geometry import Coordinates, Fit
@@ -18,6 +18,7 @@ from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
 from tpucache.store.fields import IMAGE, Field, check_bands
 from tpucache.store.manifest import Manifest
+from tpucache.strict_json import Between, misfit
 
 Mode = Literal["rgb", "grey", "keep"]
 MaskValues = Literal["keep", "scale"]
@@ -91,13 +92,15 @@ class Recipe:
 
     size: int | tuple[int, int] = option(224, "height and width of every cached image, in pixels", metavar="N|HxW")
     fit: Fit = option("crop", "how an image of another shape gets that size: cut to it, padded or stretched")
-    variants: int = option(0, "augmented variants of each image, in addition to the clean one", metavar="K")
+    variants: Annotated[int, Between(0, MAX_VARIANTS)] = option(
+        0, "augmented variants of each image, in addition to the clean one", metavar="K"
+    )
     augment: str = option(
         "standard",
         "flip, affine, standard or strong; a YAML or JSON file of albumentations.to_dict; or your own function",
         metavar="PRESET|FILE|module:name",
     )
-    seed: int = option(0, "seed of the augmentation", metavar="N")
+    seed: Annotated[int, Between(0, 2**63 - 1)] = option(0, "seed of the augmentation", metavar="N")
     codec: str = option("raw", "how images are stored, and, raw or zstd, arrays", choices=IMAGE_CODECS)
     quality: int | None = option(
         None, "quality of jpeg and dct (1 to 100), or compression level of png or zstd", metavar="Q"
@@ -114,23 +117,27 @@ class Recipe:
         "read out of fewer bytes",
         metavar="F,F,8",
     )
-    shard_mb: int = option(DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N")
+    shard_mb: Annotated[int, Between(1, 1 << 16)] = option(
+        DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N"
+    )
     exact: bool = option(False, "decode whole images, never at a reduced scale")
-    max_boxes: int = option(100, "boxes that a record has room for", metavar="N", minimum=1)
-    max_blocks: int | None = None
+    max_boxes: Annotated[int, Between(1, 1 << 16)] = option(
+        100, "boxes that a record has room for", metavar="N", minimum=1
+    )
+    max_blocks: Annotated[int, Between(1, 1 << 20)] | None = None
     coordinates: Coordinates | None = option(
         None,
         "what masks, boxes and keypoints refer to where EXIF turns an image: the image as displayed or as stored; "
         "such images are refused if not given",
     )
-    white_level: int | None = option(
+    white_level: Annotated[int, Between(1, 2**31 - 1)] | None = option(
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
     )
 
     mode: Mode = option(
         "rgb", "what images become: colours, one grey channel, or their channels and bit depth as they are"
     )
-    max_pixels: int | None = option(
+    max_pixels: Annotated[int, Between(1, 2**31 - 1)] | None = option(
         None, "refuse images of more pixels; about 89 million if not given", metavar="N", minimum=1
     )
     mask_values: MaskValues | None = option(
@@ -147,29 +154,18 @@ class Recipe:
         if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
-        self._check("fit", self.fit in get_args(Fit), "one of " + ", ".join(get_args(Fit)))
         if self.codec not in IMAGE_CODECS:  # their names are looked up only then
             self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
-        self._check("augment", isinstance(self.augment, str), "a preset, a file or module:name")
-        self._check("exact", isinstance(self.exact, bool), "True or False")
-        self._check("variants", _whole(self.variants, 0, MAX_VARIANTS), f"0 to {MAX_VARIANTS}")
-        self._check("seed", _whole(self.seed, 0, 2**63 - 1), "a whole number from 0 to 2**63 - 1")
-        self._check("shard_mb", _whole(self.shard_mb, 1, 1 << 16), "1 to 65536 (MiB)")
-        self._check("max_boxes", _whole(self.max_boxes, 1, 1 << 16), "1 to 65536")
-        fine = self.max_blocks is None or _whole(self.max_blocks, 1, 1 << 20)
-        self._check("max_blocks", fine, "1 to 1048576, or left out")
-        fine = self.coordinates is None or self.coordinates in get_args(Coordinates)
-        self._check("coordinates", fine, "one of " + ", ".join(get_args(Coordinates)) + ", or left out")
-        fine = self.white_level is None or _whole(self.white_level, 1, 2**31 - 1)
-        self._check("white_level", fine, "1 to 2147483647, or left out")
-        self._check_pixels()
         chromas = CODECS[self.codec].chromas
         allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
         self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
-        self._check_bands()
         low, high = CODECS[self.codec].quality_range or (0, -1)
         allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
+        if wrong := misfit(vars(self), Recipe):
+            raise RecipeError(wrong)
+        self._check_pixels()
+        self._check_bands()
         self._check_grey()
 
     def _check_grey(self) -> None:
@@ -195,13 +191,8 @@ class Recipe:
         object.__setattr__(self, "bands", bands)
 
     def _check_pixels(self) -> None:
-        self._check("mode", self.mode in get_args(Mode), "one of " + ", ".join(get_args(Mode)))
         if self.mode == "keep" and not CODECS[self.codec].holds_any_array:
             self._check("codec", False, f"{' or '.join(ARRAY_CODECS)} for the mode keep")
-        fine = self.max_pixels is None or _whole(self.max_pixels, 1, 2**31 - 1)
-        self._check("max_pixels", fine, "1 to 2147483647, or left out")
-        allowed = "one of " + ", ".join(get_args(MaskValues))
-        self._check("mask_values", self.mask_values is None or self.mask_values in get_args(MaskValues), allowed)
         if self.mask_colours is not None:
             colours = tuple(self.mask_colours) if isinstance(self.mask_colours, (list, tuple)) else ()
             fine = 1 < len(colours) <= 256 and len(set(colours)) == len(colours)

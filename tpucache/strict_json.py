@@ -1,14 +1,33 @@
-"""JSON that somebody else may have written: text that Python's own reader takes in more than one sense is refused."""
+"""JSON that somebody else may have written: text with two meanings is refused, and values are checked by dataclasses.
+
+The annotations of a dataclass's fields say what a file may hold: their types, and limits such as
+`Annotated[int, Between(0, 100)]`. `read_as` makes the dataclass of what a file holds, and `check_types` checks the
+values that are there. Both name the place of a value that does not fit, and pass over keys that they do not know.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
+import re
 from collections import Counter
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tpucache.errors import FormatError
 
 #: The largest number in a file that tpucache writes: they are of 32-bit floats, or means of some, which may be rounded
 #: up. Larger ones could not be drawn or added up.
 LARGEST: Final = 3.5e38
+_MAX_NESTING: Final = 33  # objects and lists inside each other, the whole the first
+_MOST: Final = 1 << 63  # of whole numbers without stated limits
+
+Kind = TypeVar("Kind")
+#: What returns a checked value, and raises _MisfitError for one that does not fit.
+_Reader = Callable[[Any], Any]
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -29,3 +48,280 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice!r:.60} is there twice in one object: leave one of the two")
     return content
+
+
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Return the object that a JSON text holds; `where` names it in messages. Raises FormatError for any other text.
+
+    How deep json reads depends on the interpreter, and code that handles the content may recurse, if only to print it.
+    So text that nests deeper than any that tpucache writes is refused.
+    """
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise FormatError(f"not JSON: {error}") from error
+    level = [content]
+    for _ in range(_MAX_NESTING):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
+        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
+    if level:
+        raise FormatError(f"not JSON that tpucache writes: it nests deeper than {_MAX_NESTING} levels")
+    if not isinstance(content, dict):
+        raise FormatError(f"{where} is not an object")
+    return content
+
+
+@dataclass(frozen=True)
+class Between:
+    """A limit: a number from `low` to `high`, which excludes NaN and None."""
+
+    low: float
+    high: float
+
+    def check(self, value: Any) -> None:
+        """Raise _MisfitError for any other number."""
+        if value is None or not self.low <= value <= self.high:
+            kind = "a number" if isinstance(self.low, float) else "a whole number"
+            raise _MisfitError(f"is {value!r:.40}, not {kind} from {self.low} to {self.high}")
+
+
+@dataclass(frozen=True)
+class Matching:
+    """A limit: a text that a pattern matches as a whole; `what` names such a text."""
+
+    pattern: str
+    what: str
+
+    def check(self, value: str) -> None:
+        """Raise _MisfitError for any other text."""
+        if not re.fullmatch(self.pattern, value):
+            raise _MisfitError(f"is not {self.what}: {value!r:.80}")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A limit: a list of at most `count` items."""
+
+    count: int
+
+    def check(self, value: Sequence[Any]) -> None:
+        """Raise _MisfitError for a longer list."""
+        if len(value) > self.count:
+            raise _MisfitError(f"has {len(value)} items, more than the limit of {self.count}")
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A limit: a list of distinct texts."""
+
+    def check(self, value: Sequence[str]) -> None:
+        """Raise _MisfitError for a list with equal ones."""
+        if len(set(value)) != len(value):
+            raise _MisfitError("holds something other than distinct strings")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A limit: not null. The key is left out where there is no value."""
+
+    def check(self, value: object) -> None:
+        """Raise _MisfitError for None."""
+        if value is None:
+            raise _MisfitError("is null: leave the key out")
+
+
+@dataclass(frozen=True)
+class NotStored:
+    """A mark: no file has this field."""
+
+
+@dataclass(frozen=True)
+class AlwaysStored:
+    """A mark: each file has this field, though it has a default."""
+
+
+class _MisfitError(Exception):
+    """A value that does not fit, at a place within the whole, such as `shards[0].bytes`."""
+
+    def __init__(self, text: str, place: str = "") -> None:
+        super().__init__(text)
+        self.text, self.place = text, place
+
+    def within(self, place: str) -> _MisfitError:
+        """Return the same, seen from outside."""
+        return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
+
+    def seen_from(self, where: str) -> FormatError:
+        """Return the error for users, in a file or a part of one that `where` names."""
+        return FormatError(f"{where}: {self.place!r} {self.text}" if self.place else f"{where} {self.text}")
+
+
+def read_as(kind: type[Kind], content: object, where: str) -> Kind:
+    """Return the dataclass that an untrusted object holds; `where` names the object in messages.
+
+    Lists become what the field's type says. Raises FormatError for a value that is missing or does not fit.
+    """
+    hint: Any = kind
+    try:
+        found: Kind = _reader(hint, True)(content)
+    except _MisfitError as error:
+        raise error.seen_from(where) from None
+    return found
+
+
+def check_types(values: object, kind: type, where: str) -> None:
+    """Raise FormatError unless untrusted values of a dataclass's fields fit these; fields may be missing."""
+    try:
+        _reader(kind, False)(values)
+    except _MisfitError as error:
+        raise error.seen_from(where) from None
+
+
+def misfit(values: Mapping[str, Any], kind: type) -> str:
+    """Return which value does not fit its field of a dataclass, and why: `seed is -1, not …`; "" where all fit."""
+    try:
+        _reader(kind, False)(values)
+    except _MisfitError as error:
+        return f"{error.place} {error.text}"
+    return ""
+
+
+@functools.cache
+def _reader(hint: Any, makes: bool) -> _Reader:
+    """Return what reads a value of a type; if it `makes` no dataclasses, fields of these may be missing."""
+    if get_origin(hint) is Annotated:
+        return _limited(get_args(hint)[0], hint.__metadata__, makes)
+    if dataclasses.is_dataclass(hint):
+        return _object_reader(hint, makes)
+    if get_origin(hint) is not None:
+        return _generic_reader(get_origin(hint), get_args(hint), _shown(hint), makes)
+    return _PLAIN.get(hint) or _checking(lambda value: isinstance(value, hint), _shown(hint))
+
+
+def _generic_reader(origin: Any, parts: Sequence[Any], shown: str, makes: bool) -> _Reader:
+    if origin is Literal:
+        shown = f"one of {', '.join(map(str, parts))}"
+        return _checking(lambda value: any(type(value) is type(part) and value == part for part in parts), shown)
+    inner = [_reader(part, makes) for part in parts if part not in (..., NoneType)]
+    if origin in (Union, UnionType):
+        return _first_of(inner, NoneType in parts, shown)
+    if issubclass(origin, Mapping):
+        return _mapping_reader(*inner)
+    return _list_reader(inner[0], tuple if origin is tuple else list)
+
+
+def _checking(fits: Callable[[Any], bool], what: str, convert: _Reader | None = None) -> _Reader:
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise _MisfitError(f"is {_described(value)}, not {what}")
+        return value if convert is None else convert(value)
+
+    return read
+
+
+def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
+    """Return what reads a value of a type within limits, which take the place of the usual ones of whole numbers."""
+    inner = _read_whole if base is int else _reader(base, makes)
+    checked = [limit for limit in limits if hasattr(limit, "check")]
+
+    def read(value: Any) -> Any:
+        found = inner(value)
+        for limit in checked:
+            limit.check(found)
+        return found
+
+    return read
+
+
+def _first_of(readers: Sequence[_Reader], may_be_none: bool, what: str) -> _Reader:
+    def read(value: Any) -> Any:
+        if value is None and may_be_none:
+            return None
+        if len(readers) == 1:
+            return readers[0](value)
+        for each in readers:
+            try:
+                return each(value)
+            except _MisfitError:
+                continue
+        raise _MisfitError(f"is {_described(value)}, not {what}")
+
+    return read
+
+
+def _list_reader(inner: _Reader, make: Callable[[list[Any]], Any]) -> _Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _MisfitError(f"is {_described(value)}, not a list")
+        found: list[Any] = []
+        try:
+            for item in value:
+                found.append(inner(item))
+        except _MisfitError as error:
+            raise error.within(f"[{len(found)}]") from None
+        return make(found)
+
+    return read
+
+
+def _mapping_reader(key: _Reader, inner: _Reader) -> _Reader:
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _MisfitError(f"is {_described(value)}, not an object")
+        return {key(name): inner(each) for name, each in value.items()}
+
+    return read
+
+
+def _object_reader(kind: Any, makes: bool) -> _Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [
+        (field.name, _reader(hints[field.name], makes), makes and _is_needed(field, hints[field.name]))
+        for field in dataclasses.fields(kind)
+        if NotStored() not in _marks(hints[field.name])
+    ]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _MisfitError("is not an object")
+        found = {}
+        for name, inner, is_needed in fields:
+            if name in value:
+                try:
+                    found[name] = inner(value[name])
+                except _MisfitError as error:
+                    raise error.within(name) from None
+            elif is_needed:
+                raise _MisfitError("is missing", name)
+        return kind(**found) if makes else value
+
+    return read
+
+
+def _marks(hint: Any) -> Sequence[Any]:
+    marks: Sequence[Any] = getattr(hint, "__metadata__", ())
+    return marks
+
+
+def _is_needed(field: dataclasses.Field[Any], hint: Any) -> bool:
+    has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    return not has_default or AlwaysStored() in _marks(hint)
+
+
+def _described(value: object) -> str:
+    """Return a value as text for messages: a short one itself, else its type."""
+    return f"{value!r:.40}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
+
+
+def _shown(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
+
+
+_read_whole: Final = _checking(lambda value: type(value) is int, "a whole number")
+_PLAIN: Final[Mapping[Any, _Reader]] = {
+    Any: lambda value: value,
+    int: _checking(lambda value: type(value) is int and abs(value) < _MOST, f"a whole number below {_MOST}"),
+    float: _checking(lambda value: type(value) in (int, float) and not abs(value) > LARGEST, "a number", float),
+    str: _checking(lambda value: isinstance(value, str), "a string"),
+    bool: _checking(lambda value: isinstance(value, bool), "true or false"),
+}

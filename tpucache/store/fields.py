@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from tpucache.geometry import Fit
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec, check_image
 from tpucache.store.format import MAX_BANDS, MAX_DIMENSIONS, MAX_RECORD_BYTES
+from tpucache.strict_json import Between, Given, NotStored
 from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
@@ -45,7 +46,7 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 
 
 @dataclass(frozen=True)
-class View:
+class ResizedView:
     """How a stored field is shown where the image has another size: its own shape, and the image's, old and new.
 
     `fit` is how the image comes to the new size, as `Recipe.fit`. Of its coefficients, the lowest `frequencies` of each
@@ -74,13 +75,13 @@ class Field:
     name: str
     codec: str
     dtype: str
-    shape: tuple[int, ...]
-    quality: int | None = None
-    chroma: str | None = None
-    packing: str | None = None
-    bands: tuple[int, ...] | None = None
-    view: View | None = None
-    band: int | None = None
+    shape: tuple[Annotated[int, Between(0, MAX_RECORD_BYTES)], ...]
+    quality: Annotated[int | None, Between(0, 100)] = None
+    chroma: Annotated[str | None, Given()] = None
+    packing: Annotated[str | None, Given()] = None
+    bands: Annotated[tuple[Annotated[int, Between(1, MAX_BANDS)], ...] | None, Given()] = None
+    view: Annotated[ResizedView | None, NotStored()] = None
+    band: Annotated[int | None, NotStored()] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the field as plain values, those that it does not need left out."""

@@ -1,7 +1,7 @@
 """The manifest: what a cache holds, JSON in and out, validated and saved atomically.
 
-Nothing in a manifest that is read is trusted: `JsonObject` checks the type and range of each value, and names the place
-of what is wrong.
+Nothing in a manifest that is read is trusted. The fields of the dataclasses here say which values each key may have;
+`strict_json` checks these, and `_check_whole` whether they fit together.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 
@@ -21,123 +21,43 @@ from tpucache.errors import DamageError, FormatError, NotACacheError, UnknownCod
 from tpucache.store import format as fmt
 from tpucache.store.fields import Field, RecordLayout, check_field, part_layouts
 from tpucache.store.files import read_file, refuse_too_many_files, refuse_url, write_atomically
-from tpucache.strict_json import LARGEST, parse_json
+from tpucache.strict_json import (
+    LARGEST,
+    AlwaysStored,
+    AtMost,
+    Between,
+    Distinct,
+    Given,
+    Matching,
+    parse_object,
+    read_as,
+)
 
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+Number = Annotated[float, Between(-LARGEST, LARGEST)]
+Sha256 = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
+_Bytes = Annotated[int, Between(0, 1 << 62)]
+_Count = Annotated[int, Between(0, fmt.MAX_SAMPLES)]
+_Sum = Annotated[int, Between(-(1 << 700), 1 << 700)]  # of floats, in units of 2^-149, or of squares, in 2^-298
+_Square = Annotated[int, Between(0, 1 << 700)]
+
 #: The line of a manifest that has the SHA-256 of all its others.
 _DIGEST: Final = "digest"
 #: Keys that caches of one version of which nothing was deleted do not have.
 _LATER: Final = ("deleted", "history")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
-_MAX_NESTING: Final = 33  # objects and lists inside each other, the manifest itself the first
-
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
 _BEFORE_0_2: Final = (2, 3, 4, 5)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
 _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
-_MAX_SUM: Final = 1 << 700  # of squares of floats, in units of 2^-298
-
-
-class JsonObject:
-    """A JSON object that is being read. Each getter raises FormatError for a value that is missing or does not fit."""
-
-    def __init__(self, content: object, where: str) -> None:
-        """Take a parsed value; `where` is its place, for messages. Raises FormatError when it is not an object."""
-        if not isinstance(content, dict):
-            raise FormatError(f"{where} is not an object")
-        self.content: dict[str, Any] = content
-        self.where = where
-
-    def get(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """Return the value of a key, which has one of these types; no bool is a number."""
-        value = self.content.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise FormatError(f"{self.where}: {key!r} is missing or of the wrong type")
-        return value
-
-    def integer(self, key: str, low: int, high: int) -> int:
-        """Return a whole number from `low` to `high`."""
-        return _integer(self.get(key, int), low, high, f"{self.where}: {key!r}")
-
-    def integers(self, key: str, high: int, low: int = 0) -> tuple[int, ...]:
-        """Return a list of whole numbers from `low` to `high`."""
-        where = f"{self.where}: an item of {key!r}"
-        return tuple(_integer(item, low, high, where) for item in self.get(key, list))
-
-    def floats(self, key: str) -> tuple[float, ...]:
-        """Return a list of numbers."""
-        values = self.get(key, list)
-        if not all(type(value) in (int, float) and abs(value) <= LARGEST for value in values):
-            raise FormatError(f"{self.where}: {key!r} holds something other than numbers")
-        return tuple(float(value) for value in values)
-
-    def string(self, key: str) -> str:
-        """Return a string."""
-        return str(self.get(key, str))
-
-    def strings(self, key: str) -> tuple[str, ...]:
-        """Return a list of distinct strings."""
-        values = self.get(key, list)
-        if not all(isinstance(value, str) for value in values) or len(set(values)) != len(values):
-            raise FormatError(f"{self.where}: {key!r} holds something other than distinct strings")
-        return tuple(values)
-
-    def sha256(self, key: str) -> str:
-        """Return a SHA-256 in hexadecimal."""
-        value = self.string(key)
-        if not _SHA256.fullmatch(value):
-            raise FormatError(f"{self.where}: {key!r} is not a SHA-256")
-        return value
-
-    def object(self, key: str) -> JsonObject:
-        """Return an object."""
-        return JsonObject(self.content.get(key), f"{self.where}.{key}")
-
-    def objects(self, key: str, limit: int) -> Sequence[JsonObject]:
-        """Return a list of at most `limit` objects."""
-        items = self.get(key, list)
-        if len(items) > limit:
-            raise FormatError(f"{self.where}: {len(items)} {key} are more than the limit of {limit}")
-        return [JsonObject(item, f"{key}[{number}]") for number, item in enumerate(items)]
-
-
-def read_object(text: str | bytes, where: str) -> JsonObject:
-    """Parse a JSON text whose whole is an object. Raises FormatError."""
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise FormatError(f"not JSON: {error}") from error
-    _check_nesting(content)
-    return JsonObject(content, where)
-
-
-def _check_nesting(content: object) -> None:
-    """Raise FormatError for what nests deeper than any manifest that is written.
-
-    How deep json reads depends on the interpreter, and what handles the content afterwards may recurse, if only to
-    print it.
-    """
-    level = [content]
-    for _ in range(_MAX_NESTING):
-        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
-        level = [value for items in inner for value in items if isinstance(value, (dict, list))]
-    if level:
-        raise FormatError(f"not JSON of a manifest: it nests deeper than {_MAX_NESTING} levels")
-
-
-def _integer(value: object, low: int, high: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise FormatError(f"{where} should be a whole number from {low} to {high}, not {value!r:.40}")
-    return value
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file beside the manifest: its size in bytes and the SHA-256 of all of them."""
+    """A file of a cache other than its manifest: its size in bytes, and the SHA-256 of all of them."""
 
     name: str
-    bytes: int
-    sha256: str
+    bytes: _Bytes
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -149,13 +69,13 @@ class ShardEntry(FileEntry):
     a hash of the keys and values of all of them alone, which does not depend on LMDB's page size.
     """
 
-    variant: int
-    block: int
-    first: int
-    records: int
-    records_sha256: str
-    band: int = 0
-    deleted: tuple[int, ...] = ()
+    variant: Annotated[int, Between(0, fmt.MAX_VARIANTS)]
+    block: Annotated[int, Between(0, fmt.MAX_SHARDS)]
+    first: _Count
+    records: _Count
+    records_sha256: Sha256
+    band: Annotated[int, Between(1, fmt.MAX_BANDS - 1)] = 0
+    deleted: tuple[_Count, ...] = ()
 
     @property
     def part(self) -> fmt.Part:
@@ -171,7 +91,7 @@ class ShardEntry(FileEntry):
 class Skipped:
     """A sample that was found but could not be used, with the reason."""
 
-    number: int
+    number: _Count
     path: str
     reason: str
 
@@ -180,7 +100,7 @@ class Skipped:
 class Deleted:
     """A sample that was deleted: its number, and where it came from. Its records stay in their shards."""
 
-    number: int
+    number: _Count
     path: str
 
 
@@ -188,9 +108,9 @@ class Deleted:
 class History:
     """Which version of a cache it is, the command that made it, and the identities of all versions before, in order."""
 
-    number: int
+    number: Annotated[int, Between(2, fmt.MAX_VERSIONS)]
     command: str
-    parents: tuple[str, ...]
+    parents: Annotated[tuple[Sha256, ...], Distinct()]
 
 
 @dataclass(frozen=True)
@@ -201,8 +121,8 @@ class FrequencyStatistics:
     of the stored size.
     """
 
-    psnr: float
-    std: tuple[float, ...]
+    psnr: Number
+    std: tuple[Number, ...]
 
 
 @dataclass(frozen=True)
@@ -214,12 +134,12 @@ class Statistics:
     those of K = 1 to 8 in a cache with bands, and nothing in others.
     """
 
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    class_counts: tuple[int, ...] = ()
-    sums: tuple[int, ...] = ()
-    squares: tuple[int, ...] = ()
-    frequencies: tuple[FrequencyStatistics, ...] = ()
+    mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()
+    std: Annotated[tuple[Number, ...], AlwaysStored()] = ()
+    class_counts: Annotated[tuple[_Count, ...], AlwaysStored()] = ()
+    sums: Annotated[tuple[_Sum, ...], AlwaysStored()] = ()
+    squares: Annotated[tuple[_Square, ...], AlwaysStored()] = ()
+    frequencies: Annotated[tuple[FrequencyStatistics, ...], AtMost(8)] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the statistics as plain values; those of frequencies only where there are any."""
@@ -248,21 +168,21 @@ class Manifest:
     the samples that were deleted and of which records are still in shards. `history` is None in the first version.
     """
 
-    samples: int
-    variants: tuple[int, ...]
-    fields: tuple[Field, ...]
-    classes: tuple[str, ...]
-    shards: tuple[ShardEntry, ...]
-    tables: tuple[FileEntry, ...]
-    skipped: tuple[Skipped, ...]
+    samples: _Count
+    variants: tuple[Annotated[int, Between(0, fmt.MAX_VARIANTS)], ...]
+    fields: Annotated[tuple[Field, ...], AtMost(fmt.MAX_FIELDS)]
+    classes: Annotated[tuple[str, ...], Distinct()]
+    shards: Annotated[tuple[ShardEntry, ...], AtMost(fmt.MAX_SHARDS)]
+    tables: Annotated[tuple[FileEntry, ...], AtMost(len(_TABLES))]
+    skipped: Annotated[tuple[Skipped, ...], AtMost(fmt.MAX_SAMPLES)]
     statistics: Statistics
-    fingerprint: str
+    fingerprint: Sha256
     recipe: Mapping[str, Any]
     source: Mapping[str, Any]
     created_by: Mapping[str, Any]
     version: int = fmt.VERSION
-    deleted: tuple[Deleted, ...] = ()
-    history: History | None = None
+    deleted: Annotated[tuple[Deleted, ...], AtMost(fmt.MAX_SAMPLES)] = ()
+    history: Annotated[History | None, Given()] = None
 
     @property
     def identity(self) -> str:
@@ -314,7 +234,7 @@ class Manifest:
 
     @property
     def value_bytes(self) -> int:
-        """Of the records that a value of a shard holds together, 0 where each is a value of its own."""
+        """How many bytes of records a shard stores as one value; 0 where each record is a value of its own."""
         return value_bytes_of(self.fields)
 
     @property
@@ -393,9 +313,9 @@ class Manifest:
 
         So does a text that is not the one that its digest was written for; a manifest of before 0.3 may have none.
         """
-        item = read_object(text, "manifest")
-        manifest = _read_manifest(item)
-        if _DIGEST in item.content:
+        content = parse_object(text, "manifest")
+        manifest = _read_manifest(content)
+        if _DIGEST in content:
             _check_digest(text.encode() if isinstance(text, str) else text)
         return manifest
 
@@ -409,7 +329,7 @@ def _check_digest(text: bytes) -> None:
 
 def unknown_keys(text: bytes) -> list[str]:
     """Return the keys of a manifest without a digest that no version which wrote none has. Raises FormatError."""
-    content = read_object(text, "manifest").content
+    content = parse_object(text, "manifest")
     known = {"format", *(field.name for field in dataclasses.fields(Manifest))}
     return [] if _DIGEST in content else sorted(content.keys() - known)
 
@@ -422,7 +342,7 @@ def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
 
 
 def value_bytes_of(fields: Sequence[Field]) -> int:
-    """Return how many bytes of records a value of a shard holds together: 0 where each record is one of its own."""
+    """Return how many bytes of records a shard stores as one value; 0 where each record is a value of its own."""
     return fmt.VALUE_BYTES if _has_bands(fields) else 0
 
 
@@ -430,120 +350,52 @@ def _has_bands(fields: Sequence[Field]) -> bool:
     return any(field.bands is not None for field in fields)
 
 
-def _read_manifest(item: JsonObject) -> Manifest:
-    if item.content.get("format") != fmt.FORMAT:
+def _read_manifest(content: Mapping[str, Any]) -> Manifest:
+    if content.get("format") != fmt.FORMAT:
         raise FormatError("this is not a tpucache manifest")
-    version = item.content.get("version")
+    version = content.get("version")
     if type(version) is not int or version not in _VERSIONS:
         convert = ", or have tpucache 0.2 convert it by Manifest.load(cache).changed().save(cache)"
         raise FormatError(
             f"format version {version!r}, but this tpucache reads versions {fmt.VERSION} to {fmt.DELETED_VERSION}: "
             f"install the tpucache that wrote it, or build the cache again{convert if version in _BEFORE_0_2 else ''}"
         )
-    manifest = Manifest(
-        samples=item.integer("samples", 0, fmt.MAX_SAMPLES),
-        variants=item.integers("variants", fmt.MAX_VARIANTS),
-        fields=tuple(read_field(each) for each in item.objects("fields", fmt.MAX_FIELDS)),
-        classes=item.strings("classes"),
-        shards=tuple(_read_shard(each) for each in item.objects("shards", fmt.MAX_SHARDS)),
-        tables=tuple(_read_file(each) for each in item.objects("tables", len(_TABLES))),
-        skipped=tuple(_read_skipped(each) for each in item.objects("skipped", fmt.MAX_SAMPLES)),
-        statistics=_read_statistics(item.object("statistics")),
-        fingerprint=item.sha256("fingerprint"),
-        recipe=item.object("recipe").content,
-        source=item.object("source").content,
-        created_by=item.object("created_by").content,
-        version=version,
-        deleted=tuple(map(_read_deleted, _optional(item, "deleted"))),
-        history=_read_history(item.object("history")) if "history" in item.content else None,
-    )
+    manifest = read_as(Manifest, content, "manifest")
+    for check, name, entries in (
+        (check_field, "fields", manifest.fields),
+        (_check_table, "tables", manifest.tables),
+        (_check_shard, "shards", manifest.shards),
+    ):
+        _check_each(check, name, entries)
+    if manifest.history and len(manifest.parents) != manifest.number - 1:
+        raise FormatError(f"version {manifest.number} has {len(manifest.parents)} versions before it")
     _check_whole(manifest)
     return manifest
 
 
-def read_field(item: JsonObject) -> Field:
-    """Return the field that an untrusted object describes. Raises FormatError."""
-    shape = item.integers("shape", fmt.MAX_RECORD_BYTES)
-    quality = item.integer("quality", 0, 100) if "quality" in item.content else None
-    chroma, packing = (item.string(key) if key in item.content else None for key in ("chroma", "packing"))
-    bands = item.integers("bands", fmt.MAX_BANDS, 1) if "bands" in item.content else None
-    names = item.string("name"), item.string("codec"), item.string("dtype")
-    field = Field(*names, shape, quality, chroma, packing, bands)
-    try:
-        check_field(field)
-    except FormatError as error:
-        raise type(error)(f"{item.where}: {error}") from error
-    return field
+def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any]) -> None:
+    """Check the entries of a list by a function; errors name the entry."""
+    for number, entry in enumerate(entries):
+        try:
+            check(entry)
+        except FormatError as error:
+            raise type(error)(f"{name}[{number}]: {error}") from error
 
 
-def _read_file(item: JsonObject) -> FileEntry:
-    name = item.string("name")
-    found = fmt.TABLE_NAME.fullmatch(name)
-    if not found or name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
-        raise FormatError(f"{item.where}: no table is called {name!r}")
-    return FileEntry(name, item.integer("bytes", 0, 1 << 62), item.sha256("sha256"))
+def _check_table(entry: FileEntry) -> None:
+    found = fmt.TABLE_NAME.fullmatch(entry.name)
+    if not found or entry.name != fmt.table_name(f"{found[1]}.{found[3]}", int(found[2] or 0)):
+        raise FormatError(f"no table is called {entry.name!r}")
 
 
-def _read_shard(item: JsonObject) -> ShardEntry:
-    name = item.string("name")
-    if not fmt.SHARD_NAME.fullmatch(name):
-        raise FormatError(f"{item.where}: no shard is called {name!r}")
-    entry = ShardEntry(
-        name=name,
-        bytes=item.integer("bytes", 0, 1 << 62),
-        sha256=item.sha256("sha256"),
-        variant=item.integer("variant", 0, fmt.MAX_VARIANTS),
-        block=item.integer("block", 0, fmt.MAX_SHARDS),
-        first=item.integer("first", 0, fmt.MAX_SAMPLES),
-        records=item.integer("records", 0, fmt.MAX_SAMPLES),
-        records_sha256=item.sha256("records_sha256"),
-        band=item.integer("band", 1, fmt.MAX_BANDS - 1) if "band" in item.content else 0,
-        deleted=item.integers("deleted", fmt.MAX_SAMPLES) if "deleted" in item.content else (),
-    )
-    if name != fmt.shard_name(entry.part, entry.block):
-        raise FormatError(f"{item.where}: {name} is not block {entry.block}, {entry.part}")
+def _check_shard(entry: ShardEntry) -> None:
+    if not fmt.SHARD_NAME.fullmatch(entry.name):
+        raise FormatError(f"no shard is called {entry.name!r}")
+    if entry.name != fmt.shard_name(entry.part, entry.block):
+        raise FormatError(f"{entry.name} is not block {entry.block}, {entry.part}")
     records = entry.records + len(entry.deleted)
     if entry.bytes > (records + 1) * _MAX_BYTES_A_RECORD:
-        raise FormatError(f"{item.where}: {name} has {entry.bytes:,} bytes, more than {records:,} records take")
-    return entry
-
-
-def _read_skipped(item: JsonObject) -> Skipped:
-    return Skipped(item.integer("number", 0, fmt.MAX_SAMPLES), item.string("path"), item.string("reason"))
-
-
-def _optional(item: JsonObject, key: str) -> Sequence[JsonObject]:
-    return item.objects(key, fmt.MAX_SAMPLES) if key in item.content else ()
-
-
-def _read_deleted(item: JsonObject) -> Deleted:
-    return Deleted(item.integer("number", 0, fmt.MAX_SAMPLES), item.string("path"))
-
-
-def _read_history(item: JsonObject) -> History:
-    parents = item.strings("parents")
-    if wrong := next((each for each in parents if not _SHA256.fullmatch(each)), None):
-        raise FormatError(f"{item.where}: {wrong!r:.80} is no SHA-256")
-    history = History(item.integer("number", 2, fmt.MAX_VERSIONS), item.string("command"), parents)
-    if len(parents) != history.number - 1:
-        raise FormatError(f"{item.where}: version {history.number} has {len(parents)} versions before it")
-    return history
-
-
-def _read_statistics(item: JsonObject) -> Statistics:
-    return Statistics(
-        item.floats("mean"),
-        item.floats("std"),
-        item.integers("class_counts", fmt.MAX_SAMPLES),
-        item.integers("sums", _MAX_SUM, -_MAX_SUM),
-        item.integers("squares", _MAX_SUM),
-        tuple(map(_read_frequencies, item.objects("frequencies", 8))) if "frequencies" in item.content else (),
-    )
-
-
-def _read_frequencies(item: JsonObject) -> FrequencyStatistics:
-    (psnr,) = JsonObject({"psnr": [item.content.get("psnr")]}, item.where).floats("psnr")
-    return FrequencyStatistics(psnr, item.floats("std"))
+        raise FormatError(f"{entry.name} has {entry.bytes:,} bytes, more than {records:,} records take")
 
 
 def _check_whole(manifest: Manifest) -> None:

@@ -22,8 +22,7 @@ from tpucache.runs import (
     is_run,
 )
 from tpucache.store.files import check_stored, open_file, open_text, read_file
-from tpucache.store.manifest import read_object
-from tpucache.strict_json import LARGEST
+from tpucache.strict_json import LARGEST, parse_object
 from tpucache.types import Array
 
 _SHOWN: Final = 200  # characters of a reason, at most
@@ -104,7 +103,7 @@ def read_folds_run(folder: Path) -> FoldsFiles:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        values = read_object(read_file(path), path.name).content
+        values = parse_object(read_file(path), path.name)
     except FileNotFoundError:
         return {}
     except (OSError, FormatError) as error:

@@ -154,7 +154,7 @@ def test_values_of_another_type_are_no_report(run):
     values = json.loads((run / "report.json").read_text())
     for change in ({"losses": "1"}, {"epochs": [[]]}, {"pace": {**values["pace"], "steps": "3"}}, {"finished": 1}):
         (run / "report.json").write_text(json.dumps({**values, **change}))
-        with pytest.raises(TrainingError, match=rf"report\.json cannot be read: .*'{next(iter(change))}'"):
+        with pytest.raises(TrainingError, match=rf"report\.json cannot be read: .*'{next(iter(change))}"):
             read_report(run)
 
 

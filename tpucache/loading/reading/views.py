@@ -14,7 +14,7 @@ from tpucache.geometry import Placement, clip_boxes, fill_boxes, margins, mark_p
 from tpucache.ondevice.decode import CoefficientDecoder, Resize, packed_or_pixels, to_resize
 from tpucache.store.codecs import CODECS, FREQUENCY_CODECS, PackedCodec, decode_into, unpack_rows
 from tpucache.store.codecs.dct.coefficients import BLOCK
-from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, View
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK, Field, ResizedView
 from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, Statistics
 from tpucache.types import Array
@@ -173,7 +173,9 @@ def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Fiel
     else:
         return field
     canvas = resize.height, resize.width
-    return dataclasses.replace(field, shape=shape, view=View(field.shape, resize.fit, frequencies, image.shape, canvas))
+    return dataclasses.replace(
+        field, shape=shape, view=ResizedView(field.shape, resize.fit, frequencies, image.shape, canvas)
+    )
 
 
 def _placement(shape: tuple[int, ...], resize: Resize) -> Placement:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final
 
 import torch
 
 from tpucache.errors import FormatError, TrainingError, UsageError
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.runs import BEST_NAME, LAST_NAME
-from tpucache.store.fields import IMAGE
+from tpucache.store.fields import IMAGE, Field, check_field
 from tpucache.store.files import read_file
 from tpucache.store.format import MAX_FIELDS, MAX_SAMPLES
-from tpucache.store.manifest import JsonObject, read_field, read_object
-from tpucache.strict_json import LARGEST
+from tpucache.store.manifest import Number
+from tpucache.strict_json import LARGEST, AtMost, Between, Distinct, check_types, parse_object, read_as
 from tpucache.training.run.checkpoint import is_stored_whole, load_checkpoint
 from tpucache.training.run.state import RunState
 from tpucache.training.settings import TrainSettings, settings_from
@@ -29,6 +28,7 @@ VERSION: Final = 1
 _MAX_OUTPUTS: Final = 1 << 22
 _MAX_COLUMNS: Final = 1 << 16
 _MAX_NESTING: Final = 16
+_LEAST: Final = 5e-324  # the smallest number above 0
 _MAX_VALUES: Final = 1 << 24
 #: What weights are stored as: numbers for learning, and counters such as BatchNorm's.
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
@@ -50,59 +50,30 @@ def read_values(path: Path, kind: type) -> dict[str, Any]:
     Raises OSError, and TrainingError for anything else than such an object.
     """
     try:
-        content = read_object(read_file(path), path.name).content
+        content = parse_object(read_file(path), path.name)
         check_types(content, kind, path.name)
     except FormatError as error:
         raise TrainingError(f"{path} cannot be read: {error}. Remove it to continue, or copy the run again") from error
     return content
 
 
-def check_types(values: Mapping[str, Any], kind: type, where: str) -> None:
-    """Raise FormatError unless values have the types of the fields of a dataclass; other names are not looked at."""
-    hints = get_type_hints(kind)
-    for item in fields_of(kind):
-        if item.name in values and not fits(values[item.name], hints[item.name]):
-            raise FormatError(f"{where}: {item.name!r} is not of the type {_shown(hints[item.name])}")
-
-
-def fits(value: object, hint: Any) -> bool:
-    """Return whether an untrusted value has a type; sequences may be lists, whole numbers are floats, too."""
-    if hint is Any:
-        return True
-    if hint is float:
-        return type(value) in (int, float) and not abs(value) > LARGEST  # type: ignore[arg-type]  # it is a number
-    if hint is int:
-        return type(value) is int and abs(value) < 1 << 63
-    if hasattr(hint, "__dataclass_fields__"):
-        parts = get_type_hints(hint).items()
-        return isinstance(value, dict) and all(fits(value[name], part) for name, part in parts if name in value)
-    return _fits_generic(value, hint) if get_args(hint) else isinstance(value, hint)
-
-
-def _fits_generic(value: object, hint: Any) -> bool:
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return any(fits(value, part) for part in parts)
-    if origin is Literal:
-        return any(type(value) is type(part) and value == part for part in parts)
-    if issubclass(origin, Mapping):
-        return isinstance(value, dict) and all(fits(k, parts[0]) and fits(v, parts[1]) for k, v in value.items())
-    return isinstance(value, (list, tuple)) and all(fits(each, parts[0]) for each in value)
-
-
-def _load(path: Path, check: Callable[[JsonObject], None]) -> dict[str, Any]:
+def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[str, Any]:
     content = load_checkpoint(path)
     try:
-        item = JsonObject(_plain(content), path.name)
-        if item.content.get("version") != VERSION:
+        plain = _plain(content)
+        if not isinstance(plain, dict):
+            raise FormatError(f"{path.name} is not an object")
+        if plain.get("version") != VERSION:
             raise UsageError(f"{path} is of another version of tpucache: give another folder")
-        if "precision" not in item.object("settings").content:
+        if not isinstance(plain.get("settings"), dict):
+            raise FormatError(f"{path.name}: it has no settings")
+        if "precision" not in plain["settings"]:
             raise UsageError(
                 f"{path} was written before version 0.2 of tpucache: use the run with version 0.2, or train again in "
                 "another folder"
             )
-        _check_metadata(item)
-        check(item)
+        _check_metadata(plain, path.name)
+        check(plain, path.name)
     except FormatError as error:
         raise TrainingError(f"{path} cannot be used: {error}. Copy it again, or train again") from error
     return content
@@ -125,66 +96,82 @@ def _plain(content: object) -> Any:
     return copied(content, 0)
 
 
-def _check_metadata(item: JsonObject) -> None:
-    """Raise FormatError unless a checkpoint says what the run learned from, and how, as `files` writes it."""
-    settings = item.object("settings")
-    check_types(settings.content, TrainSettings, settings.where)
-    check_types(settings.object("augment").content, AugmentSettings, f"{settings.where}.augment")
+@dataclass(frozen=True)
+class _Column:
+    """A column that the model takes, as the run learned it: names of its values, or mean and spread of its numbers."""
+
+    name: str
+    names: tuple[str, ...]
+    mean: Number
+    std: Annotated[float, Between(_LEAST, LARGEST)]
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    """What a checkpoint says of a run: its settings, and the data that it learned from, as `files` writes it."""
+
+    settings: Mapping[str, Any]
+    task: str
+    outputs: Annotated[int, Between(1, _MAX_OUTPUTS)]
+    classes: Annotated[tuple[str, ...], Distinct()]
+    samples: Annotated[int, Between(0, MAX_SAMPLES)]
+    fingerprint: str
+    fields: Annotated[tuple[Field, ...], AtMost(MAX_FIELDS)]
+    mean: tuple[Number, ...]
+    std: tuple[Annotated[float, Between(_LEAST, LARGEST)], ...]
+    digests: dict[str, str | None]
+    columns: Annotated[tuple[_Column, ...], AtMost(_MAX_COLUMNS)] = ()
+
+
+@dataclass(frozen=True)
+class _Learner:
+    """What a learner saves that is checked; `optimizer` and `ema` are checked where they are loaded."""
+
+    model: dict[str, Any]
+    scaler: dict[str, Annotated[float, Between(0.0, LARGEST)]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Last:
+    learner: _Learner
+    stand: Mapping[str, Any]
+
+
+def _check_metadata(content: Mapping[str, Any], where: str) -> None:
+    """Raise FormatError unless a checkpoint says what the run learned from, and how."""
+    check_types(content["settings"], TrainSettings, f"{where}.settings")
+    check_types(content["settings"].get("augment"), AugmentSettings, f"{where}.settings.augment")
     try:
-        settings_from(settings.content)
+        settings_from(content["settings"])
     except TypeError as error:  # settings that have to be given are missing
-        raise FormatError(f"{settings.where}: {error}") from error
-    item.string("task")
-    item.integer("outputs", 1, _MAX_OUTPUTS)
-    item.strings("classes")
-    item.integer("samples", 0, MAX_SAMPLES)
-    item.string("fingerprint")
-    fields = [read_field(each) for each in item.objects("fields", MAX_FIELDS)]
-    channels = next((field.shape[2] for field in fields if field.name == IMAGE), None)
-    mean, std = item.floats("mean"), item.floats("std")
-    if len(mean) != len(std) or (channels is not None and len(mean) != channels):
+        raise FormatError(f"{where}.settings: {error}") from error
+    found = read_as(_Metadata, content, where)
+    for each in found.fields:
+        check_field(each)
+    channels = next((each.shape[2] for each in found.fields if each.name == IMAGE), None)
+    if len(found.mean) != len(found.std) or (channels is not None and len(found.mean) != channels):
         raise FormatError(
-            f"{item.where}: 'mean' and 'std' are not of {channels} channels, but {len(mean)} and {len(std)}"
+            f"{where}: 'mean' and 'std' are not of {channels} channels, but {len(found.mean)} and {len(found.std)}"
         )
-    if not all(map(math.isfinite, mean)) or not all(0 < spread < math.inf for spread in std):
-        raise FormatError(f"{item.where}: 'mean' and 'std' are not finite, with every 'std' above 0")
-    if not fits(item.content.get("digests"), dict[str, str | None]):
-        raise FormatError(f"{item.where}: 'digests' are no texts by name")
-    for column in item.objects("columns", _MAX_COLUMNS) if "columns" in item.content else ():
-        column.string("name")
-        column.get("names", (list, tuple))
-        if not all(isinstance(name, str) for name in column.content["names"]):
-            raise FormatError(f"{column.where}: 'names' are no texts")
-        if not (fits(column.content.get("mean"), float) and math.isfinite(column.content["mean"])):
-            raise FormatError(f"{column.where}: 'mean' is no finite number")
-        if not (fits(column.content.get("std"), float) and 0 < column.content["std"] < math.inf):
-            raise FormatError(f"{column.where}: 'std' is no finite number above 0")
 
 
-def _check_best(item: JsonObject) -> None:
-    _check_tensors(item.object("model").content, f"{item.where}.model")
+def _check_best(content: Mapping[str, Any], where: str) -> None:
+    _check_tensors(content.get("model"), f"{where}.model")
 
 
-def _check_last(item: JsonObject) -> None:
-    state = item.object("stand")
-    check_types(state.content, RunState, state.where)
-    if unknown := {*state.content} - {each.name for each in fields_of(RunState)}:
-        raise FormatError(f"{state.where}: {sorted(map(str, unknown))[0][:60]!r} is no part of a state")
-    if state.integer("steps", 0, 1 << 48) != len(state.get("losses", list)):
-        raise FormatError(f"{state.where}: there are not as many losses as steps")
-    learner = item.object("learner")
-    _check_tensors(learner.object("model").content, f"{learner.where}.model")
-    if "scaler" in learner.content and not _is_scaler(learner.content["scaler"]):
-        raise FormatError(f"{learner.where}: 'scaler' holds something else than positive numbers by name")
+def _check_last(content: Mapping[str, Any], where: str) -> None:
+    found = read_as(_Last, content, where)
+    check_types(found.stand, RunState, f"{where}.stand")
+    if unknown := {*found.stand} - {each.name for each in fields_of(RunState)}:
+        raise FormatError(f"{where}.stand: {sorted(map(str, unknown))[0][:60]!r} is no part of a state")
+    if found.stand.get("steps") != len(found.stand.get("losses", ())):
+        raise FormatError(f"{where}.stand: there are not as many losses as steps")
+    _check_tensors(found.learner.model, f"{where}.learner.model")
 
 
-def _is_scaler(values: object) -> bool:
-    return fits(values, dict[str, float]) and all(value >= 0 for value in values.values())  # type: ignore[attr-defined]
-
-
-def _check_tensors(tensors: Mapping[Any, Any], where: str) -> None:
+def _check_tensors(tensors: object, where: str) -> None:
     """Raise FormatError unless these are dense tensors by name, each with as many bytes as it takes."""
-    if not tensors:
+    if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
@@ -193,7 +180,3 @@ def _check_tensors(tensors: Mapping[Any, Any], where: str) -> None:
             raise FormatError(f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}")
         if not is_stored_whole(tensor):
             raise FormatError(f"{where}: {name[:60]!r} is larger than its values in the file")
-
-
-def _shown(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
