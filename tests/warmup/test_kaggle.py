@@ -350,7 +350,7 @@ def test_a_journal_that_cannot_be_read_is_named(source: Path, server: KaggleServ
         with pytest.raises(BuildError, match=r"kaggle.json cannot be read: .*\. Remove it to send everything again"):
             warm_up(source, tmp_path / "work")
     journal.write_text(json.dumps({**content, "dataset": "ann/others"}))
-    with pytest.raises(BuildError, match="is of 'ann/others', not of"):
+    with pytest.raises(BuildError, match="is for 'ann/others', not for"):
         warm_up(source, tmp_path / "work")
 
 

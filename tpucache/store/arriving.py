@@ -1,4 +1,4 @@
-"""Arriving: what is to be known of records that are not here yet, because they are on the network or not built yet."""
+"""Arriving: the protocol for records that are not here yet, because they are on the network or not built yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Windows = Callable[[], Iterator[npt.NDArray[np.int64]]]
 class Arriving(Protocol):
     """Records of a cache that arrive while it is read.
 
-    A reader waits for each record that it is asked for, or raises the error because of which it does not come. So
-    nobody has to call these methods: they say in which order records are needed. Threads may share one.
+    A reader waits by itself for each record that somebody reads, and raises an error if it cannot come. So nobody has
+    to call these methods: they only say in which order records are needed. Threads may share one.
     """
 
     def expect(
@@ -24,9 +24,9 @@ class Arriving(Protocol):
     ) -> None:
         """Have records arrive in this order, ahead of reading, instead of what the same owner expected before.
 
-        They are of these variants and of the first bands; where all of these are here already, nothing is done.
-        `further` gives the same windows once more, and those of later epochs after them: where not all records can be
-        kept, it decides which are. Other threads may go through the windows, one at a time.
+        The records belong to these variants and to the first bands; where all of those are here already, nothing is
+        done. `further` gives the same windows once more, and those of later epochs after them: where not all records
+        can be kept, it decides which are. Other threads may go through the windows, one at a time.
         """
         ...
 

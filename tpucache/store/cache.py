@@ -35,7 +35,7 @@ class Cache:
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
         """Take a cache whose manifest is read already; nothing is opened.
 
-        With the `opened` version, files that were replaced since are told from its own.
+        With the `opened` version, the cache notices files that were replaced since.
         """
         self.directory = Path(directory)
         self.manifest = manifest
@@ -71,12 +71,12 @@ class Cache:
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
-    #: Whether it was opened before it was finished.
+    #: Whether it was opened before its build was finished.
     is_growing = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of it is built: always, but for one that is read while it is built."""
+        """Whether all of it is built: always, except while it is read during its build."""
         return True
 
     @property
@@ -88,7 +88,7 @@ class Cache:
         """Wait until all is built, and return the finished cache: this one."""
         return self
 
-    # Two threads may both open one of these, and both are right.
+    # Two threads may both open one of these: either result is right.
     @property
     def index(self) -> RecordIndex:
         """Where each record lies. Raises DamageError, FormatError or StoreError when it cannot be opened."""
@@ -107,7 +107,7 @@ class Cache:
 
     @property
     def reader(self) -> ShardReader:
-        """What reads records by their rows of the index; a shard is opened when a record of it is read."""
+        """The reader of records by their rows of the index; it opens a shard when it first reads one of its records."""
         if self._reader is None:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
         return self._reader
@@ -131,7 +131,7 @@ class Cache:
 
     @property
     def rows_a_band(self) -> int:
-        """How many rows the index has for each band: those of the next one are so much further on."""
+        """How many rows the index has for each band; the rows of the next band follow them."""
         return self.manifest.samples * len(self.manifest.variants)
 
     def rows_of(self, shard: ShardEntry) -> Numbers:
@@ -146,7 +146,7 @@ class Cache:
 def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, bytes]:
     """Return the manifest and the index of a copy of a cache that has the first bands of frequencies alone.
 
-    `index` has all of the cache's rows. The copy is a cache of its own, of which all is checked as of any other.
+    `index` has all of the cache's rows. The copy is a cache of its own, checked as any other.
     """
     fields = tuple(
         field if field.bands is None else dataclasses.replace(field, bands=field.bands[:bands])
@@ -175,7 +175,7 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
     """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built.
 
-    Where samples were deleted, it is one of the records before, and of which of them were deleted.
+    After samples were deleted, it is a hash of the records before, and of the deleted numbers.
     """
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
@@ -200,8 +200,8 @@ def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
 def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
     """Return one field of the records of these rows of the index: (n, *shape) of the field's dtype.
 
-    Of the other fields nothing is read. Raises UsageError where records have no such field, DamageError or FormatError
-    for records that are not as the layout says.
+    Other fields are not read. Raises UsageError where records have no such field, DamageError or FormatError for
+    records that do not match the layout.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -219,9 +219,9 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
 def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     """Return the luma of one field of the records of these rows of the index: uint8 (n, height, width, 1).
 
-    Where that is cheaper, it is of half the height and width, which are at least `least` pixels then. Where a record
-    does not have luma by itself, return what `read_field` returns, which may have other channels and another dtype.
-    Raises what that raises.
+    Where half the height and width is cheaper to decode, and still at least `least` pixels, it has that size. Where a
+    record does not have luma by itself, return what `read_field` returns, which may have other channels and another
+    dtype. Raises what that raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]

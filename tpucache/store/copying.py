@@ -1,4 +1,4 @@
-"""Copies of a cache: into which folder one may be written, and how a cache is staged in a faster place.
+"""Copies of a cache: which folder a command may write into, and how a cache is staged in a faster place.
 
 The rule: a command writes only into a folder that is empty or certainly its own, and never into what it reads. Names,
 sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim, a small file that is
@@ -83,7 +83,7 @@ def folder_path(place: str | Path) -> Path:
 
 
 def check_no_cache_file(path: Path) -> None:
-    """Raise UsageError where a path, to be written for somebody else, is a file of a finished cache."""
+    """Raise UsageError where somebody wants to write to a path that is a file of a finished cache."""
     place = path.resolve()
     try:
         manifest = Manifest.load(place.parent)
@@ -123,9 +123,9 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 
 @dataclass(frozen=True)
 class Claim:
-    """What a folder is filled with: by which command, the cache's identity, and the SHA-256 of each file by name.
+    """Which command fills a folder, with which cache: its identity, and the SHA-256 of each file by name.
 
-    A claim is read from its file, or made of the manifest of a cache; the command of that is FINISHED.
+    A claim is read from its file, or made from the manifest of a finished cache; its command is FINISHED then.
     """
 
     command: str
@@ -134,7 +134,7 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim of a command that copies a version of a cache, or these files of it and of those before."""
+        """Return the claim of a command that copies a version: its own files, or these files of it and earlier ones."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
@@ -156,19 +156,19 @@ class Claim:
 
     @property
     def names(self) -> set[str]:
-        """The names that are this claim's: its files, and of a copy that is not finished what is begun of them."""
+        """The names that belong to this claim: its files, and those that an unfinished copy has begun to write."""
         begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Return whether a name is that of one of these files while it is written."""
+        """Return whether one of these files has this name while it is written."""
         aside = _ASIDE.fullmatch(name)
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether this is the other's cache, or one to which shards were added to make the other.
+        """Return whether this is the same cache as the other, or one that was extended to make the other.
 
-        So is an earlier version, whose files the other has as well.
+        An earlier version, whose files the other has as well, precedes it, too.
         """
         if self.identity == other.identity:
             return True
@@ -179,9 +179,9 @@ class Claim:
 
 
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
-    """Raise UsageError unless a place is empty, or holds the wanted cache or one it was made of by adding to it.
+    """Raise UsageError unless a place is empty, or holds the wanted cache, or one that was extended to make it.
 
-    `names` are all that is there, `claims` what it says of itself: of its unfinished copy, its manifest, or both.
+    `names` are all files there. `claims` are those of an unfinished copy, of a manifest, or of both.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
@@ -190,8 +190,8 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
         raise UsageError(f"{where} holds an unfinished warmup: finish it, or use another folder")
     if not claims:
         raise UsageError(
-            f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove what is "
-            "there if nobody needs it, or use another folder"
+            f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove these "
+            "files if nobody needs them, or use another folder"
         )
     if not all(claim.precedes(wanted) for claim in claims):
         raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
@@ -201,15 +201,16 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 
 def is_claim_aside(name: str) -> bool:
-    """Return whether a name is that of a claim while it is written, in a folder that was empty before."""
+    """Return whether a claim has this name while it is written, in a folder that was empty before."""
     aside = _ASIDE.fullmatch(name)
     return aside is not None and aside[1] == CLAIM_NAME
 
 
 def read_claims(folder: Path) -> list[Claim]:
-    """Return what a folder says of itself: its unfinished copy's claim, its manifest's, both or neither.
+    """Return the claims in a folder: that of an unfinished copy, that of its manifest, both or neither.
 
-    Raises UsageError for a file called as a claim that is none, and what `Manifest.load` raises but NotACacheError.
+    Raises UsageError for a file that has the name of a claim and is none, and what `Manifest.load` raises except
+    NotACacheError.
     """
     claims = []
     path = folder / CLAIM_NAME
@@ -244,7 +245,7 @@ def remove_claim(folder: Path) -> None:
 
 
 def named(names: Collection[str]) -> str:
-    """Name the first few of many names."""
+    """Return a text with the first few names, and how many more there are."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
 
@@ -263,10 +264,10 @@ def has_same_table(before: Manifest, after: Manifest) -> bool:
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
-    Where the new one is the old one relabelled, labels and columns may differ. Of each cache only the samples table is
-    read, so its folder may hold nothing else, or nothing at all where `has_same_table`. Shards do not hold labels: two
-    caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that cannot be
-    read.
+    Labels and columns may differ where relabelling made the new one. Only the samples table of each cache is read, so
+    its folder may hold nothing else, or nothing at all where `has_same_table`. Shards cannot tell: they hold no labels,
+    and two caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that
+    cannot be read.
     """
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
@@ -287,7 +288,7 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
 
 
 def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    """Return the first values of a column as what compares, though classes may have been added between the others."""
+    """Return the first values of a column for comparison; labels as class names, because new classes shift numbers."""
     column = table[name]
     if not isinstance(column, np.ndarray):
         return list(column[:count])
@@ -307,11 +308,11 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    The folder's name holds the cache's identity; whoever stages the same cache there waits until it is done. Every
-    file's SHA-256 is checked while it is copied, and that of a file which an earlier call copied is checked again: an
-    interrupted copy continues, and a changed file is copied again. Of a cache with several versions, the newest is
-    copied, or version 2 of "cache@2". `on_progress` is called with the bytes done and all
-    bytes. Of a cache with bands of frequencies, `bands` copies that many, the first ones.
+    The folder's name holds the cache's identity; another process that stages the same cache there waits until it is
+    done. Every file's SHA-256 is checked while it is copied, and again where an earlier call has copied it: an
+    interrupted copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", "cache" the
+    newest. `on_progress` is called with the bytes done and all bytes. `bands` copies only the first bands of
+    frequencies.
 
     Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
     folder holds anything else, and what `Manifest.load` raises.
@@ -327,7 +328,7 @@ def stage_cache(
         return target
     check_apart(source, target)
     try:
-        # Whoever stages the same cache waits, and then finds all of it.
+        # Another process that stages the same cache waits, and then finds all of it.
         with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
             _copy_cache(source, manifest, target, on_progress, made)
     except OSError as error:
@@ -342,7 +343,7 @@ def _folder_name(manifest: Manifest) -> str:
 def _copy_cache(
     source: Path, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
 ) -> None:
-    """Copy a cache; `made` are those of its files, by name, that are not the source's."""
+    """Copy a cache; `made` has the bytes of files, by name, that differ from the source's."""
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
@@ -370,7 +371,7 @@ def _copy_cache(
 def find_missing(
     files: Sequence[FileEntry], is_there: Callable[[FileEntry], bool], on_progress: OnProgress
 ) -> list[FileEntry]:
-    """Return the files of a cache that have not arrived yet; those that have count as done."""
+    """Return the files of a cache that have not arrived yet; the others count as done."""
     done, total, missing = 0, sum(entry.bytes for entry in files), []
     for entry in files:
         if is_there(entry):
@@ -387,7 +388,7 @@ def copy_missing(
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy the missing ones of a cache's files; `copy` is given a file and a function to call with its bytes done."""
+    """Copy missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
 

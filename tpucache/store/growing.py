@@ -1,8 +1,8 @@
 """GrowingCache: a cache that is read while it is built.
 
-Whoever builds it keeps finished records in the work folder, and appends to a log where each of them is. Whoever reads
-it follows the log, and waits for what is not in it yet. `Prospect` is what is known before any record is made; all else
-that a manifest says is known at the end, and asking for it waits for the end.
+The builder keeps finished records in the work folder, and appends to a log where each of them lies. A reader follows
+the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are known before
+any record is made. All others are known at the end: who asks for them waits until then.
 
     .warmup/arrived.bin       ARRIVED_DTYPE, appended to: where the record of a row of the index is, and its checksum
     .warmup/spool-8….bin      records, one after another: one file for each worker
@@ -74,7 +74,7 @@ def spool_name(file: int) -> str:
 
 
 def ask_for(work: Path, positions: Numbers) -> None:
-    """Ask whoever builds for samples in this order, before those that others asked for. A cache that is done has all.
+    """Ask the builder for samples in this order, before those that others asked for. A finished cache has all.
 
     Raises OSError.
     """
@@ -87,14 +87,14 @@ def ask_for(work: Path, positions: Numbers) -> None:
 
 
 def list_asked(work: Path) -> list[str]:
-    """Return the names of the files with what readers ask for, the oldest first."""
+    """Return the names of the files in which readers ask for samples, the oldest first."""
     with os.scandir(work) as entries:
         return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What is known of a cache before its records are made: these parts of its manifest, and of its samples table.
+    """The parts of a manifest, and of a samples table, that are known before a cache's records are made.
 
     `shards` are the names of its shards in the order of the manifest.
     """
@@ -110,22 +110,22 @@ class Prospect:
 
 
 class Builder(Protocol):
-    """What builds a growing cache, as its reader sees it."""
+    """The builder of a growing cache, as its reader sees it."""
 
     def check(self) -> bool:
-        """Return whether it is one of this process; raise what the build has failed with, if it has."""
+        """Return whether this process started the build; raise the error of a build that failed."""
         ...
 
     def maker(self) -> RecordMaker:
-        """Return what makes records in this process, for a cache whose disk is full."""
+        """Return a function that makes records in this process, for a cache whose disk is full."""
         ...
 
 
 class GrowingManifest(Manifest):
-    """The manifest of a growing cache: what is known at the end alone is waited for when it is asked for."""
+    """The manifest of a growing cache: parts that are known only at the end wait for it when they are asked for."""
 
     def __init__(self, prospect: Prospect, wait: Callable[[], Manifest]) -> None:
-        """Take what is known, and what waits for the rest."""
+        """Take the known parts, and a function that waits for the finished manifest."""
         for name in _KNOWN:
             object.__setattr__(self, name, getattr(prospect, name))
         object.__setattr__(self, "_wait", wait)
@@ -137,7 +137,7 @@ class GrowingManifest(Manifest):
 
 
 class GrowingTable(SampleTable):
-    """The columns of the samples table that the listing of the source has, in memory."""
+    """The samples table of a growing cache: the columns that the listing of the source has, in memory."""
 
     def __init__(self, directory: Path, columns: Mapping[str, Column]) -> None:
         """Take columns by their names."""
@@ -148,15 +148,15 @@ class GrowingTable(SampleTable):
 
 
 class Arrivals(Arriving):
-    """Where the records are that have been made so far, as far as this process has looked.
+    """Where the records lie that have been made so far, as far as this process has read the log.
 
-    Threads may share one. A pickled copy looks for itself; one without a `builder` waits for that of other processes.
+    Threads may share one. A pickled copy reads the log itself. Without a `builder`, another process builds.
     """
 
     def __init__(
         self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
     ) -> None:
-        """Take a cache's folder, how many rows its index will have, of how many samples, and what builds it."""
+        """Take a cache's folder, how many rows and samples it will have, the names of its shards, and its builder."""
         self.directory, self._count, self._samples = directory, rows, max(1, samples)
         self._shards, self._builder = tuple(shards), builder
         self._rows = np.zeros(rows, INDEX_DTYPE)
@@ -166,23 +166,23 @@ class Arrivals(Arriving):
         self._files: dict[int, OpenFile] = {}
         self._lock = ThreadLock()
         self._checked = self._looked = 0.0
-        self._held = 0.0  # when somebody was last seen to build
-        self._is_own = False  # whether this process has started who builds
+        self._held = 0.0  # when a builder was last seen
+        self._is_own = False  # whether this process started the builder
         self._is_asked = np.zeros(rows, np.bool_)
         self.finished: Cache | None = None
         self._make: RecordMaker | None = None  # once the disk is full
-        self._made = threading.local()  # the files in memory of what each thread has asked for last
+        self._made = threading.local()  # the file in memory with the records that each thread asked for last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Arrivals, (self.directory, self._count, self._samples, self._shards, None)
 
     @property
     def share(self) -> float:
-        """The share of the records that this process knows to be made."""
+        """The share of the records that are made, as far as this process knows."""
         return 1.0 if self.finished is not None else float(self._is_here.mean()) if self._count else 1.0
 
     def look(self) -> bool:
-        """Look at what has been made since; return whether all is finished. Raises StoreError."""
+        """Read what was added to the log; return whether the cache is finished. Raises StoreError."""
         if self.finished is None:
             with self._lock:
                 if not self._read_log() and (self.directory / MANIFEST_NAME).exists():
@@ -194,10 +194,9 @@ class Arrivals(Arriving):
         return bool(self._is_here[numbers].all())
 
     def rows(self, numbers: Numbers) -> Rows:
-        """Wait for records, and return their rows. Raises what the build has failed with, and StoreError.
+        """Wait for records, and return their rows. Raises the error of a build that failed, and StoreError.
 
-        Where the build has ended because the disk is full, they are made now, and are there until this thread has asked
-        for others.
+        Where the build has ended because the disk is full, they are made now, and kept until this thread asks again.
         """
         while self.finished is None:
             if self.are_here(numbers):
@@ -214,14 +213,14 @@ class Arrivals(Arriving):
         return self.finished.index[numbers]
 
     def _go_on_without_room(self, error: NoRoomError) -> None:
-        """Have records made when they are read from now on, and say so once. Raises what making them raises."""
+        """Make records when they are read from now on, and say so once. Raises what `maker` raises."""
         with self._lock:
             if self._make is None and self._builder is not None:
                 self._make = self._builder.maker()
-                _log.warning("%s Until then, what is not kept is decoded anew each time it is read", error)
+                _log.warning("%s Until then, records that are not kept are decoded anew each time they are read", error)
 
     def _made_now(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the records that are not kept, in a file in memory, and return the rows of all."""
+        """Make the records that are not kept, into a file in memory, and return the rows of all."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -245,16 +244,16 @@ class Arrivals(Arriving):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Ask whoever builds for these records in this order, before all that was asked for so far."""
+        """Ask the builder for these records in this order, before all that was asked for so far."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Do nothing: `rows` asks for what is read before all that was asked for so far."""
+        """Do nothing: a reader asks the builder for these records when it waits for them."""
 
     @property
     def is_busy(self) -> bool:
-        """False: whoever builds has processes of its own."""
+        """False: the builder has processes of its own."""
         return False
 
     def network(self, bands: int) -> NetworkUse | None:
@@ -262,7 +261,7 @@ class Arrivals(Arriving):
         return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
-        """Ask whoever builds for records in this order, `again` those that were asked for before. Raises StoreError."""
+        """Ask the builder for records in this order, `again` for those asked for before. Raises StoreError."""
         asked = numbers[~self._is_here[numbers]]
         asked = asked if again else asked[~self._is_asked[asked]]
         if len(asked):
@@ -275,7 +274,7 @@ class Arrivals(Arriving):
                 raise StoreError(f"{self.directory} cannot be written: {error}") from error
 
     def wait(self) -> Cache:
-        """Wait until all is finished, and return the cache. Raises what the build has failed with, and StoreError."""
+        """Wait until the cache is finished, and return it. Raises the error of a build that failed, and StoreError."""
         while self.finished is None:
             if not self.look():
                 self._pause()
@@ -292,13 +291,13 @@ class Arrivals(Arriving):
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
 
     def _pause(self) -> None:
-        """Wait a moment. Raises what the build has failed with."""
+        """Wait a moment. Raises the error of a build that failed."""
         if signals.is_leaving():
             raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
             self._is_own = self._builder is not None and self._builder.check()
-            self._checked = now  # not where it raised: who waits next has to learn it, too
+            self._checked = now  # not if it raised: the next thread that waits has to get the error, too
         if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             if holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
@@ -315,14 +314,14 @@ class Arrivals(Arriving):
         time.sleep(_POLL_SECONDS)
 
     def _failure(self) -> str:
-        """Return why the last build has failed, "" where nothing says so."""
+        """Return why the last build failed, "" where there is no such message."""
         try:
             return (self.directory / WORK_NAME / FAILURE_NAME).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
         except OSError:
             return ""
 
     def _read_log(self) -> bool:
-        """Take what the log has beyond what was read; return whether there was anything."""
+        """Read the rest of the log; return whether there was anything new."""
         if self._log is None:
             try:
                 self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
@@ -356,7 +355,7 @@ class GrowingIndex(RecordIndex):
     """The rows of the index of a growing cache; asking for rows waits until their records are made."""
 
     def __init__(self, arrivals: Arrivals, records: int) -> None:
-        """Take what knows where records are."""
+        """Take the places of records."""
         self._arrivals, self._records = arrivals, records
 
     def __getstate__(self) -> dict[str, Any]:
@@ -366,7 +365,7 @@ class GrowingIndex(RecordIndex):
         return self._records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows of these numbers. Raises what the build has failed with, DamageError, FormatError."""
+        """Return the rows of these numbers. Raises the error of a build that failed, DamageError, FormatError."""
         return self._arrivals.rows(numbers)
 
     def read_all(self) -> Rows:
@@ -374,15 +373,15 @@ class GrowingIndex(RecordIndex):
         return self._arrivals.wait().index.read_all()
 
     def is_right(self) -> bool:
-        """Wait for the finished cache, and return whether its rows are what the manifest says."""
+        """Wait for the finished cache, and return whether its index is the one that the manifest names."""
         return self._arrivals.wait().index.is_right()
 
 
 class GrowingReader(ShardReader):
-    """Reads records of a growing cache, each compared with its checksum; once that is finished, out of its shards."""
+    """Reads records of a growing cache, each compared with its checksum; once it is finished, out of its shards."""
 
     def __init__(self, arrivals: Arrivals) -> None:
-        """Take what knows where records are."""
+        """Take the places of records."""
         super().__init__(arrivals.directory, ())
         self._arrivals = arrivals
 
@@ -391,7 +390,7 @@ class GrowingReader(ShardReader):
 
     @property
     def arriving(self) -> Arrivals:
-        """What knows where records are."""
+        """The places of records, which arrive while they are read."""
         return self._arrivals
 
     def file(self, shard: int) -> OpenFile:
@@ -417,11 +416,11 @@ class GrowingCache(Cache):
     is_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
-        """Take a cache's folder, what is known of it, and what builds it, None for another process.
+        """Take a cache's folder, its known parts, and its builder, None where another process builds it.
 
-        It stays the cache that it is when it is finished; records are read out of its shards then.
+        Once the build is finished, the same object reads records out of the shards.
         """
-        self._arrivals = Arrivals(directory, 0, 0, (), None)  # the manifest asks it for what is known at the end
+        self._arrivals = Arrivals(directory, 0, 0, (), None)  # the manifest waits for it
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
         self._arrivals = Arrivals(directory, self.manifest.records, prospect.samples, prospect.shards, builder)
         self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
@@ -435,12 +434,12 @@ class GrowingCache(Cache):
 
     @property
     def reader(self) -> ShardReader:
-        """What reads records by their rows of the index."""
+        """The reader of records by their rows of the index."""
         return self._growing_reader
 
     @property
     def samples(self) -> SampleTable:
-        """What the listing of the source has of the samples table; that of the finished cache may have more."""
+        """The columns that the listing of the source has; the finished cache may have more."""
         return self._table
 
     @property
@@ -454,7 +453,7 @@ class GrowingCache(Cache):
         return self._arrivals.share
 
     def wait(self) -> Cache:
-        """Wait until all is built, and return the finished cache. Raises what the build has failed with."""
+        """Wait until all is built, and return the finished cache. Raises the error of a build that failed."""
         return self._arrivals.wait()
 
     def _finished_manifest(self) -> Manifest:

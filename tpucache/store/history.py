@@ -1,4 +1,4 @@
-"""The versions of a cache: which one is meant, how it is proven, and which files belong to it.
+"""The versions of a cache: which one a user means, how it is proven, and which files belong to it.
 
 `manifest.json` is the newest version. It lists the identities of those before, and `version-3.json` is the manifest
 that version 3 had. Each of them names its own tables and shards; a shard may belong to many versions. So opening an
@@ -29,9 +29,9 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def split_version(place: str | Path) -> tuple[str, int | None]:
-    """Return the place of a cache, and the version that stands behind it: "cache@2" is version 2 of "cache".
+    """Return the place of a cache, and the version after it: "cache@2" is version 2 of "cache".
 
-    None where there is none, or where a file or folder has that very name.
+    The version is None where the place has none, or where a file or folder has that very name.
     """
     text = os.fspath(place)
     found = _AT_VERSION.fullmatch(text)
@@ -41,7 +41,7 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
 
 
 def one_version(given: int | None, named: int | None, where: str) -> int | None:
-    """Return the version that is meant, of one that is given and one that stands behind a place. Raises UsageError."""
+    """Return the version that a user wants, `given` by an option or `named` after a place. Raises UsageError."""
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
         raise UsageError(f"a version is a whole number from 1, not {given!r}")
     if None not in (given, named) and given != named:
@@ -52,8 +52,8 @@ def one_version(given: int | None, named: int | None, where: str) -> int | None:
 def load_version(directory: str | Path, number: int | None = None) -> Manifest:
     """Read and validate the manifest of a version of the cache in a folder; None: of the newest.
 
-    Raises UsageError for a version that there is not, DamageError where its file is missing or is not that version's,
-    and what `Manifest.load` raises.
+    Raises UsageError where there is no such version, DamageError where its file is missing or is another version's, and
+    what `Manifest.load` raises.
     """
     manifest = Manifest.load(directory)
     return manifest if number is None else load_earlier(directory, manifest, number)
@@ -84,7 +84,7 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
         raise FormatError(f"{where}/{name}: {error}. Copy the cache again") from error
     if found.identity != manifest.parents[number - 1]:
         raise DamageError(
-            f"{where}/{name} is not version {number} of this cache: it was changed, or is of another one. Copy the "
+            f"{where}/{name} is not version {number} of this cache: it was changed, or is another cache's. Copy the "
             "cache again"
         )
     return found
@@ -115,9 +115,9 @@ def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manif
 
 
 def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return all files of a version and of those before it, but for its own manifest: each once.
+    """Return all files of a version and of those before it, except its own manifest: each once.
 
-    Those of the versions before are their manifests, their tables, and shards that were replaced since.
+    The versions before add their manifests, their tables, and shards that were replaced since.
     Raises DamageError or FormatError for a version before that is missing or damaged.
     """
     return joined_files(manifest, list(versions_before(directory, manifest)))
@@ -140,7 +140,7 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
 
 
 def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files that `version_files` returns, without what a damaged version before would name."""
+    """Return the files that `version_files` returns, without those that only damaged versions before name."""
     before = []
     for number in range(1, manifest.number):
         with contextlib.suppress(DamageError, FormatError):
@@ -165,7 +165,7 @@ def read_times(directory: str | Path) -> dict[str, str]:
 
 
 def parse_times(data: bytes | None) -> dict[str, str]:
-    """Return the times of versions, by their identities, that a file of them says; nothing for another file."""
+    """Return the times of versions, by their identities, from the file of times; nothing for another file."""
     try:
         content = parse_json(data or b"{}")
     except ValueError:
@@ -181,7 +181,7 @@ def to_times(times: Mapping[str, str]) -> bytes:
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Write down that a version is made now. Raises OSError."""
+    """Write down that a version was made now. Raises OSError."""
     known = read_times(directory)
     kept = {name: known[name] for name in manifest.parents if name in known}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -189,7 +189,7 @@ def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) ->
 
 
 class _State(NamedTuple):
-    """What a file is by its status: another one after it was replaced."""
+    """The status of a file, which differs once another file has replaced it."""
 
     device: int
     inode: int
@@ -206,22 +206,22 @@ def _state(directory: Path) -> _State | None:
 
 
 class OpenVersion:
-    """A version of the cache in a folder that is open: says whether a name still means the file that it did.
+    """An open version of the cache in a folder: it says whether a name still means the same file.
 
-    A folder that is compacted, or built anew, has other files of the same names, perhaps of the same sizes.
+    After a folder was compacted or built anew, other files have the same names, and perhaps the same sizes.
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
         """Read a version's manifest. Raises what `load_version` raises."""
         self._directory = directory
-        self._state = _state(directory)  # before it is read: one that is replaced meanwhile is looked at again
+        self._state = _state(directory)  # before the manifest is read, which may be replaced meanwhile
         self.manifest = load_version(directory, number)
         self._identity: str | None = None
 
     def check(self, entry: FileEntry) -> None:
-        """Raise StoreError where the folder no longer has a file, or another one of its name.
+        """Raise StoreError where the folder has no longer this file, or another one of its name.
 
-        To be called once the file is open: only what is open stays what it is.
+        Call it once the file is open: only an open file stays the same.
         """
         now = _state(self._directory)
         if now == self._state:

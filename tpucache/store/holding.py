@@ -1,8 +1,8 @@
-"""A folder that one process alone writes, on any file system: it is held by a lock file, which says who holds it.
+"""A lock on a folder, so that one process alone writes there, on any file system. A lock file says who holds it.
 
-Where the file system has locks of files (`flock`), the kernel lets go of one in whatever way its process ends. Where it
-has none, the file itself is a lease: its holder touches it every few seconds, and it has expired when that has not
-happened for a minute. A holder on the same machine that has ended is noticed at once in both cases.
+Where the file system has locks (`flock`), the kernel releases the lock however its process ends. Where it has none, the
+lock file is a lease: its holder touches it every few seconds, and the lease expires a minute after the last touch. In
+both cases others notice at once that a holder on the same machine has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tpucache.redact import shown
 from tpucache.store.files import open_file
 from tpucache.system import fcntl
 
-#: A lease that was not touched for so many seconds has expired.
+#: A lease expires so long after its last touch.
 LEASE_SECONDS: Final = 60.0
 BEAT_SECONDS: Final = 5.0
 #: Another process may be looking at the lock just now, which takes a shared one for a moment.
 _PATIENCE_SECONDS: Final = 2.0
 _MAX_BYTES: Final = 4096
-#: What a file system answers that has no locks of files.
+#: The errors of a file system without locks.
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 _CREATE: Final = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"))
 
@@ -42,8 +42,9 @@ _locks: set[int] = set()
 class Holder:
     """A process that holds a folder, and the token of this one hold.
 
-    `place` is where its number is valid: the machine since it booted, and the container. `start` is when it started, by
-    the kernel's clock, empty where that cannot be learnt; `since` when it took the folder, in seconds of the epoch.
+    Its number is valid in a `place`: on a machine since it booted, and in a container there. `start` is when it
+    started, by the kernel's clock, empty where that cannot be learnt; `since` is when it took the folder, in seconds of
+    the epoch.
     """
 
     token: str
@@ -62,12 +63,12 @@ class Hold:
     """A folder that this process holds."""
 
     def __init__(self, path: Path, token: str) -> None:
-        """Take note of the lock's file, and of the token that is in it."""
+        """Take the lock file, and the token in it."""
         self._path = path
         self.token = token
 
     def is_lost(self) -> bool:
-        """Return whether somebody has removed the lock's file, or has taken an expired lease over."""
+        """Return whether somebody has removed the lock file, or has taken over an expired lease."""
         holder = read_holder(self._path)
         return holder is None or holder.token != self.token
 
@@ -126,7 +127,7 @@ def is_held(path: Path, token: str | None = None) -> bool:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return who a lock's file says holds it, or has held it; None where it does not say. Raises OSError."""
+    """Return the process that a lock file names, which holds or held it; None where it names none. Raises OSError."""
     try:
         with open_file(path) as file:
             return _holder_in(file.read(_MAX_BYTES))
@@ -146,7 +147,7 @@ def _holder_in(data: bytes) -> Holder | None:
 
 
 def _let_go() -> None:
-    """Close the locks that a process has got by being forked: else it would hold them when this one has ended."""
+    """Close the locks that a forked process inherits: it would still hold them after its parent has ended."""
     while _locks:
         os.close(_locks.pop())
 
@@ -189,7 +190,7 @@ def _take_lock(path: Path, content: bytes) -> int | None:
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
-    """Open a lock's file, and return whether this has made it: another one may be a lease that is being written."""
+    """Open a lock file, and return whether this call made it: an older one may be a lease that is being written."""
     while True:
         with contextlib.suppress(FileExistsError):
             return os.open(path, _CREATE | os.O_EXCL, 0o666), True
@@ -205,7 +206,7 @@ def _is_named(number: int, path: Path) -> bool:
 
 
 def _take_lease(path: Path, content: bytes) -> None:
-    """Make the lock's file, which no other process then makes. Raises BlockingIOError while it is held, OSError."""
+    """Make the lock file, if there is none. Raises BlockingIOError while another process holds it, OSError."""
     while True:
         try:
             number = os.open(path, _CREATE | os.O_EXCL, 0o666)
@@ -236,9 +237,9 @@ def _remove_expired(path: Path) -> None:
 
 
 def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> bool:
-    """Return whether the holder of a lease is still at work, by its process or by how old the file is.
+    """Return whether the holder of a lease still works: by its process, or by the age of the file.
 
-    `if_gone` is what is returned where there is no file any more.
+    `if_gone` is returned where there is no file any more.
     """
     if holder is not None and holder.place == _place():
         if not _is_running(holder.pid):

@@ -48,15 +48,15 @@ class ShardReader:
     ) -> None:
         """Take the shards of a manifest, in its order; nothing is opened yet.
 
-        `check` is called with each one that was opened, and raises StoreError where it is another file by now.
+        `check` is called with each shard that was opened, and raises StoreError where the folder has another file now.
         """
         self._check = check
         self._directory = Path(directory)
         self._shards = tuple(shards)
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._proven: set[int] = set()  # shards of which a record was compared with its checksum since they were opened
-        self._distrusted: set[int] = set()  # shards of which each record is compared
+        self._proven: set[int] = set()  # shards that were opened, and one record of each compared
+        self._distrusted: set[int] = set()  # shards whose records are all compared
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,11 +97,11 @@ class ShardReader:
     ) -> None:
         """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
 
-        Every row's buffers together take exactly the row's length. The first record of a shard that is read since it
-        was opened is compared with its checksum, which tells whether the file is another's of the same size, and each
-        record of a shard that is distrusted; not where rows are parts of records (`are_whole` is False). `read` may
-        read them in a faster way: it is given the rows' file descriptors, int64 (n,), and the rows, and returns how
-        many it read before the first that it could not.
+        Every row's buffers together take exactly the row's length. The first record that is read of a shard is compared
+        with its checksum, because another cache may have a file of the same name and size; of a distrusted shard, each
+        record is. Parts of records cannot be compared (`are_whole` is False). `read` may read records in a faster way:
+        it is given the rows' file descriptors, int64 (n,), and the rows, and returns how many it read before the first
+        that it could not.
 
         Raises DamageError when a shard is missing, cut short or unreadable, FormatError when a row points at a shard
         that is not there, StoreError when too many files are open.
@@ -118,9 +118,9 @@ class ShardReader:
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records in another way, where a record of each of their shards was compared with its checksum.
+        """Read records in another way, if a record of each of their shards was compared with its checksum before.
 
-        `read` is that of `scatter`, and so is what it returns: here, 0 where it is not called.
+        `read` is that of `scatter`. Returns how many records it read, 0 where it was not called.
         Raises DamageError, FormatError, StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
@@ -131,7 +131,7 @@ class ShardReader:
             return read(descriptors, places) if is_proven else 0
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files that records are in; give each record's descriptor, int64 (n,), and where it is in the file.
+        """Open the files of records; give each record's descriptor, int64 (n,), and the rows with its place there.
 
         Raises DamageError, FormatError, StoreError.
         """
@@ -156,7 +156,7 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare a record of each shard that was opened lately with its checksum; of distrusted shards, all records.
+        """Compare one record of each newly opened shard with its checksum, and all records of distrusted shards.
 
         Raises DamageError.
         """
@@ -192,7 +192,7 @@ class ShardReader:
             raise self._short(int(row["shard"]), int(row["offset"]), int(row["length"]))
 
     def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]], *, are_whole: bool) -> None:
-        """Read rows of more shards than may be open at once, so many shards at a time."""
+        """Read rows of more shards than may be open at once: some of the shards after the others."""
         shards = np.unique(rows["shard"])
         for start in range(0, len(shards), MAX_OPEN):
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + MAX_OPEN])).tolist()
@@ -276,7 +276,7 @@ class ShardReader:
 class OpenFiles:
     """The descriptors and rows of records whose files stay open as long as this does.
 
-    It is a class because a generator takes longer than all else that a single sample needs of it.
+    It is a class because a generator takes longer than the rest of the reading of a single sample.
     """
 
     __slots__ = ("_descriptors", "_rows", "files")

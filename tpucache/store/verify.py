@@ -1,7 +1,7 @@
-"""Compare every byte of a cache with its manifest: sizes, SHA-256, every record's place, key and CRC; and recompute it.
+"""Compare every byte of a cache with its manifest: sizes, SHA-256, and each record's place, key and CRC.
 
-The manifest's own digest is checked wherever it is read. What follows from the cache's other files and numbers is
-computed again: digests of records, samples of each class, mean and standard deviation.
+The manifest's own digest is checked wherever it is read. What it says about other files is computed again: digests of
+records, samples of each class, mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """One file that is not what the manifest says, and how it differs; `samples` are the damaged sample numbers."""
+    """A file that differs from the manifest, and how it differs; `samples` are the numbers of damaged samples."""
 
     name: str
     reason: str
@@ -48,10 +48,10 @@ class Damage:
 
 
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
-    """Return all damage found in a cache: of tables, of shards in the manifest's order, then of the manifest itself.
+    """Return all damage found in a cache: in tables, in shards in the manifest's order, then in the manifest itself.
 
-    Last comes that of earlier versions: of their manifests, tables, and shards that were replaced since. It is empty
-    when all is well. "cache@2" is version 2 of "cache", and those before it.
+    Last comes damage in earlier versions: in their manifests, tables, and shards that were replaced since. The list is
+    empty for a sound cache. "cache@2" is version 2 of "cache", and those before it.
 
     `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
@@ -81,7 +81,7 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage of the versions before one, in files that it does not name itself."""
+    """Yield the damage in versions before this one, in files that it does not name itself."""
     known = {entry.name: entry.sha256 for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
@@ -102,7 +102,7 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
-    """Yield how a valid manifest differs from what follows from it and from a sound table of the samples."""
+    """Yield how a manifest contradicts itself, or the samples table where that is sound."""
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown := unknown_keys(read_file(cache.directory / MANIFEST_NAME)):
         yield f"has the key {unknown[0]!r:.60}, which no version wrote without a digest"
@@ -120,7 +120,7 @@ def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
 
 
 def _follows(manifest: Manifest) -> bool:
-    """Return whether the mean and standard deviation in a manifest are those that its exact sums give."""
+    """Return whether the mean and standard deviation in a manifest follow from its exact sums."""
     statistics, field = manifest.statistics, manifest.fields[0]
     pixels = manifest.samples * math.prod(field.shape[:2])
     if field.name != IMAGE or not pixels or len(statistics.sums) != len(statistics.squares):
@@ -153,7 +153,7 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
     """Return the sample numbers; where their table is damaged, return None and add that to the damages.
 
-    So are labels that no class has.
+    Labels without a class are damage, too.
     """
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
@@ -176,9 +176,9 @@ def _with_deleted(
     rows: Rows,
     layout: RecordLayout | None,
 ) -> tuple[Rows, Rows]:
-    """Return the numbers and index rows of all records in a shard, those of deleted samples by what the file says.
+    """Return the sample numbers and index rows of all records in a shard, with those of deleted samples.
 
-    Raises DamageError where it has another number of records, FormatError or OSError where it cannot be read.
+    Raises DamageError where the file has another number of records, FormatError or OSError where it cannot be read.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
@@ -226,9 +226,9 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
 def _check_records(
     path: Path, shard: int, entry: ShardEntry, rows: Rows, keys: Rows, layout: RecordLayout | None
 ) -> Iterator[Damage]:
-    """Compare each record's bytes with its CRC, all of them with their digest, and the file's pages with the index.
+    """Compare each record with its CRC, all records with their digest, and the file's pages with the index.
 
-    With a `layout`, records which follow one another without a gap are one value, with the first one's key.
+    With a `layout`, records that follow one another without a gap are one value, with the key of the first.
     """
     try:
         with open_file(path, CHUNK) as file:  # records follow one another

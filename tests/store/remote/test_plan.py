@@ -333,3 +333,31 @@ def test_what_the_disk_has_no_room_for_is_kept_in_memory_and_not_asked_for_again
     before = len(server.ranges)
     assert [labels.tolist() for _, labels in dataset] == [labels.tolist() for _, labels in own]
     assert len(server.ranges) == before
+
+
+def test_a_loader_that_takes_long_to_say_what_it_reads_stops_nobody(opened: Opened) -> None:
+    """Its windows are read without the lock, by a thread that others do not wait for."""
+    dataset = opened()
+    fetcher, index = dataset.cache.reader.fetcher, dataset.cache.index
+    pieces = fetcher._pieces
+    reached, gate, ended = threading.Event(), threading.Event(), list[bool]()
+
+    def windows() -> Iterator[np.ndarray]:
+        yield pieces.run(0).rows
+        reached.set()
+        ended.append(gate.wait(PATIENCE))
+
+    def records(piece: int) -> NeededRecords:
+        numbers = pieces.run(piece).numbers
+        return NeededRecords(numbers, np.full(len(numbers), piece), index[numbers])
+
+    owner = set[int]()
+    fetcher.expect(owner, windows())
+    try:
+        fetcher.fetch_first(records(0))
+        assert reached.wait(PATIENCE)
+        fetcher.get(records(3))
+        assert fetcher.local.has(pieces.run(3).numbers).all()
+        assert not ended
+    finally:
+        gate.set()

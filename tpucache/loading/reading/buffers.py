@@ -32,7 +32,7 @@ _POOLS: Final = 2  # one to train with, one to validate with
 
 
 class Buffer:
-    """The memory of one batch: an array (batch, *shape) a field, and the bytes of each of its rows."""
+    """The memory of one batch: an array (batch, *shape) for each field, and the bytes of each row."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
         """Allocate for `batch` rows. Raises UsageError when there is not as much memory."""
@@ -79,7 +79,7 @@ class Buffer:
         return parts
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where in the arrays rows are."""
+        """Return the numbers of these rows in the arrays."""
         return rows
 
 
@@ -110,9 +110,9 @@ class BufferPool:
         return buffer
 
     def prepare(self, buffers: int, rows: int) -> None:
-        """Have so many buffers free, with memory for `rows` rows: that costs as much as copying into them does later.
+        """Make free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
 
-        What the system does not give is asked for again when it is needed, and refused then.
+        Touching new memory takes as long as copying into it. If the system has too little, `take` raises the error.
         """
         while len(self._free) < buffers and not self._taken:
             try:
@@ -149,17 +149,17 @@ class AllocatedBuffers:
         self._fields, self._batch, self._allocate = tuple(fields), batch, allocate
 
     def take(self) -> Buffer:
-        """Return a buffer of its own."""
+        """Return a new buffer."""
         return Buffer(self._fields, self._batch, self._allocate)
 
     def prepare(self, buffers: int, _rows: int) -> None:
-        """Have the allocator keep memory for so many. Raises what it raises."""
+        """Allocate and free this many, so that the allocator keeps their memory. Raises what it raises."""
         kept = [self.take() for _ in range(buffers)]
         if kept and kept[0].is_large:
             native()
 
     def give_back(self, buffer: Buffer) -> None:
-        """Do nothing: its memory is free with the last reference to it."""
+        """Do nothing: the last reference frees its memory."""
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
         """Return the first rows of a buffer's arrays."""
@@ -167,7 +167,7 @@ class AllocatedBuffers:
 
 
 class BufferPools:
-    """Pools by the rows of their buffers: loaders that follow one another use the same, so that memory is not new."""
+    """Pools by the rows of their buffers: a loader uses the pool of the loader before it, whose memory was touched."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         """Begin empty: a pool is made when it is asked for."""
@@ -185,19 +185,19 @@ class BufferPools:
         return pool
 
     def compile_loops(self, batch: int) -> None:
-        """Have a thread compile what fills buffers of so many rows, meanwhile."""
+        """Compile the loops that fill buffers of this many rows, in a thread."""
         if is_large(batch, batch * sum(field.nbytes for field in self._fields)):
             threading.Thread(target=native, name="tpucache-compile").start()
 
     def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
-        """Forget a pool: it is gone with its last loader."""
+        """Forget a pool, which ends with its last loader."""
         for batch, kept in list(self._pools.items()):
             if kept is pool:
                 self._pools.pop(batch, None)
 
 
 class _Loan:
-    """What all arrays over one lent buffer have as their base.
+    """The base of all arrays over one lent buffer.
 
     It is freed once, with the last of them, in whichever thread: so the buffer is given back exactly once.
     """

@@ -1,9 +1,9 @@
 """Random resized crops and flips of 8-bit images, out of their records: raw pixels, or the planes of yuv420.
 
-Only the rows and columns of a crop are read. An enlarged side is interpolated linearly, as `tpucache.ondevice` does it,
-to the same bytes; a reduced one is filtered with a triangle that is wider by as much, as Pillow and torchvision do it,
-so that nothing aliases. llvmlite compiles the loop where it is installed; numpy does the same without it, slower, and
-both work in whole numbers, so that every processor makes the same bytes.
+Only the rows and columns of a crop are read. An enlarged side is interpolated linearly, to the same bytes as by
+`tpucache.ondevice`. A reduced one is filtered with a wider triangle, as by Pillow and torchvision, so that nothing
+aliases. llvmlite compiles the loop where it is installed; without it numpy makes the same bytes, more slowly. Both work
+in whole numbers, so that every processor makes the same bytes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class Boxes(NamedTuple):
-    """Which part of each image becomes the result, and how it is turned.
+    """Which part of each image becomes the result, and whether it is mirrored.
 
-    All are float32 (n,): the first row and column, the rows and columns, in whole pixels of the turned image, and 1
-    where rows or columns are reversed.
+    All are float32 (n,): the first row and column, the number of rows and columns, in whole pixels of the mirrored
+    image, and 1 where rows or columns are reversed.
     """
 
     top: Array
@@ -136,7 +136,7 @@ def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, heigh
 
 
 def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
-    """Return the parts of a record that crops are made of: int64 (n, parts, 2), where each begins and its length."""
+    """Return the parts of each record that its crop needs: int64 (n, parts, 2), first bytes and lengths."""
     top, height = boxes.top.astype(np.int64), boxes.height.astype(np.int64)
     top = np.where(boxes.rows_reversed > 0, form.height - top - height, top)
     row_bytes = form.width * (1 if form.is_planar else form.channels)
@@ -154,11 +154,11 @@ def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
 def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: int) -> Taps:
     """Return how `size` pixels are made of parts of a side that begin at `starts` and have `sizes`, float32 (n,).
 
-    Parts are of the turned image; the taps are of the image as it is stored.
+    Parts are given in the mirrored image; the taps are places in the stored image.
     """
     first, length = starts.astype(np.int64)[:, None], sizes.astype(np.int64)[:, None]
     is_reversed = reversed_[:, None] > 0
-    # As `ondevice.resample.crop_weights`, in float32 as there; what is reduced is replaced below.
+    # As `ondevice.resample.crop_weights`, in float32 as there; reduced sides are replaced below.
     places = np.arange(size, dtype=np.float32)
     starts, sizes = first.astype(np.float32), length.astype(np.float32)
     within = (2 * places + 1) * sizes / np.float32(2 * size) - np.float32(0.5)
@@ -192,7 +192,7 @@ def _reducing_taps(
     distances = np.abs(firsts[:, :, None] + offsets - centres[:, :, None]) / scale[:, :, None]
     shares = np.where(turn < counts[:, :, None], np.maximum(1 - distances, 0), 0)
     weights = np.rint(shares / shares.sum(2, keepdims=True) * _UNIT).astype(np.int32)
-    # What rounding has left over goes to the nearest pixel.
+    # The rest that rounding leaves goes to the nearest pixel.
     nearest = np.argmax(weights, 2)[:, :, None]
     rest = _UNIT - weights.sum(2, keepdims=True, dtype=np.int32)
     np.put_along_axis(weights, nearest, np.take_along_axis(weights, nearest, 2) + rest, 2)

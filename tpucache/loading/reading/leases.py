@@ -1,10 +1,10 @@
 """Files mapped under a read lease, so that nobody can cut them short while their maps are read.
 
-Linux lets the owner of a file take a read lease of it. Whoever then truncates the file or opens it for writing waits
-until the lease is given back, or for /proc/sys/fs/lease-break-time seconds, 45 by default. One thread of the process
-asks the kernel a few times a second whether somebody waits for a file. If so, nothing new is read out of its map; once
-the copies that have begun are done, map, lease and descriptor end together, and the other program goes on. To unlink
-or rename a file takes no lease away and does not harm its map. See `man 2 fcntl`, "Leases".
+Linux lets the owner of a file take a read lease on it. A program that then truncates the file or opens it for writing
+waits until the lease is given back, or for /proc/sys/fs/lease-break-time seconds, 45 by default. One thread of this
+process asks the kernel a few times a second whether somebody waits for a file. If so, no new read of its map begins;
+once the reads that have begun are done, map, lease and descriptor end together, and the other program goes on.
+Unlinking or renaming a file takes no lease away and does not harm its map. See `man 2 fcntl`, "Leases".
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class NoLeaseError(Exception):
 
 
 class MapUse:
-    """A stretch of time in which a thread may read maps: `with MapUse(uses): ...`, where `uses` has those that run."""
+    """The time in which a thread may read maps: `with MapUse(uses): ...`; `uses` has those that have not ended."""
 
     __slots__ = ("_uses",)
 
@@ -90,12 +90,12 @@ class MapUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, of one that has begun."""
+        """Whether a use that has begun has ended."""
         return self not in self._uses
 
 
 class MapOwner(Protocol):
-    """Who reads maps. Both methods may be called by any thread, and wait for no other."""
+    """The reader of maps. Any thread may call both methods, which wait for no other thread."""
 
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
         """Begin no further use of a shard's map; return the uses that have begun."""
@@ -112,7 +112,7 @@ class LeasedMap:
     """
 
     def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
-        """Map the file at a path, which must be the one that the descriptor `original` is of. Raises NoLeaseError."""
+        """Map the file at a path, which the descriptor `original` must have open. Raises NoLeaseError."""
         if not _has_leases() or file_system(original) not in _LOCAL:
             raise NoLeaseError("not_local" if _has_leases() else "no_leases")
         if len(_WATCH.maps) >= _most_files() // _SHARE:
@@ -178,7 +178,7 @@ class _Watch:
     def __init__(self) -> None:
         self.maps: dict[LeasedMap, None] = {}
         self.seen = 0.0  # when `time.monotonic` the last look at all leases began
-        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps that are not read any more but in these uses
+        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps that only these uses still read
         self._thread: threading.Thread | None = None
         self._is_paused = False
         self._lock = ThreadLock()
@@ -198,7 +198,7 @@ class _Watch:
         return was_watched
 
     def look(self) -> None:
-        """Have the owners of maps that somebody waits for read them no more. Threads may do so at once."""
+        """Tell owners to stop reading maps of files that somebody waits for. Several threads may call this at once."""
         now = time.monotonic()
         for leased in list(self.maps):
             if leased.is_taken and leased not in self._ending and not leased.is_held():
@@ -222,7 +222,7 @@ class _Watch:
             self._start()
 
     def forget(self) -> None:
-        """Close what a forked process has of its parent's maps. They are not mapped here."""
+        """Close the descriptors that a forked process inherits. The files are not mapped here."""
         maps = list(self.maps)
         self.__init__()  # type: ignore[misc]  # a fresh lock, and no thread
         for leased in maps:
@@ -261,14 +261,14 @@ if hasattr(os, "register_at_fork"):
 def look_if_needed() -> None:
     """Look at all leases if nobody has for a while, such as a thread that does not get to run.
 
-    The kernel takes a lease away only so many seconds after somebody wanted it: until then, what was held is safe.
+    The kernel takes a lease away only some time after somebody wanted the file: until then, its map is safe.
     """
     if time.monotonic() - _WATCH.seen > _FRESH:
         _WATCH.look()
 
 
 def refusal(path: Path, original: int) -> Reason | None:
-    """Return why the file at a path, which `original` is open for reading, cannot be leased; None where it can be."""
+    """Return why the file at a path, which `original` has open for reading, cannot be leased; None where it can."""
     nobody = _Nobody()
     try:
         LeasedMap(path, original, nobody, 0).end()
@@ -291,7 +291,8 @@ class _Nobody:
 def _quick_fcntl() -> Callable[[int, int], int]:
     """Return C's fcntl, called without releasing the interpreter's lock.
 
-    Where other threads compute, to get the lock back takes 5 ms: a thousand times in one look.
+    While other threads compute, getting the lock back takes 5 ms, and one look at all leases may call this a thousand
+    times.
     """
     found: Callable[[int, int], int] = ctypes.PyDLL(None).fcntl
     return found
@@ -299,7 +300,7 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 @functools.cache
 def _has_leases() -> bool:
-    """Return whether this system has leases, whose holders have time to end what they do."""
+    """Return whether this system has leases, and gives their holders time to end their reads."""
     if libc is None or not hasattr(system.fcntl, "F_SETLEASE"):
         return False
     try:

@@ -1,6 +1,6 @@
 """Shards mapped into memory, where nobody can cut them short.
 
-Copying records out of a map is as fast as out of memory of one's own, without a second copy of them. But reading a page
+Copying records out of a map is as fast as out of private memory, and needs no second copy of them. But reading a page
 that a file no longer has ends the process. So a shard is mapped only where that cannot happen: on a file system that is
 mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). All others are read with `pread`.
 """
@@ -38,7 +38,7 @@ _F_SEAL_SHRINK: Final = 2
 _PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
-_SHARE: Final = 2  # pages of maps that are larger than half of the free memory are expected to be replaced by others
+_SHARE: Final = 2  # other pages are expected to replace those of maps that are larger than half of the free memory
 PREPARE_SECONDS: Final = 0.5  # two threads enter 7 GB of pages in this time, or copy 2 GB into memory that is there
 
 #: How a shard is mapped, or why it is not; "no_maps" where the kernel cannot read pages of maps ahead, "being_fetched"
@@ -64,19 +64,19 @@ def cannot_shrink(number: int) -> bool:
 
 
 class ShardMaps:
-    """Maps of a cache's shards, each made when a record of it is first asked for.
+    """Maps of a cache's shards, each made when somebody first asks for one of its records.
 
-    Maps take none of the memory that the budget gives: what they show is the page cache. The pages of a record are read
-    before they are touched, so that one that cannot be read is an error. Where its neighbours are in the page cache,
-    too, they are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
+    Maps take no memory from the budget: they show the page cache. The pages of a record are read before they are
+    touched, so that a page that cannot be read raises an error. Where neighbouring pages are in the page cache, too,
+    all are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
 
-    Addresses and blocks are good as long as the use in which they were asked for: `with MapUse(maps.uses): ...`.
+    Addresses and blocks are valid until the use ends in which they were returned: `with MapUse(maps.uses): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
         """Map nothing yet; there are `records` in the index."""
         self._reader = reader
-        # Addresses of the maps. The last is of shards that there are not: they are refused when they are read.
+        # Addresses of the maps. The last one stands for shards that do not exist, which are refused when they are read.
         self._bases = np.zeros(len(reader.shards) + 1, np.int64)
         self._bases[-1] = _NOT_MAPPED
         self._present = np.zeros(records, np.bool_)  # records whose pages were read, and are expected to stay
@@ -86,7 +86,7 @@ class ShardMaps:
         self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
         self._may_map = bool(reader.shards)  # False once no shard is or can be mapped
-        #: `with MapUse(maps.uses)` lets a thread read maps: none ends meanwhile. Keep it short.
+        #: While `with MapUse(maps.uses)` lasts, no map ends, so that a thread can read them. Keep it short.
         self.uses: dict[MapUse, None] = {}
         self._lock = ThreadLock()
         self._bases_lock = ThreadLock()  # it is held for a moment alone
@@ -96,12 +96,12 @@ class ShardMaps:
 
     @property
     def how(self) -> dict[str, int]:
-        """How many shards are mapped, by the way, and how many are not, by the reason; of those that were asked for."""
+        """How many shards are mapped in each way, and how many are not for each reason, among those read so far."""
         found: list[str] = list(self._how.values())
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Return which records lie in maps, and were read: bool (n,)."""
+        """Return which records lie in maps and were read before: bool (n,)."""
         present: npt.NDArray[np.bool_] = self._present[numbers]
         return present
 
@@ -136,7 +136,7 @@ class ShardMaps:
         found: Addresses = np.where(bases > 0, bases + offsets, 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
         if len(absent):
-            self._reader.hint(rows[absent])  # reading pages one by one would ask for what is around each of them
+            self._reader.hint(rows[absent])  # reading pages one by one would also read the pages around each
             self._read_pages(found[absent], rows[absent])
             self._present[numbers[absent]] = self._stays[shards[absent]]
             look_if_needed()  # a disk may have taken long
@@ -145,9 +145,10 @@ class ShardMaps:
         return found
 
     def prepare(self, rows: Rows, threads: int) -> None:
-        """Map the shards of some records, one of each, and enter what of them is in the page cache, for a moment.
+        """Map the shards of some records, one of each, and enter pages in the page table for half a second.
 
-        What is out of the page cache, or takes longer, is left to be read when it is asked for. Raises StoreError.
+        Pages that are not in the page cache, or for which there is no time, are read when they are needed. Raises
+        StoreError.
         """
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
@@ -172,7 +173,7 @@ class ShardMaps:
     def block(self) -> tuple[npt.NDArray[np.uint8], int]:
         """Return the memory from the first map to the end of the last, uint8 read-only, and its address.
 
-        What lies between maps is not to be touched.
+        Do not touch the bytes between maps.
         """
         bases = self._bases
         mapped = np.flatnonzero(bases > 0)
@@ -181,9 +182,9 @@ class ShardMaps:
         return _bytes_at(start, int((bases[mapped] + sizes).max()) - start), start
 
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
-        """Read a shard's map no more, in uses that begin from now on; return those that have begun.
+        """Stop reading a shard's map in new uses; return the uses that have begun.
 
-        Somebody is about to change the file, so each record of it is compared with its checksum from now on.
+        Somebody is about to change the file, so each of its records is compared with its checksum from now on.
         """
         self._reader.distrust(shard)
         with self._bases_lock:
@@ -254,7 +255,7 @@ class ShardMaps:
         self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
-        """Read the pages of records, whole pieces where they seem to be in the page cache. Raises DamageError."""
+        """Read the pages of records, or whole pieces that seem to be in the page cache. Raises DamageError."""
         self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)
         starts = rows["offset"].astype(np.int64)
@@ -267,7 +268,7 @@ class ShardMaps:
             self._read_piece(piece)
         is_read = self._whole[first] & self._whole[last] & (last - first < 2)
         for at in np.flatnonzero(~is_read).tolist():
-            if self._bases[shards[at]] != _NOT_MAPPED:  # else it need not be read any more
+            if self._bases[shards[at]] != _NOT_MAPPED:  # else nobody reads it any more
                 self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
 
     def _read_piece(self, piece: int) -> None:

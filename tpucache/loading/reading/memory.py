@@ -16,12 +16,12 @@ from tpucache.machine import available_memory
 from tpucache.native import Addresses, address
 from tpucache.store.files import ThreadLock
 
-_SHARE: Final = 2  # half of what is free at most: the page cache, batches and models need memory, too
-_RESERVE: Final = 8  # of what was free at first, an eighth stays free: other processes may take theirs at the same time
+_SHARE: Final = 2  # half of the free memory at most: the page cache, batches and models need some, too
+_RESERVE: Final = 8  # an eighth of the memory that was free at first stays free for other processes
 
 Numbers = npt.NDArray[np.int64]
 
-_STEP: Final = 64 << 20  # bytes by which it grows: what is free is looked at again each time
+_STEP: Final = 64 << 20  # bytes by which it grows: it looks at the free memory before each step
 _BEING_WRITTEN: Final = -1
 
 _log: Final = logging.getLogger("tpucache")
@@ -29,14 +29,14 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass
 class _Claim:
-    """Bytes that somebody may use, and those in use that are therefore no longer free."""
+    """The bytes that an owner may use, and those that it uses already, which are no longer free."""
 
     promised: int = 0
     used: int = 0
 
 
 class MemoryBudget:
-    """Gives memory to those who keep or map records, as long as they exist. Threads may share one."""
+    """Gives memory to objects that keep records, as long as they exist. Threads may share one."""
 
     def __init__(self) -> None:
         """Begin with nothing given."""
@@ -46,7 +46,7 @@ class MemoryBudget:
 
     @property
     def room(self) -> int:
-        """Bytes that may still be taken without being asked for by the user."""
+        """Bytes that may still be taken without the user's asking for it."""
         with self._lock:
             return self._room()
 
@@ -57,9 +57,9 @@ class MemoryBudget:
             return self._free()
 
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
-        """Give an owner so many bytes more, where there is room; return whether there is.
+        """Give an owner `size` bytes more, if there is room; return whether there is.
 
-        `is_used` says that they are in use from now on, and will not be counted as free.
+        `is_used` says that the owner uses them from now on: the system no longer counts them as free.
         """
         with self._lock:
             if size > self._room():
@@ -70,7 +70,7 @@ class MemoryBudget:
             return True
 
     def promise(self, owner: object, size: int) -> bool:
-        """Promise an owner as many bytes as are free at most, which `use` will take; return whether they are."""
+        """Promise an owner `size` bytes, which it takes by `use`, if they are free; return whether they are."""
         with self._lock:
             if size > self._free():
                 return False
@@ -78,12 +78,12 @@ class MemoryBudget:
             return True
 
     def use(self, owner: object, size: int) -> None:
-        """Note that so many of the bytes promised to an owner are in use from now on."""
+        """Note that an owner uses `size` of its promised bytes from now on."""
         with self._lock:
             self._claims[owner].used += size
 
     def forget_promises(self) -> None:
-        """Take back what is not in use: promises are to one process, and this is a copy of it."""
+        """Take back bytes that are not used: a forked process was promised nothing."""
         for claim in list(self._claims.values()):
             claim.promised = claim.used
 
@@ -106,7 +106,7 @@ if hasattr(os, "register_at_fork"):
 class RecordMemory:
     """Records by their numbers in the index, each kept once, in the order in which they are first read.
 
-    It grows while the process's budget allows it, and what it has no place for is not kept. Threads may share one. A
+    It grows while the process's budget allows it; after that, further records are not kept. Threads may share one. A
     pickled copy begins empty.
     """
 
@@ -142,7 +142,7 @@ class RecordMemory:
         return self._is_full
 
     def promise(self) -> bool:
-        """Have the budget promise memory for all records; return whether as much is free."""
+        """Ask the budget for memory for all records; return whether it is free."""
         self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)
         self._granted = self._most if self._is_promised else 0
         return self._is_promised
@@ -173,7 +173,7 @@ class RecordMemory:
             self._places[chosen] = places + 1
 
     def _make_room(self, records: int) -> int:
-        """Return for how many of so many more records there is room, after growing if need be."""
+        """Return for how many of `records` more records there is room, after growing if necessary."""
         if self._process != os.getpid():  # a forked process shares what was written, and was promised nothing itself
             self._process, self._granted, self._is_promised = os.getpid(), self._used, False
         while self._granted < self._used + records and not self._is_full:
@@ -181,7 +181,7 @@ class RecordMemory:
         return min(records, self._granted - self._used)
 
     def _grow(self) -> None:
-        """Take a step more from the budget, or note that there is no more."""
+        """Take one more step from the budget, or note that it has no more."""
         most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
         if self._rows is None and self._reserve(most):
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)

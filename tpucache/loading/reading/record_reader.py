@@ -52,9 +52,9 @@ _OF_A_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
 
 
 class ReadingPlan(NamedTuple):
-    """How records are read: kept in memory once they are read, from maps of the shards, or from files each time.
+    """How records are read: kept in memory after the first time, from maps of the shards, or from files each time.
 
-    `planned_bytes` are those of the process's memory that they will take: none for maps, which show the page cache.
+    They will take `planned_bytes` of the process's memory: none for maps, which show the page cache.
     """
 
     way: Literal["keep", "map", "stream"]
@@ -77,7 +77,7 @@ def undivided(work: Callable[[int, int], None], rows: int) -> None:
 
 
 class WaysRead(NamedTuple):
-    """How many records were read out of memory, out of maps and out of files, and how many bytes."""
+    """How many records, and how many bytes, were read out of memory, out of maps and out of files."""
 
     memory: int = 0
     map: int = 0
@@ -90,8 +90,8 @@ class WaysRead(NamedTuple):
 class RecordReader:
     """Reads records of a cache, given by their rows of the index. Threads may share one.
 
-    All datasets that were selected from one another share one: its files, maps, buffers, and records in memory. A
-    pickled copy opens files and fills memory in the process that uses it.
+    A dataset and all datasets selected from it share one: its files, maps, buffers, and records in memory. A pickled
+    copy opens files and fills memory in the process that uses it.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class RecordReader:
         """Prepare to read at most `most` different records.
 
         `in_memory` True keeps each record that is read, and raises UsageError where there is no room for all. "auto"
-        keeps those that a loader reads, as far as there is room, where their shards cannot be mapped.
-        `is_packed` leaves the fields that a device can finish as their codecs pack them; `shown` are the fields in the
-        resolution in which they are shown. Raises FormatError for a field whose length varies.
+        keeps records that a loader reads, as far as there is room, where their shards cannot be mapped. `is_packed`
+        leaves fields that a device can finish as their codecs pack them; `shown` are the fields in the resolution in
+        which they are shown. Raises FormatError for a field whose length varies.
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
@@ -153,17 +153,17 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return for each row of the index that is of a band whether its bytes were compared with their checksum."""
+        """Return for each row of the index that belongs to a band whether its record was compared with its checksum."""
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
     def maps(self) -> dict[str, int]:
-        """How many shards are mapped, by the way, and how many are not, by the reason; of those that were asked for."""
+        """How many shards are mapped in each way, and how many are not for each reason, among those read so far."""
         return self._maps.how
 
     @property
     def network(self) -> NetworkUse | None:
-        """What was read of the cache over the network, as far as this reads it; None for a cache in a folder."""
+        """What this process read over the network so far; None for a cache in a folder."""
         arriving = self.cache.reader.arriving
         return None if arriving is None else arriving.network(self._bands)
 
@@ -176,7 +176,7 @@ class RecordReader:
         return self._packed
 
     def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
-        """Return how so many records of these shards will be read, as far as is known beforehand."""
+        """Return how `records` records of these shards will probably be read."""
         needed = records * self._record_bytes
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
@@ -188,14 +188,14 @@ class RecordReader:
 
     @property
     def most_to_prepare(self) -> int:
-        """How many records `prepare` may keep: what Python decodes takes too long."""
+        """How many records `prepare` may keep: none that Python decodes, which takes too long."""
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
-        """Prepare the reading of so many records of these shards: map the shards, or keep the `first` records.
+        """Prepare to read `records` records of these shards: map the shards, or keep the `first` records.
 
-        Only records in the page cache are read, for half a second at most. Missing or damaged ones raise no error here,
-        but when they are read.
+        Only records in the page cache are read, for half a second at most. Missing or damaged ones raise their error
+        later, when they are read.
         """
         with contextlib.suppress(StoreError):
             way, needed = self.plan(records, shards)
@@ -237,8 +237,8 @@ class RecordReader:
     def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
         """Call `use` with plain records where they are, in memory or in maps; others are read into memory before.
 
-        `parts`, int64 (n, any, 2), says what of each record is used: first bytes and lengths. Of records in files that
-        are not kept in memory, only these are read. Returns where they were. Raises DamageError naming the shard.
+        `parts`, int64 (n, any, 2), has the parts of each record that are used: first bytes and lengths. Only these
+        are read of records in files that are not kept. Returns where they were. Raises DamageError naming the shard.
         """
         arriving = self.cache.reader.arriving
         keep = arriving is None or self._prioritise(arriving, rows, keep=True)
@@ -253,9 +253,9 @@ class RecordReader:
         return self._is_plain
 
     def _prioritise(self, arriving: Arriving, rows: Numbers, keep: bool) -> bool:
-        """Say that records are read next; return whether they are to be kept in memory then, where that is wanted.
+        """Say that records are read next; return whether to keep them in memory then, if `keep` asks for that.
 
-        While the processor has no time to spare, records that come onto the disk are copied to memory an epoch later.
+        While the processor has no time to spare, records that come onto the disk are kept in memory an epoch later.
         """
         arriving.prioritise(self.in_all_bands(rows))
         return keep and (self.in_memory is True or not arriving.is_busy)
@@ -314,7 +314,7 @@ class RecordReader:
         if places.found is None:
             return WaysRead(memory=count, memory_bytes=count * self._record_bytes)
         mapped = int(np.count_nonzero(places.encoded))
-        if places.is_complete and self._is_plain:  # what is mapped need not be decoded, and all are of one length
+        if places.is_complete and self._is_plain:  # mapped records need not be decoded, and all have one length
             ways = WaysRead(count - mapped, mapped)
             return ways._replace(memory_bytes=ways.memory * self._record_bytes, map_bytes=mapped * self._record_bytes)
         is_mapped = places.encoded != 0
@@ -336,13 +336,13 @@ class RecordReader:
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def in_all_bands(self, rows: Numbers) -> Numbers:
-        """Return the numbers of all rows of the index that are read for records: one of each band that is used."""
+        """Return the numbers of all rows of the index that are read for records: one for each band in use."""
         if self._bands == 1:
             return rows
         return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
 
     def _promise_memory(self) -> None:
-        """Set memory for all records aside. Raises UsageError where there is no room for them."""
+        """Reserve memory for all records. Raises UsageError where there is no room for them."""
         if not self._memory.promise():
             raise UsageError(
                 f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
@@ -383,7 +383,7 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Return the error of a batch with the sample whose record does not decode; itself where all of them do."""
+        """Return the error with the sample whose record does not decode; the error itself where all of them do."""
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
@@ -434,8 +434,8 @@ class RecordReader:
     def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
         """Read the records of each band, whose coefficients lie side by side in a packed image.
 
-        Each is compared with its checksum when it is first read: of an image that is damaged in one band, another band
-        says nothing. Raises DamageError.
+        Each is compared with its checksum when it is first read: a sound record in one band does not prove the others.
+        Raises DamageError.
         """
         image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
         if not image.is_packed:
@@ -460,9 +460,9 @@ class RecordReader:
         is_large: bool,
         to_prove: Numbers | None = None,
     ) -> None:
-        """Read encoded records and decode them into rows of arrays; decode those that are mapped where they are.
+        """Read encoded records and decode them into rows of arrays; mapped records are decoded where they are.
 
-        `to_prove` are their numbers in the index where each is compared with its checksum when it is first read.
+        `to_prove` are their numbers in the index, if each is to be compared with its checksum when it is first read.
         """
         unmapped = mapped == 0
         chosen = np.flatnonzero(~unmapped)
@@ -491,7 +491,7 @@ class RecordReader:
         """Compare records with their checksums, unless that was done before. Raises DamageError."""
         for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
             if zlib.crc32(records[at]) != found["crc32"][at]:
-                raise self._damage(int(numbers[at]), found[at], "its bytes are not those that its checksum is of")
+                raise self._damage(int(numbers[at]), found[at], "its bytes do not match its checksum")
         self._is_proven[numbers] = True
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
@@ -553,7 +553,7 @@ def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addres
 
 
 class _Places(NamedTuple):
-    """Where the records of a batch are: addresses of them decoded, and encoded, 0 where there are none; index rows."""
+    """Where the records of a batch are: their addresses decoded and encoded, 0 where there are none; index rows."""
 
     decoded: Addresses
     encoded: Addresses
@@ -562,7 +562,7 @@ class _Places(NamedTuple):
 
 
 class RecordScratch(threading.local):
-    """Memory for the encoded records of a batch, kept from one to the next: new memory is cleared before it is read."""
+    """Memory for the encoded records of a batch, kept for the next one: the system takes time to clear new memory."""
 
     def __init__(self) -> None:
         self._block: Array = np.empty(0, np.uint8)
@@ -570,7 +570,7 @@ class RecordScratch(threading.local):
     def block(self, lengths: Numbers) -> tuple[Array, Numbers]:
         """Return a block of bytes, uint8, and where records of these lengths begin in it, side by side.
 
-        The next call of the same thread takes it back. Raises DamageError when there is not as much memory.
+        The next call of the same thread uses it again. Raises DamageError when there is too little memory.
         """
         ends = np.cumsum(lengths)
         size = int(ends[-1]) if len(ends) else 0

@@ -1,4 +1,4 @@
-"""Records shown in another size than they are stored in: images by their low frequencies, and what lies on them."""
+"""Records shown in another size than they are stored in: images by their low frequencies, with masks and boxes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARGIN: Final = 0.25  # of a frequency
 
 
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
-    """Return a manifest whose image has another size, and with it what lies on the image; itself without a size.
+    """Return a manifest whose image has another size, with masks, boxes and keypoints; itself without a size.
 
     Raises UsageError for images of another codec, a size that cannot be made of them, or no such frequencies.
     """
@@ -70,7 +70,7 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
 
 def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return the mean and the standard deviation of images of another size, as far as the cache knows them."""
+    """Return the mean and the standard deviation of images of another size, if the cache knows them."""
     known = statistics.frequencies
     if not known:
         return statistics
@@ -90,8 +90,8 @@ def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
 def frequencies_for(resize: Resize, image: Field) -> int:
     """Return how many of a block's 8 frequencies images of a size need for 40 dB, as the median of photographs.
 
-    These are all that the size can show, and one more up to 3 of 8 of the side and shortly below its half, where the
-    next ones still count (docs/numbers.md has what was measured).
+    These are all that the size can show, and one more where the next one still counts: up to 3 of 8 of the side, and
+    shortly below its half (docs/numbers.md has the measurements).
     """
     shown = BLOCK * _share(resize, image)
     if shown <= _FEW:
@@ -100,7 +100,7 @@ def frequencies_for(resize: Resize, image: Field) -> int:
 
 
 def _share(resize: Resize, image: Field) -> float:
-    """Return how large images of a size are beside the stored ones, along the side that is made smaller by less."""
+    """Return the scale of images of a size to the stored ones, along the side that shrinks less."""
     place = _placement(image.shape, resize)
     left, top, right, bottom = place.box
     return max(place.size[0] / (right - left), place.size[1] / (bottom - top))

@@ -35,7 +35,7 @@ from tpucache.store.remote.remote_reader import RemoteReader
 from tpucache.store.remote.url_folder import Remote
 from tpucache.system import fcntl
 
-#: The environment variable with the folder for what is kept of caches at URLs.
+#: The environment variable with the folder in which caches at URLs are kept.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
 
 #: What the manifest is called here. With a `manifest.json` it would be a cache, and parts of its shards are missing.
@@ -46,9 +46,9 @@ COPIES: Final = "sources"
 URL_NOTE: Final = "url.json"
 
 _URLS: Final = "urls"
-_CLEARED: Final = ".cleared-"  # the beginning of the name of what is being removed
-_FRESH_SECONDS: Final = 30.0  # for which what another process of this machine read of a URL is taken as it is now
-_PATIENCE: Final = 60.0  # seconds for what another process reads
+_CLEARED: Final = ".cleared-"  # how the name of a folder begins that is being removed
+_FRESH_SECONDS: Final = 30.0  # for which a manifest that another process of this machine has read is used again
+_PATIENCE: Final = 60.0  # seconds to wait for another process that reads the same file
 _IDENTITY: Final = re.compile(r"[0-9a-f]{64}")
 #: Seconds without a byte after which a request is given up.
 SILENCE_SECONDS: Final = 20.0
@@ -57,7 +57,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def default_directory() -> Path:
-    """Return the folder for what is kept of caches at URLs: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
+    """Return the folder in which caches at URLs are kept: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
     if named := os.environ.get(DIR_VARIABLE):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
@@ -74,7 +74,7 @@ class RemoteCache(Cache):
         """Take a cache whose manifest and tables are in the folder already."""
         super().__init__(directory, manifest)
         self.url, self.most_bytes = url, most_bytes
-        # What the reader needs does not refer to the reader: so threads and files end with the last who has it.
+        # The reader refers to the tables alone, not to this cache: so its threads and files end with its last user.
         self._tables = _Tables(directory, manifest)
         self._remote_reader: RemoteReader | None = None
 
@@ -89,12 +89,12 @@ class RemoteCache(Cache):
     ) -> RemoteCache:
         """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
 
-        What is read is kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of its shards
+        The files are kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of the shards
         (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago
-        (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before,
-        what it has is used, with a warning. `version` is one of the cache's versions, the newest if not given; it
-        may stand behind the URL as "@2", too. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError
-        for what is no such URL, DependencyError without the library of a store, and on systems other than Linux.
+        (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before, it
+        uses what it has kept, with a warning. `version` is one of the cache's versions, the newest if not given; "@2"
+        after the URL names one, too. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
+        another kind of URL, DependencyError without the library of a store, and on systems other than Linux.
         """
         check_locks("streaming a cache from a URL", of_open_files=True)
         url, named = split_version(url)
@@ -138,7 +138,7 @@ class RemoteCache(Cache):
 
     @property
     def reader(self) -> RemoteReader:
-        """What reads records by their rows of the index, once they are here."""
+        """The reader of records by their rows of the index, which waits until they are here."""
         if self._remote_reader is None:
             make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
             self._remote_reader = RemoteReader(self._tables, make)
@@ -163,13 +163,13 @@ class _Tables(Cache):
         return self._index
 
     def describe(self, number: int) -> str:
-        """Say which sample, in which variant, a record of the index is of."""
+        """Return which sample, in which variant, a row of the index belongs to."""
         place, position = divmod(number % self.rows_a_band, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 
 class KeptCopy(NamedTuple):
-    """What this machine keeps of a URL: the bytes on the disk, those of all that is there, and its folder.
+    """The local copy of a URL: its folder, its bytes on this disk, and all bytes at the URL.
 
     It is a cache, or files that were copied whole as a source of a build.
     """
@@ -185,7 +185,7 @@ class KeptCopy(NamedTuple):
 
 
 def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
-    """Return what is kept below a folder (default: `default_directory`), the largest first."""
+    """Return the local copies below a folder (default: `default_directory`), the largest first."""
     below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
@@ -207,13 +207,13 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
 
 
 def clear_kept(kept: KeptCopy) -> None:
-    """Remove what is kept of a URL. Raises StoreError where a process uses it, or it cannot be removed."""
+    """Remove a local copy. Raises StoreError where a process uses it, or where it cannot be removed."""
     below = kept.directory.parent
     try:
         folder = OpenFolder(kept.directory)
         state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
         fcntl.flock(state.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # All of it goes at once, and nobody sees a state without its shards where this is stopped.
+        # Renamed first, so that nobody finds a state without its shards if this is stopped.
         kept.directory.rename(below / f"{_CLEARED}{secrets.token_hex(8)}")
         for each in below.glob(f"{_CLEARED}*"):
             shutil.rmtree(each)
@@ -230,7 +230,7 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
-    """Return the folder of a cache, and its manifest, which one process of a machine reads for all."""
+    """Return the folder of a cache, and its manifest, which one process reads for all of this machine."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     note.parent.mkdir(parents=True, exist_ok=True)
     with only_one(note.with_suffix(".lock")):
@@ -269,7 +269,7 @@ def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) ->
 
 
 def check_own(directory: Path) -> None:
-    """Raise StoreError for a link, or a folder of somebody else, who could lead to other files by it."""
+    """Raise StoreError for a link, or a folder of another user, who could replace the files in it."""
     found, below = directory.lstat(), directory.parent.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), below.st_uid):
         raise StoreError(
@@ -279,7 +279,7 @@ def check_own(directory: Path) -> None:
 
 
 def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
-    """Return a folder and its manifest as they are here, None where they are not."""
+    """Return the folder and the manifest of a cache on this machine, None where there is none."""
     try:
         manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
     except (OSError, StoreError):
@@ -288,7 +288,10 @@ def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 
 
 def _read_note(note: Path) -> tuple[str | None, float]:
-    """Return which cache was at a URL, and how many seconds ago, if this user has noted it, or the folder's owner."""
+    """Return the identity of the cache that was last seen at a URL, and how many seconds ago.
+
+    A note of another user than this one, or the folder's owner, counts as none.
+    """
     try:
         found, below = note.lstat(), note.parent.parent.stat()
         if found.st_uid not in (os.geteuid(), below.st_uid) or found.st_mode & stat.S_IWOTH:
@@ -302,7 +305,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table, unless it is here already. Raises DamageError where it is not as the manifest says."""
+    """Copy a table, unless it is here already. Raises DamageError where it differs from the manifest."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
@@ -318,7 +321,7 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
 
 @contextlib.contextmanager
 def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    """Let one process after another do this. Raises StoreError where another one does not end in so many seconds."""
+    """Let one process after another do this. Raises StoreError where another one takes longer than `patience`."""
     folder = OpenFolder(path.parent)
     number = folder.open(path.name, os.O_RDWR | os.O_CREAT)
     try:

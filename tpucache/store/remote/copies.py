@@ -1,8 +1,8 @@
-"""Copies of whole files at a URL, for what cannot be read there by parts: each is named by the SHA-256 of its content.
+"""Copies of whole files at a URL, for formats that are not read by parts; a copy is named by its SHA-256.
 
-A note says which content a file at the URL had, and in which version. An earlier copy is used where the store states
-the same version today, and the copy still has its SHA-256. All processes of a machine share one folder for each URL:
-one of them copies a file at a time, and nothing is removed while one uses the folder.
+A note says which content a file at the URL had, and in which version. An earlier copy is used if the store states the
+same version today, and the copy still has its SHA-256. All processes of a machine share one folder for each URL: one of
+them copies a file at a time, and nothing is removed while one uses the folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PART: Final = 8 << 20  # bytes of a file that are asked for at once
 
 @dataclass(frozen=True)
 class _Note:
-    """Which content a file at a URL had when the store stated a version of it; `tag` is "" where it stated none."""
+    """The content of a file at a URL in a version that the store called `tag`, "" where it stated none."""
 
     name: str
     tag: str
@@ -54,7 +54,7 @@ class Copies(Mapping[str, Path]):
     """Files at a URL, by their names there: where they are on this machine. A pickled copy does not hold the folder."""
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        """Take the URL as it may be shown, and the open file by which the folder is held."""
+        """Take the URL as it may be shown, and the open file that holds the folder."""
         self.place, self._files, self._use = place, dict(files), use
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,7 +71,7 @@ class Copies(Mapping[str, Path]):
 
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
-    """Copy files of the folder at a URL to this machine, unless what an earlier call has copied is what is there now.
+    """Copy files of the folder at a URL to this machine, except those that are as an earlier call has copied them.
 
     `url` is what the user gave, which `cached` lists. `advance` is called with the bytes of each file that is here.
     Raises SourceError for a file that is not there, StoreError.
@@ -88,13 +88,13 @@ def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[i
                 advance(found[name].stat().st_size)
     except OSError as error:
         raise StoreError(
-            f"{below} cannot keep what is copied from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder that has room"
+            f"{below} cannot keep copies from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder that has room"
         ) from error
     return Copies(shown(folder), found, use)
 
 
 def _hold(below: Path) -> OpenFile:
-    """Return an open file by which a folder of copies is held; remove what nobody needs if no other process holds it.
+    """Return an open file that holds a folder of copies; remove unneeded ones if no other process holds it.
 
     Raises OSError, StoreError.
     """
@@ -112,7 +112,7 @@ def _hold(below: Path) -> OpenFile:
 
 
 def _remove_old(below: Path) -> None:
-    """Remove copies that no note names, and what a killed process has left."""
+    """Remove copies that no note names, and files that a killed process has left."""
     notes = filter(None, map(_read_note, below.glob("*.json")))
     needed = {STATE_NAME, *(f"{note.sha256}{Path(note.name).suffix}" for note in notes)}
     for path in below.iterdir():

@@ -1,7 +1,7 @@
-"""Draft: files that are at Kaggle already, of which one version of a dataset is made in the end.
+"""Draft: files that were sent to Kaggle already, and become one version of a dataset in the end.
 
-Its journal is a file of this machine: the token of each file that was sent. Who continues, also on another day, asks
-Kaggle which of them it still keeps. Nothing in the journal is a key of the account.
+Its journal, a file on this machine, has the token of each file that was sent. A run that continues, also on another
+day, asks Kaggle which of the files it still keeps. The journal holds no key of the account.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tpucache.store.remote.kaggle import Blob, ExpiredError, KaggleDataset, NoAn
 from tpucache.strict_json import parse_json
 
 JOURNAL_NAME: Final = "kaggle.json"
-#: How far what Kaggle shows may be behind what it has done.
+#: Kaggle may show a change so long after it was made.
 _GRACE_SECONDS: Final = 60.0
 _FIRST_POLL: Final = 0.25
 _LONGEST_POLL: Final = 10.0
@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file of a draft: its bytes and SHA-256, what Kaggle keeps it by, and whether all of it has arrived."""
+    """A file of a draft: its bytes and SHA-256, its token and address at Kaggle, and whether all of it has arrived."""
 
     bytes: int
     sha256: str
@@ -50,13 +50,13 @@ class SentFile:
 
     @property
     def blob(self) -> Blob:
-        """What Kaggle keeps it by."""
+        """Its token and address at Kaggle."""
         return Blob(self.token, self.url)
 
 
 @dataclass(frozen=True)
 class Content:
-    """A file that a version is to have: its bytes and SHA-256, and what opens it."""
+    """A file for a version: its bytes and SHA-256, and a function that opens it."""
 
     bytes: int
     sha256: str
@@ -64,15 +64,15 @@ class Content:
 
 
 class Draft:
-    """The files that were sent for the next version of a dataset, and what is known of that version."""
+    """The files that were sent for the next version of a dataset, and how far that version is."""
 
     def __init__(self, dataset: KaggleDataset, journal: Path) -> None:
-        """Read the journal, where there is one. Raises BuildError for one that cannot be read or of another dataset."""
+        """Read the journal, if there is one. Raises BuildError for a broken one, or one of another dataset."""
         self.dataset, self._journal = dataset, journal
         self._files: dict[str, SentFile] = {}
-        #: The number of the version before the one that was asked for; None where none was asked for yet.
+        #: The number of the version before the requested one; None where no version was requested yet.
         self.asked_after: int | None = None
-        #: Whether a version was made of an earlier state of this draft, so that the dataset is this draft's.
+        #: Whether this draft has made a version before, so that the dataset belongs to it.
         self.has_version = False
         if journal.exists():
             self._load()
@@ -83,7 +83,7 @@ class Draft:
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return a file as it is in the version that was asked for: a card may be another one on another day."""
+        """Return a file as it is in the requested version: a card may differ on another day."""
         file = self._files.get(name)
         if self.asked_after is None or file is None:
             return content
@@ -91,11 +91,11 @@ class Draft:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the files all of which were sent."""
+        """The bytes of all files that were sent as a whole."""
         return sum(file.bytes for file in self._files.values() if file.is_whole)
 
     def forget_expired(self) -> list[str]:
-        """Ask Kaggle which files it keeps no longer, remove them from the journal and return their names, sorted.
+        """Ask Kaggle which files it no longer keeps, remove them from the journal and return their names, sorted.
 
         Raises PublishError.
         """
@@ -156,7 +156,7 @@ class Draft:
         if self.asked_after is not None:
             if not self._differences(contents):
                 return
-            # A new dataset cannot be made twice, so that one that is not there yet may be asked for again.
+            # A new dataset cannot be made twice: if it is not there yet, we may ask for it again.
             now = self._await_number(self.asked_after, _GRACE_SECONDS if self.asked_after else 0.0)
             if (now or 0) > self.asked_after:
                 self._await_files(contents, patience)
@@ -189,7 +189,7 @@ class Draft:
         try:
             create()
         except RefusedError as error:
-            # An earlier request, for which no answer came, may have made it: what it holds is looked at next.
+            # An earlier request without an answer may have made it: its files are compared next.
             if "already in use" not in str(error) or self._await_number(0, _GRACE_SECONDS) is None:
                 raise
 
@@ -268,7 +268,7 @@ class Draft:
                 raise ValueError(f"format {content['format']!r}")
             if content["dataset"] != self.dataset.dataset_id:
                 raise BuildError(
-                    f"{self._journal} is of {content['dataset']!r}, not of {self.dataset.dataset_id}: give another "
+                    f"{self._journal} is for {content['dataset']!r}, not for {self.dataset.dataset_id}: give another "
                     "folder, or that dataset"
                 )
             self._files = {name: SentFile(**file) for name, file in content["files"].items()}
@@ -315,7 +315,7 @@ def in_memory(data: bytes) -> Content:
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
-    """Return, in a few words each, which files a listing lacks, has with another size, or has besides."""
+    """Return, in a few words each, which files a listing lacks, has with another size, or has in addition."""
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
         f"{name} has {listed[name]:,} bytes there and {content.bytes:,} here"

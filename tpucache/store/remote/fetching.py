@@ -31,7 +31,7 @@ from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.plan import FetchPlan, FetchPlans, Forecast
 from tpucache.store.remote.requests import FetchRequest, FetchRequests, NeededRecords
 
-_LAST_SECONDS: Final = 2.0  # for what is being read when the interpreter ends
+_LAST_SECONDS: Final = 2.0  # for requests under way when the interpreter ends
 _POLL: Final = 0.02  # seconds after which a reader looks again at what other processes have brought
 _IDLE_SECONDS: Final = 1.0  # after which a thread without work looks whether somebody still needs it
 _START_SECONDS: Final = 0.5  # the same, while nobody has asked for the first records of a plan
@@ -139,7 +139,7 @@ class Fetcher:
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nobody has asked for the first records of what is expected yet."""
+        """Whether nobody has asked for the first records of a plan yet."""
         return self._plans.are_at_start
 
     @property
@@ -153,7 +153,7 @@ class Fetcher:
         return bool(self._working) and not self.local.is_full and self.statistics.keeps_up
 
     def close(self, patience: float = 0.0) -> None:
-        """End the threads; what is being read is finished first, for which it waits so many seconds at most."""
+        """End the threads after their requests under way, for which it waits `patience` seconds at most."""
         if self.process != os.getpid():
             return
         with self._changed:
@@ -165,7 +165,7 @@ class Fetcher:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, threads: int) -> None:
-        """Have at least so many threads."""
+        """Start threads until there are this many."""
         while len(self._threads) < threads:
             thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tpucache-fetch", daemon=True)
             self._threads.append(thread)
@@ -229,7 +229,7 @@ class Fetcher:
         return None
 
     def _replace(self, plan: FetchPlan, piece: int) -> bool:
-        """Keep a piece instead of others, if this plan needs it sooner and nobody needs those now; return whether."""
+        """Keep a piece in place of others that this plan needs later and nobody needs now; return whether."""
         if plan.forecast is None:
             return False
         later = plan.forecast.later_than(piece, self.local.kept)
@@ -283,13 +283,13 @@ class Fetcher:
         try:
             forecast = Forecast(further(), self._pieces, _MOST_USES)
         except Exception as error:  # noqa: BLE001  # the loader's own code; readers raise what is wrong with the cache
-            _log.warning("%s: what is kept on the disk stays as it is: %s", self._link.url, error)
+            _log.warning("%s: no piece on the disk is replaced by one that is needed sooner: %s", self._link.url, error)
             return
         with self._changed:
             plan.take(forecast)
 
     def _give_up(self, error: Exception) -> None:
-        """Follow no plan any more, and tell those who wait for what nobody has begun to read why."""
+        """Follow no plan any more, and end all requests that have not begun with an error."""
         self._plans.clear()
         self._requests.fail(error if isinstance(error, StoreError) else StoreError(f"{self._link.url}: {error}"))
 

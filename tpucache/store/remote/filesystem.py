@@ -19,7 +19,7 @@ SCHEMES: Final = (
 )
 _THROUGH: Final = ("simplecache", "filecache", "blockcache", "dir")  # each before `::` and another URL
 _CHUNK: Final = 8 << 20
-#: What libraries call the digest, the number or the exact time of a file's content. Times in seconds are not among it.
+#: Names that libraries use for the digest, the version or the exact time of a file. Times in seconds are left out.
 _VERSIONS: Final = (
     "ETag",
     "etag",
@@ -35,7 +35,7 @@ _VERSIONS: Final = (
 
 
 class FsspecFolder:
-    """A folder at a URL that fsspec opens: `hf://`, `memory://`, `file://`, a path, or what else it has a library for.
+    """A folder at a URL that fsspec opens: `hf://`, `memory://`, `file://`, a path, or another that it can read.
 
     Its methods raise what the library raises.
     """
@@ -43,7 +43,7 @@ class FsspecFolder:
     def __init__(self, url: str, describe: Callable[[Exception], str], shown: str) -> None:
         """Open it; `shown` is the URL, and `describe` gives an error's text, both without secrets.
 
-        Raises DependencyError where a library is missing, UsageError for what is no such URL.
+        Raises DependencyError where a library is missing, UsageError for another kind of URL.
         """
         *before, last = url.split("::")
         for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
@@ -69,7 +69,7 @@ class FsspecFolder:
 
     @property
     def local(self) -> Path | None:
-        """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
+        """The folder of this machine that the URL leads to, also through fsspec's caches; None where there is none."""
         from fsspec.implementations.cached import CachingFileSystem
         from fsspec.implementations.dirfs import DirFileSystem
         from fsspec.implementations.local import LocalFileSystem
@@ -81,7 +81,7 @@ class FsspecFolder:
         return Path(root or "/") if isinstance(files, LocalFileSystem) else None
 
     def names(self) -> set[str]:
-        """Return the names of all that is in the folder; none where there is no folder."""
+        """Return the names of files and folders in it; none where there is no such folder."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._root, detail=False)
@@ -98,7 +98,7 @@ class FsspecFolder:
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and what else the library says of its content: None where it says nothing."""
+        """Return a file's size in bytes, and a text that changes with its content; None where the library has none."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(self._path(name))
@@ -143,7 +143,7 @@ class FsspecFolder:
             file.write(data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file that is not there; return False where it is. Only on a disk is it one step."""
+        """Write a small file that is not there; return False where it is. Only on a disk it is one step."""
         if self.local is not None:
             try:
                 with (self.local / name).open("xb") as file:
@@ -190,7 +190,7 @@ class FsspecFolder:
         self._fs.makedirs(self._root, exist_ok=True)
 
     def close(self) -> None:
-        """Do nothing: fsspec keeps what it opened."""
+        """Do nothing: fsspec keeps its connections."""
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
@@ -224,6 +224,6 @@ def _is_registered(scheme: str) -> bool:
 
 
 def _scheme(part: str, *, is_before: bool) -> str:
-    """Return the scheme of a part of a URL that `::` divides: that of a path is `file`; a word alone is one, too."""
+    """Return the scheme of a part of a URL between `::`: `file` for a path; a word alone is a scheme, too."""
     name, divider, _ = part.partition("://")
     return name.lower() if divider or (is_before and name.isalpha()) else "file"

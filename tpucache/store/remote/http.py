@@ -1,7 +1,7 @@
 """HttpFolder: the files of a folder on a web server, whole or by ranges, with the standard library alone.
 
-No answer is trusted. It has the status, the range, the length and the coding that were asked for, or it is refused; no
-more of it is read than was asked for; and it comes at a rate below which nothing waits for it.
+No answer is trusted. One with another status, range, length or coding than was asked for is refused. No more bytes are
+read than were asked for. An answer that comes too slowly is given up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SILENCE_SECONDS: Final = 60.0  # without a byte, or until there is a connection
 _LEAST_RATE: Final = 10_000  # bytes a second on average, after the first _SILENCE_SECONDS
 _MOST_REDIRECTS: Final = 3
 _MOST_IDLE: Final = 16  # connections kept to be used again, of each server
-#: Bytes beside those that were asked for: headers, and the lengths of small chunks.
+#: Bytes in addition to those that were asked for: headers, and the lengths of small chunks.
 _OVERHEAD: Final = 256 << 10
 _BLOCK: Final = 1 << 20
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -44,7 +44,7 @@ _SAFE: Final = "/%:@!$&'()*+,;=~?[]"
 
 
 class HttpError(OSError):
-    """An answer that is not what was asked for; `status` is its status, `is_final` whether asking again is in vain."""
+    """An answer that was not asked for; `status` is its status, `is_final` whether asking again is in vain."""
 
     def __init__(self, message: str, status: int, *, is_final: bool = True) -> None:
         super().__init__(message)
@@ -53,11 +53,11 @@ class HttpError(OSError):
 
 
 class ChangedError(HttpError):
-    """A file is another one than it was when it was first read."""
+    """A file was replaced since it was first read."""
 
 
 class Origin(NamedTuple):
-    """A server: connections are to one, and a password is for one alone."""
+    """A server: each connection leads to one, and a password is sent to one alone."""
 
     scheme: str
     host: str
@@ -72,9 +72,9 @@ class HttpFolder:
     """
 
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
-        """Open no connection yet; bytes come `block` at a time, and an answer ends after so many seconds without one.
+        """Open no connection yet; bytes are read `block` at a time. A request ends after `silence` seconds without one.
 
-        Raises UsageError for what is no such URL.
+        Raises UsageError for another kind of URL.
         """
         self._block, self._silence = block, silence or _SILENCE_SECONDS
         self._tags: dict[str, str] = {}  # the version of each file that parts were read of
@@ -94,7 +94,7 @@ class HttpFolder:
         """Return a small file's bytes, None where there are more than `most`.
 
         Raises FileNotFoundError, HttpError, OSError for a connection that breaks or is too slow, EOFError for fewer
-        bytes than the server states, and `http.client.HTTPException` for what is no HTTP.
+        bytes than the server states, and `http.client.HTTPException` for an answer that is not HTTP.
         """
         with self._answer(name, most + 1) as answer:
             if answer.length is not None and answer.length > most:
@@ -110,8 +110,8 @@ class HttpFolder:
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
         """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
 
-        All parts of a file are of one version: the server is asked for that of the first part by its ETag, and the ETag
-        and the size that it states are compared. A weak ETag, which may differ for equal bytes, is not.
+        All parts of a file belong to one version: the server is asked for the version of the first part by its ETag,
+        and the ETag and the size in its answer are compared. Weak ETags, which may differ for equal bytes, are not.
         Raises ChangedError for another version, and what `read` raises.
         """
         stop = start + len(target)
@@ -180,7 +180,7 @@ class HttpFolder:
                     is_whole = response.isclosed() and not response.will_close
                     return
                 url = _target(url, response)
-                response.read(_OVERHEAD)  # what is short is read, so that the connection can be used again
+                response.read(_OVERHEAD)  # a short answer is read, so that the connection can be used again
                 is_whole = response.isclosed() and not response.will_close
             finally:
                 response.close()
@@ -201,7 +201,7 @@ class HttpFolder:
                 return connection, connection.ask(words, headers, asked)
             except (ConnectionError, http.client.BadStatusLine):
                 connection.close()
-                if not is_used:  # one that was idle may have been closed by the server meanwhile
+                if not is_used:  # the server may have closed an idle one meanwhile
                     raise
             except BaseException:
                 connection.close()
@@ -238,10 +238,10 @@ class _Connection:
         self._http.connect()
         self._http.auto_open = 0  # it would be another connection, which nothing watches
         self._socket = _WatchedSocket(self._http.sock, silence)
-        self._http.sock = self._socket  # of a socket it has all that is used
+        self._http.sock = self._socket  # it has all methods of a socket that are used
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
-        """Send a GET request for at most so many bytes and return the answer as far as its headers."""
+        """Send a GET request for at most `asked` bytes and return the answer as far as its headers."""
         self._socket.most = 2 * asked + _OVERHEAD
         self._http.request("GET", words, headers=headers)
         return self._http.getresponse()
@@ -252,7 +252,7 @@ class _Connection:
 
 
 class _WatchedSocket:
-    """What `http.client` uses of a socket; each answer that is read from it brings at most `most` bytes."""
+    """The methods of a socket that `http.client` uses; each answer brings at most `most` bytes."""
 
     def __init__(self, connected: socket.socket, silence: float) -> None:
         self._socket, self._silence = connected, silence
@@ -308,7 +308,7 @@ class _Answer:
         self.length: int | None = None
 
     def check(self, name: str, span: tuple[int, int] | None) -> None:
-        """Raise FileNotFoundError or HttpError for an answer that is not what was asked for."""
+        """Raise FileNotFoundError or HttpError for an answer that was not asked for."""
         response, headers = self._response, self._response.headers
         status = response.status
         if status in _MISSING:
@@ -332,7 +332,7 @@ class _Answer:
 
     @property
     def total(self) -> int | None:
-        """Bytes of the whole file of which this is a part, where the server states them."""
+        """Bytes of the whole file, where the server states them with a part."""
         found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
         return int(found[3]) if found and found[3] else None
 
@@ -361,7 +361,7 @@ class _Answer:
             done += count
 
     def blocks(self, most: int, least: int) -> Iterator[bytes]:
-        """Yield at most so many bytes of the body. Raises EOFError when there are fewer than `least`."""
+        """Yield at most `most` bytes of the body. Raises EOFError when there are fewer than `least`."""
         done = 0
         while done < most and (block := self._response.read(min(self._block, most - done))):
             done += len(block)
@@ -394,13 +394,13 @@ def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
 
 
 def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:
-    """Return where a redirection leads. Raises HttpError for what is not followed."""
+    """Return where a redirection leads. Raises HttpError for one that is not followed."""
     place = response.headers.get("Location", "")
     try:
         target = urlsplit(urljoin(url.geturl(), place))
         _origin_of(target)
     except ValueError:
-        raise HttpError("the server redirects to what is no address of a web server", response.status) from None
+        raise HttpError("the server redirects to an address that is not a web server's", response.status) from None
     if url.scheme == "https" and target.scheme != "https":
         raise HttpError("the server redirects from https to http, where anybody may change it", response.status)
     return target

@@ -48,18 +48,18 @@ class RefusedError(PublishError):
 
 
 class NoAnswerError(PublishError):
-    """No answer came, so that nobody knows whether Kaggle did what was asked."""
+    """No answer came: nobody knows whether Kaggle carried out the request."""
 
 
 class ExpiredError(PublishError):
-    """What was uploaded is no longer kept for a version, and has to be sent again."""
+    """Kaggle no longer keeps an uploaded file for a version: it has to be sent again."""
 
 
 @dataclass(frozen=True)
 class Blob:
     """A file that Kaggle keeps, or receives, for a version: its token, and the address that its bytes go to.
 
-    Who has them can write this one file, and only until they expire; they open nothing else of the account.
+    They allow writing this one file, until they expire, and give no other access to the account.
     """
 
     token: str
@@ -166,7 +166,7 @@ class KaggleDataset:
             return answer
 
     def version(self) -> int | None:
-        """Return the number of the current version, None where no dataset is to be seen. Raises PublishError."""
+        """Return the number of the current version, None where Kaggle shows no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
         request = ApiGetDatasetRequest()
@@ -199,7 +199,7 @@ class KaggleDataset:
         return str(answer.status.name)
 
     def files(self) -> dict[str, int]:
-        """Return the names of the files of the current version and their bytes; none where it is not to be seen.
+        """Return the names of the files of the current version and their bytes; none where Kaggle shows no dataset.
 
         Raises PublishError.
         """
@@ -272,7 +272,7 @@ class KaggleDataset:
         self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset(request))
 
     def create_version(self, notes: str, tokens: Iterable[str]) -> None:
-        """Make the next version of the dataset, which has the uploaded files and no others.
+        """Make the next version of the dataset, with the uploaded files and no others.
 
         Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
         """

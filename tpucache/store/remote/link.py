@@ -24,7 +24,7 @@ MOST_REQUESTS: Final = 16
 
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are read
 _REFUSED: Final = (401, 403)  # statuses of a web server
-#: Requests that are sent together also wait for their answers together: the link is to be busy so many times as long.
+#: Together, the requests under way ask for so many times the bytes that the link brings during one latency.
 _BUSY_TIMES: Final = 20
 _LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and no second of reading
 _WAITING_SHARE: Final = 0.5  # of the time, all threads together, above which readers wait for the network
@@ -95,7 +95,7 @@ class Link:
                 return data
 
     def _buffer(self, size: int) -> memoryview:
-        """Return memory for so many bytes, used before where there is some: the system takes time to give new pages."""
+        """Return memory of this size, used before if there is any: the system takes time to give new pages."""
         with contextlib.suppress(IndexError):  # another thread may take the last one
             buffer = self._buffers.pop()
             if len(buffer) >= size:
@@ -129,7 +129,7 @@ class LinkStatistics:
         self._lock = threading.Lock()
 
     def count(self, size: int, seconds: float) -> None:
-        """Note an answer that took so many seconds until now."""
+        """Count an answer of `size` bytes that has just come, after `seconds`."""
         with self._lock:
             now = time.monotonic()
             self.bytes += size
@@ -159,7 +159,7 @@ class LinkStatistics:
         return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
 
     def use(self, kept: int, total: int) -> NetworkUse:
-        """Return the figures so far, where so many of a cache's bytes are kept."""
+        """Return the figures so far; `kept` of the cache's `total` bytes are on this machine's disk."""
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)

@@ -1,14 +1,13 @@
-"""LocalCopy: what this machine has of a cache at a URL: sparse files with the shards' names, filled record by record.
+"""LocalCopy: a cache at a URL on this machine's disk: sparse files with the shards' names, filled record by record.
 
 A part of a sparse file that was not written reads as zeros, without an error, and anybody may remove, replace or cut a
-file at any time. So nothing is believed because a file says so: each process compares a record with its checksum before
-it uses it. It does so once, as long as the shard's file stays as it was: same inode, size and times. While a file is
-being changed, each record is compared whenever it is read.
+file at any time. So each process compares a record with its checksum before it uses it. It does so once, as long as
+the shard's file keeps its inode, size and times. While a file is being changed, each record is compared at each read.
 
-The file `state` has one byte for each record. It says only what need not be fetched: whatever turns out to be wrong is
+The file `state` has one byte for each record: whether it need not be fetched. A record that turns out to be wrong is
 fetched anew. Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end
-with their process. What was kept is given up only for what is needed sooner, and only by a process that has the folder
-alone. What this process is reading is never given up. In a folder that others can write, no link is followed.
+with their process. A piece is given up only for one that is needed sooner, by a process that uses the folder alone, and
+never while this process reads it. In a folder that others can write, no link is followed.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ STATE_NAME: Final = "state"
 
 _HEADER: Final = 4096
 _MAGIC: Final = b"tpucache local copy 1\n"
-_SUM_AT: Final = 128  # bytes of the pieces that there is room for, uint64
-_USERS: Final = 1  # the byte that every open copy has locked with others, and one alone that gives pieces up
+_SUM_AT: Final = 128  # where the bytes of all kept pieces are, uint64
+_USERS: Final = 1  # the byte that all users lock together, and one that gives up pieces alone
 _PATIENCE: Final = 20.0  # seconds for a lock that is held for a moment
-_KEPT: Final = 1  # a piece's byte: there is room for it on the disk
+_KEPT: Final = 1  # a piece's byte: the disk has room for it
 _THERE: Final = 1  # a record's byte: it was written
 _BLOCK: Final = 4096  # records' bytes that are read at once
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _COUNT_PAUSE: Final = 100  # times as long as counting what is here takes, before it is counted again
-_SHARE: Final = 0.8  # of the free disk that is taken at most, unless the user says how much
+_SHARE: Final = 0.8  # of the free disk at most, unless the user says how much
 #: A change in the same tick of the file system's clock leaves the times as they are. 2 s is the longest tick there is.
 _TICK_NS: Final = 2_000_000_000
 #: File systems whose files only this machine changes, so that `fstat` shows each change at once: `man 2 statfs`.
@@ -74,7 +73,7 @@ _OF_FILE: Final = operator.attrgetter(
 
 
 class Moment(NamedTuple):
-    """What of an open file changes whenever the file does."""
+    """The status of an open file, which changes whenever the file does."""
 
     device: int
     inode: int
@@ -92,7 +91,7 @@ class Moment(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Whether each later change will be seen, and only this user can make one."""
+        """Whether the status shows each later change, and only this user can make one."""
         is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
         return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
 
@@ -101,14 +100,14 @@ class LocalCopy:
     """The folder of a cache at a URL on this machine. Threads may share one; a forked process makes another one."""
 
     def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
-        """Open the folder, to keep at most so many bytes of shards.
+        """Open the folder, to keep at most `most_bytes` of shards; None means 80 % of the free disk.
 
-        None means all of it where it fits into 80 % of the free disk, else as much as does. Raises StoreError.
+        Raises StoreError.
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
-        self._held: set[int] = set()  # pieces that this process has the lock of
+        self._held: set[int] = set()  # pieces whose locks this process has
         self._stay_lock = ThreadLock()
         self._pinned: Counter[int] = Counter()  # reads of each piece that are under way
         self._whole: set[int] = set()  # shards of which all is here, and stays
@@ -117,9 +116,9 @@ class LocalCopy:
         self._gives_up = True  # until the file system cannot free parts of files
         self._is_shared = True  # unless the disk has no room for the state
         self._kept, self._sum = np.zeros(len(pieces), np.uint8), 0
-        self._there = np.zeros(manifest.records, np.bool_)  # what others wrote since is looked up in the state
+        self._there = np.zeros(manifest.records, np.bool_)  # the state has those that others have written since
         self._proven = np.zeros(manifest.records, np.bool_)
-        self._moments: dict[int, Moment] = {}  # since when the proven records of a shard are proven
+        self._moments: dict[int, Moment] = {}  # the status of a shard's file since its records were proven
         try:
             self._folder = OpenFolder(directory)
             self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
@@ -141,21 +140,21 @@ class LocalCopy:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the pieces that there is room for."""
+        """Bytes of the kept pieces."""
         return self._sum
 
     @property
     def has_room_for_all(self) -> bool:
-        """Whether all shards may be kept, so that nothing is given up for something else."""
+        """Whether all shards may be kept, so that no piece is given up for another one."""
         return not self.is_full and self._most >= sum(entry.bytes for entry in self._manifest.shards)
 
     @property
     def kept(self) -> Numbers:
-        """The pieces that there is room for: int64 (n,)."""
+        """The kept pieces: int64 (n,)."""
         return np.flatnonzero(self._kept)
 
     def count(self, records: int) -> int:
-        """Return how many of the first so many records were written here, as it was a moment ago."""
+        """Return how many of the first `records` records are here, as it was a moment ago."""
         until, counted, found = self._counted
         if (now := time.monotonic()) >= until or counted != records:
             self._look_up(np.flatnonzero(~self._there[:records]))
@@ -164,7 +163,7 @@ class LocalCopy:
         return found
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which records were written here, and need not be fetched: bool (n,). They are not proven by that."""
+        """Return which records were written here, and need not be fetched: bool (n,). That does not prove them."""
         found: Bools = self._there[numbers]
         if not found.all():
             self._look_up(numbers[~found])
@@ -172,9 +171,10 @@ class LocalCopy:
         return found
 
     def proven_since(self, shard: int, numbers: Numbers) -> tuple[Bools, Moment | None]:
-        """Return which records of a shard were proven, bool (n,), and since when, if any were.
+        """Return which records of a shard are proven, bool (n,), and the moment since which they are, if any is.
 
-        They are right where they were read before the shard's file had another `Moment`. Raises OSError, StoreError.
+        Whoever reads them compares that with the file's moment afterwards: if it has changed, they may be wrong.
+        Raises OSError, StoreError.
         """
         if shard in self._moments:
             now = Moment.of(self.file(shard))
@@ -186,7 +186,7 @@ class LocalCopy:
     def read(self, shard: int, numbers: Numbers, rows: Rows) -> list[bytes | None]:
         """Return records of a shard, each compared with its checksum: None for one that is not here.
 
-        What is not here is to be fetched again, with the piece that it is of. Raises OSError, StoreError.
+        The piece of such a record will be fetched again. Raises OSError, StoreError.
         """
         file = self.file(shard)
         before = Moment.of(file)
@@ -210,7 +210,7 @@ class LocalCopy:
         return found
 
     def make_room(self, piece: int) -> bool:
-        """Return whether a piece may be kept. One that there is room for may be kept until it is given up."""
+        """Return whether a piece may be kept: from the first time that there is room for it until it is given up."""
         if self._kept[piece]:
             return True
         if self.is_full:
@@ -224,9 +224,9 @@ class LocalCopy:
             return is_alone
 
     def replace(self, others: Sequence[int], piece: int) -> bool:
-        """Give up as many of some other pieces, in this order, as there is room needed for a piece; return whether.
+        """Give up some of these other pieces, the first ones first, until there is room for a piece; return whether.
 
-        Those that are pinned stay. Nothing is given up where another process may read it.
+        Pinned pieces stay. Where another process uses the folder, nothing is given up.
         """
         if not self._gives_up:
             return False
@@ -245,7 +245,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def pinned(self, pieces: Numbers) -> Iterator[None]:
-        """Keep pieces that are here until they were read."""
+        """Keep pieces that are here as long as this lasts."""
         unique = np.unique(pieces).tolist()
         with self._stay_lock:
             self._pinned.update(unique)
@@ -256,7 +256,7 @@ class LocalCopy:
                 self._pinned.subtract(unique)
 
     def stays_whole(self, shard: int) -> bool:
-        """Return whether all records of a shard are here; none of them will be given up from then on."""
+        """Return whether all records of a shard are here; if so, none of them will be given up."""
         if not self.has_room_for_all:
             return False
         numbers = self._pieces.cache.rows_of(self._manifest.shards[shard])
@@ -272,7 +272,7 @@ class LocalCopy:
         """
         try:
             file, at = self._open_file(run.shard), 0
-            if not Moment.of(file).links:  # somebody removed it: what is written to it would be gone
+            if not Moment.of(file).links:  # somebody removed it: what we wrote to it would be gone
                 self._renew(run.shard)
                 file = self._open_file(run.shard)
             while at < len(data):
@@ -321,12 +321,12 @@ class LocalCopy:
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
     def _prepare(self, *, is_alone: bool) -> None:
-        """Read the state, or begin it anew where it is not that of this cache. The header is locked. Raises OSError."""
+        """Read the state, or begin it anew where another cache left it. The header is locked. Raises OSError."""
         size = _HEADER + len(self._kept) + len(self._there)
         is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
         names = {each.name for each in os.scandir(self._folder.number)}
         if not is_right:
-            if is_alone:  # nobody knows what is in these
+            if is_alone:  # nobody knows what these hold
                 for entry in self._manifest.shards:
                     if entry.name in names:
                         os.unlink(entry.name, dir_fd=self._folder.number)
@@ -352,21 +352,21 @@ class LocalCopy:
                         self._note(numbers, is_there=False)
 
     def _read_kept(self) -> None:
-        """Read which pieces there is room for, and their bytes: another process may have changed it."""
+        """Read which pieces are kept, and their bytes: another process may have changed that."""
         if self._is_shared:
             data = os.pread(self._number, len(self._kept), _HEADER)
             self._kept[: len(data)] = np.frombuffer(data, np.uint8)
             self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
 
     def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
-        """Note whether there is room for a piece, and how many bytes that changes. The header is locked."""
+        """Note whether a piece is kept, and the change of all kept bytes. The header is locked."""
         self._kept[piece] = _KEPT * is_kept
         self._sum = max(0, self._sum + change)
         self._write(self._kept[piece : piece + 1].tobytes(), _HEADER + piece)
         self._write(self._sum.to_bytes(8, "little"), _SUM_AT)
 
     def _look_up(self, numbers: Numbers) -> None:
-        """Look up which of some records others have written since."""
+        """Look up which of these records other processes have written since."""
         if not self._is_shared:
             return
         start = _HEADER + len(self._kept)
@@ -375,7 +375,7 @@ class LocalCopy:
             self._there[block * _BLOCK : block * _BLOCK + len(data)] |= np.frombuffer(data, np.uint8) == _THERE
 
     def _note(self, numbers: Numbers, *, is_there: bool) -> None:
-        """Note that records were written, or have to be."""
+        """Note whether records were written here."""
         edges = np.flatnonzero(np.diff(ordered := np.sort(numbers)) != 1) + 1
         for part in np.split(ordered, edges):
             self._write(bytes([_THERE * is_there]) * len(part), _HEADER + len(self._kept) + int(part[0]))
@@ -394,13 +394,13 @@ class LocalCopy:
             self._note_full(error)
 
     def _forget_pieces(self, numbers: Numbers, rows: Rows) -> None:
-        """Have the pieces fetched again that some records are of, which are not what was written."""
+        """Have the pieces of these records fetched again: the records are not as they were written."""
         for piece in np.unique(self._pieces.of(rows)[1]).tolist():
             self._note(self._pieces.run(piece).numbers, is_there=False)
         self._note(numbers, is_there=False)
 
     def _renew(self, shard: int) -> None:
-        """Open a shard's file again, which was removed, or is not as long as it was. Raises OSError, StoreError."""
+        """Open a shard's file again, because it was removed or cut. Raises OSError, StoreError."""
         with self._files_lock:
             self._files.pop(shard, None)
             self._moments.pop(shard, None)
@@ -412,7 +412,7 @@ class LocalCopy:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             _log.warning(
-                "%s: %s. What is not kept so far is read from the URL in every epoch; free some space, or give "
+                "%s: %s. Pieces that are not kept yet are read from the URL in every epoch; free some space, or give "
                 "another cache_dir",
                 self.directory,
                 error.strerror,
@@ -420,7 +420,7 @@ class LocalCopy:
         self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
-        """Count a piece among those that there is room for, if there is; return whether. The header is locked."""
+        """Keep a piece if there is room for it; return whether there is. The header is locked."""
         size = self._pieces.bytes_of(piece)
         if not self._kept[piece]:
             if self.kept_bytes + size > self._most:
@@ -430,7 +430,7 @@ class LocalCopy:
         return True
 
     def _give_up(self, piece: int) -> bool:
-        """Free what a piece takes of the disk; return whether that was possible. The header is locked."""
+        """Free the disk space of a piece; return whether that was possible. The header is locked."""
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
         self._note(run.numbers, is_there=False)  # first: from here on it is a hole
@@ -443,7 +443,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Lock the folder's users out, if there are none; give whether. The header is locked, so that none can come."""
+        """Lock other users out of the folder; give whether there are none. The header is locked: none can come."""
         is_alone = _try_lock(self._number, _USERS, fcntl.F_WRLCK)
         try:
             yield is_alone
@@ -453,7 +453,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
-        """Hold the lock of the folder's header, which every process has for a moment alone. Raises StoreError."""
+        """Hold the lock of the header, which each process holds for a moment. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
             while not _try_lock(self._number, 0, fcntl.F_WRLCK):

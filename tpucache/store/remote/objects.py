@@ -1,7 +1,8 @@
 """ObjectFolder: the files of a folder in S3 or Google Cloud Storage, by obstore.
 
-Keys come from where the clouds' own tools look for them: environment variables, files, or the machine's own account.
-They may expire while a cache is read. So a request that is refused is asked again by a client that looks for them anew.
+Keys come from the places where the clouds' own tools look for them: environment variables, files, or the machine's own
+account. They may expire while a cache is read. So a refused request is sent once more, with keys that are looked up
+anew.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ObjectFolder:
     local = None
 
     def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
-        """Send no request yet; a request ends after so many seconds without a byte. Raises UsageError."""
+        """Send no request yet; a request ends after `silence` seconds without a byte. Raises UsageError."""
         self._url, self._silence, self._shown = url, silence or _SILENCE_SECONDS, shown
         self._scheme = url.partition("://")[0].lower()
         self._tags: dict[str, str] = {}  # the version of each file that parts were read of
@@ -66,7 +67,7 @@ class ObjectFolder:
         self._store = self._open()
 
     def names(self) -> set[str]:
-        """Return the names of all that is in the folder."""
+        """Return the names of files and folders in it."""
         import obstore
 
         found = self._call(obstore.list_with_delimiter, "")
@@ -110,8 +111,8 @@ class ObjectFolder:
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
         """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
 
-        All parts of a file are of one version, which the store is asked for, and which it states. Raises EOFError for
-        fewer bytes.
+        All parts of a file belong to one version, which the store is asked for, and which its answer names. Raises
+        EOFError for fewer bytes.
         """
         import obstore
 
@@ -137,7 +138,7 @@ class ObjectFolder:
         self._call(get, name)
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a file to here; it is there once all of it is. `advance` is called with its bytes done so far."""
+        """Copy a file to here; it appears once it is whole. `advance` is called with its bytes done so far."""
         import obstore
 
         def chunks() -> Iterator[bytes]:
@@ -188,7 +189,7 @@ class ObjectFolder:
         """Do nothing: connections end with the store's client."""
 
     def _call(self, ask: Callable[[Any], Any], name: str) -> Any:
-        """Return what a request gives; one that is refused is sent once more, with keys that are looked up anew."""
+        """Return the result of a request; a refused one is sent once more, with keys that are looked up anew."""
         from obstore import exceptions as refused
 
         store = self._store
@@ -229,18 +230,18 @@ class ObjectFolder:
             # A server without TLS is one that the user named in the environment.
             "allow_http": any(value.startswith("http://") for value in endpoints),
         }
-        # What may pass is asked again by those who know how long to wait.
+        # The caller tries again: it knows how long to wait.
         retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=self._silence)}
         more: Any = {"credential_provider": _profile_keys()} if self._scheme == "s3" else {}
         try:
             with _without_panics():
                 return from_url(self._url.rstrip("/"), client_options=options, retry_config=retries, **more)
-        except Exception as error:  # noqa: BLE001  # what obstore raises for settings of the environment is not stated
+        except Exception as error:  # noqa: BLE001  # obstore does not document what it raises for wrong settings
             raise UsageError(f"{self._shown} cannot be opened: {_text(error)}") from None
 
 
 class _Use:
-    """The process that sent the first request. Its threads send all others, and a forked process has not got them."""
+    """The process that sent the first request. Its threads send all others, and a forked process lacks them."""
 
     process: int | None = None
 
@@ -257,7 +258,7 @@ class _Use:
 
 
 def _interruptible(call: Callable[[], Any]) -> Any:
-    """Return what a call gives. obstore looks for no signal: the main thread waits for another one, and can leave."""
+    """Return the result of a call. The main thread leaves it to another one: obstore does not look for signals."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -276,7 +277,7 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 
 
 def _profile_keys() -> Any:
-    """Return what finds the keys of a profile of AWS's tools, None where there is none, or no boto3 to read it."""
+    """Return an object that finds the keys in a profile of AWS's tools, None without a profile or without boto3."""
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:
@@ -298,7 +299,7 @@ def _profile_keys() -> Any:
 
 
 def _endpoints() -> list[str]:
-    """Return the servers that the environment names in place of AWS's. Raises UsageError for what is no address."""
+    """Return the servers that the environment names in place of AWS's. Raises UsageError for a wrong address."""
     found = {name: value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL") and value}
     for name, value in found.items():
         try:
@@ -313,7 +314,7 @@ def _endpoints() -> list[str]:
 
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
-    """Raise OSError for a panic of obstore's, which is no Exception: it leaves obstore as it was."""
+    """Raise OSError for a panic of obstore, which is no Exception; obstore works on after it."""
     try:
         yield
     except BaseException as error:
@@ -323,5 +324,5 @@ def _without_panics() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, in one line, without what is for the library's own authors."""
+    """Return an error's text, in one line, without details for the library's own authors."""
     return f"{type(error).__name__}: {' '.join(redact(str(error)).partition('Debug source:')[0].split())}"

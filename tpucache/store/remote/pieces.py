@@ -1,7 +1,7 @@
 """Pieces: the runs of whole records, of about 8 MiB, in which the shards of a cache at a URL are read and kept.
 
-A piece is of one shard, and has as many records as every other piece of that shard but the last. So the pieces of all
-shards are numbered by the manifest alone; where one begins and ends is looked up in the index when it is needed.
+All pieces of a shard have the same number of records, except the last. So the manifest alone gives the numbers of all
+pieces; where one begins and ends is looked up in the index when it is needed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tpucache.store.index import Numbers, Rows
 
 PIECE_BYTES: Final = 8 << 20
 
-#: Bytes between two records above which two requests read them: what a link of 150 MB/s sends in the 20 ms of waiting
-#: for an answer, shared by the 16 requests that wait at once.
+#: Two records with more bytes than these between them are read by two requests. A link of 150 MB/s sends as much in
+#: the 20 ms before an answer, divided by the 16 requests that wait at once.
 _GAP_BYTES: Final = 192 << 10
-#: Bytes of a shard for each record beside the record itself: its page is filled up, and pages of LMDB's lie between.
+#: Bytes of a shard for each record in addition to the record: the rest of its last page, and LMDB's own pages.
 _SLACK_BYTES: Final = 64 << 10
 _MOST_TABLES: Final = 256
 
@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RecordRun(NamedTuple):
-    """Bytes of a shard, by its number, and the records in them: their numbers in the index, and its rows."""
+    """Some consecutive records of a shard, which has a number: its bytes, and the records' numbers and index rows."""
 
     shard: int
     start: int
@@ -90,7 +90,7 @@ class Pieces:
     def runs(self, rows: Rows) -> Iterator[RecordRun]:
         """Yield runs that hold some records, given by their whole rows: those close to each other are in one.
 
-        What lies between them is of the run, too: it is read with them, and need not be read again.
+        Records between them belong to the run, too: they are read with it, and need not be read again.
         """
         for shard in np.unique(rows["shard"]).tolist():
             table = self._table(shard)
@@ -103,7 +103,7 @@ class Pieces:
                 yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
 
     def own_bytes(self, piece: int) -> tuple[int, int]:
-        """Return where the bytes of a piece begin and end that no other piece has a part of. Raises DamageError."""
+        """Return where the bytes begin and end that belong to this piece alone. Raises DamageError."""
         run = self.run(piece)
         start, stop = run.start, run.stop
         if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:
@@ -113,7 +113,7 @@ class Pieces:
         return start, max(start, stop)
 
     def shard_of(self, piece: int) -> int:
-        """Return the number of the shard that a piece is of."""
+        """Return the number of the shard that has a piece."""
         return int(np.searchsorted(self._first, piece, "right")) - 1
 
     def bytes_of(self, piece: int) -> int:
@@ -163,7 +163,7 @@ class Pieces:
         """Raise DamageError for a run that is not inside its shard, or much longer than its records."""
         most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         entry = self.shards[shard]
-        if entry.deleted:  # records that belong to no sample lie between the others
+        if entry.deleted:  # records of deleted samples lie between the others
             most = entry.bytes
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
             raise DamageError(

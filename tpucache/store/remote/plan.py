@@ -51,12 +51,12 @@ class FetchPlan:
         """
         self._windows, self._pieces = windows, pieces
         self._next: deque[tuple[int, RecordRun]] = deque()
-        self._first: np.void | None = None  # the index row of what is needed first
+        self._first: np.void | None = None  # the index row of the first record that is needed
         self._windows_read = 0
         self._made = time.monotonic()
-        self.is_over = False  # the loader has said all
+        self.is_over = False  # there are no more windows
         self.is_being_read = False
-        self.has_begun = False  # somebody reads what is needed first
+        self.has_begun = False  # somebody reads the first record that is needed
         self.is_starting = False  # and is about to ask for it
         self.needed: Counter[int] = Counter()  # records of each piece that are still to be read
         self.further = further
@@ -90,7 +90,7 @@ class FetchPlan:
 
     @property
     def is_unread(self) -> bool:
-        """Whether its next window is to be read now."""
+        """Whether somebody should read its next window now."""
         return not (self._next or self.is_over or self.is_being_read)
 
     @property
@@ -106,7 +106,7 @@ class FetchPlan:
         )
 
     def peek(self) -> tuple[int, RecordRun] | None:
-        """Return the next piece, and what of it is to be read if it is not here; None at the end of what was read."""
+        """Return the next piece, and the run to read if it is not here; None at the end of the windows read so far."""
         return self._next[0] if self._next else None
 
     def pop(self) -> None:
@@ -114,17 +114,17 @@ class FetchPlan:
         self._next.popleft()
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return what of a piece is to be read next if it has all of these records, else None."""
+        """Return the run to read of a piece, if that is planned and has all of these records, else None."""
         runs = (run for each, run in self._next if each == piece)
         return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
     def take(self, forecast: Forecast) -> None:
-        """Use a forecast, which was made meanwhile of what `further` gives."""
+        """Use a forecast, which was made meanwhile from the windows of `further`."""
         forecast.go_to(self._windows_read)
         self.forecast = forecast
 
     def _runs(self, rows: Rows, pieces: Numbers, order: Numbers) -> Iterator[tuple[int, RecordRun]]:
-        """Yield some pieces with what is to be read of each: the whole piece, or one part where that is enough.
+        """Yield pieces with the run to read of each: the whole piece, or one part where that is enough.
 
         A host that reads its share of an epoch needs parts. Where a window has only a few records of each piece,
         because all are mixed, whole pieces are read: later windows need the other records.
@@ -177,7 +177,7 @@ class FetchPlans:
         return any(plan.needed.get(piece, 0) > 0 for plan in self)
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return what of a piece a plan reads next if it has all of these records, else None."""
+        """Return the run that a plan will read of a piece, if it has all of these records, else None."""
         return next((run for plan in self if (run := plan.run_of(piece, numbers)) is not None), None)
 
     def note_read(self, pieces: Numbers) -> None:
@@ -191,14 +191,14 @@ class FetchPlans:
 
 
 class Forecast:
-    """When each piece is needed next: what is needed last is given up first, and nothing can read less.
+    """When each piece is needed next: the piece that is needed last is given up first, and no other rule reads less.
 
     That is the rule of Belady (A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal
     5(2), 1966), possible here because epochs' orders are known; for training it is NoPFS's (Dryden et al., SC'21).
     """
 
     def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:
-        """Take the windows of several epochs, until they need so many pieces together."""
+        """Take the windows of several epochs, until they need `most_uses` pieces together."""
         self._pieces_of: list[Numbers] = []
         uses = 0
         for rows in windows:

@@ -22,11 +22,11 @@ from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.requests import FetchRequest, NeededRecords
 
-_COUNT_EVERY: Final = 64  # reads without anything missing, after which it is looked which shards are here
+_COUNT_EVERY: Final = 64  # reads without a missing record, after which it looks which shards are here
 _MOST_PARTS: Final = 1000  # that Linux writes in one call
 _TRIES: Final = 5  # reads of records that somebody changes again each time
 
-_LAST_SECONDS: Final = 0.5  # for threads that are idle, which end at once; others end after what they fetch
+_LAST_SECONDS: Final = 0.5  # for idle threads, which end at once; others end after their requests
 
 T = TypeVar("T")
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 class RemoteReader(ShardReader):
     """Reads records out of sparse files, each after it was fetched and compared with its checksum.
 
-    Nothing else reads these files: what of them is missing would read as zeros, and anybody may change them. Threads
-    may share one. A process that is forked, or a pickled copy, fetches and compares by itself.
+    Nothing else reads these files: records that are missing there would read as zeros, and anybody may change them.
+    Threads may share one. A forked process, or a pickled copy, fetches and compares by itself.
     """
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
-        """Take a cache in the folder of its sparse files; `make` makes what fetches into it, once in each process."""
+        """Take a cache in the folder of its sparse files; `make` makes the fetcher, once in each process."""
         super().__init__(cache.directory, cache.manifest.shards)
         self._cache, self._pieces, self._make = cache, Pieces(cache), make
         self._fetcher: Fetcher | None = None
@@ -47,8 +47,8 @@ class RemoteReader(ShardReader):
         shards = cache.manifest.shards
         self._variants = np.array([entry.variant for entry in shards], np.int64)
         self._bands = np.array([entry.band for entry in shards], np.int64)
-        self._whole = np.zeros(len(shards), np.bool_)  # shards of which all is here, and stays
-        self._is_proven = np.zeros(len(shards), np.bool_)  # those of which all was proven since a moment
+        self._whole = np.zeros(len(shards), np.bool_)  # shards whose records are all here, and stay
+        self._is_proven = np.zeros(len(shards), np.bool_)  # those whose records are all proven, since a moment
         self._since: dict[int, Moment] = {}
         self._reads = 0
 
@@ -61,7 +61,7 @@ class RemoteReader(ShardReader):
 
     @property
     def fetcher(self) -> Fetcher:
-        """What fetches for this process."""
+        """The fetcher of this process."""
         with self._making:
             if self._fetcher is None or self._fetcher.process != os.getpid():
                 self._fetcher = self._make(self._pieces)
@@ -88,7 +88,7 @@ class RemoteReader(ShardReader):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Fetch what will be read, in its order, ahead of reading; nothing where all of these variants is here."""
+        """Fetch records in this order, ahead of reading; do nothing where all records of these variants are here."""
         shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(shards)
         if self._whole[shards].all():
@@ -101,7 +101,7 @@ class RemoteReader(ShardReader):
         self.fetcher.expect(owner, rows(windows), None if further is None else functools.partial(rows, further))
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Fetch records before all else, and wait for them, if they are the first of what is expected."""
+        """Fetch records before all else, and wait for them, if they are the first that are expected."""
         if self._fetcher is None or not self._fetcher.is_at_start:
             return
         rows = self._cache.index[numbers]
@@ -109,7 +109,7 @@ class RemoteReader(ShardReader):
             self._fetcher.fetch_first(NeededRecords(numbers, self._pieces.of(rows)[1], rows))
 
     def close(self) -> None:
-        """Close the files, and end what fetches."""
+        """Close the files, and end the fetcher."""
         super().close()
         self._end()
 
@@ -145,7 +145,7 @@ class RemoteReader(ShardReader):
         return self._read_unchanged(call)
 
     def _read_unchanged(self, read: Callable[[], T]) -> T:
-        """Read again what somebody has changed meanwhile. Raises StoreError where that has no end."""
+        """Read again where somebody has changed a file meanwhile. Raises StoreError where that has no end."""
         for _ in range(_TRIES):
             with contextlib.suppress(_ChangedError):
                 return read()
@@ -241,20 +241,20 @@ class RemoteReader(ShardReader):
             found[at] = memoryview(data)[start : start + length]
 
     def _are_here(self, rows: Rows) -> bool:
-        """Return whether all records of the shards are here that some rows are of."""
+        """Return whether the shards of these rows are here as a whole."""
         return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
-        """Look now and then which whole shards are here, of which nothing is looked up any more.
+        """Look now and then which shards are here as a whole: their records are not looked up any more.
 
-        An epoch that is planned looks when it begins; within it what it needs is counted.
+        An epoch that follows a plan looks when it begins, and counts all records that it needs until it ends.
         """
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
-        """Note which of some shards are here as a whole, and of which of these all was proven."""
+        """Note which of these shards are here as a whole, and which of them are proven as a whole."""
         for shard in shards[~self._whole[shards]].tolist():
             self._whole[shard] = self.fetcher.local.stays_whole(shard)
         for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():

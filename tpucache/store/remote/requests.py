@@ -1,8 +1,8 @@
-"""Requests: what is asked for, in which order it is read, and what came of it.
+"""Requests: the records that are asked for, the order in which they are read, and how each request ended.
 
 A request is for records of one piece. It is in one of three states:
 
-    asked   It waits for its turn. Another request may overtake it, and what arrives meanwhile is taken out of it.
+    asked   It waits for its turn. Another request may overtake it, and records that arrive meanwhile are taken out.
     begun   A thread reads it from the URL.
     done    Its records are on the disk; or the disk has no room, and they are in memory; or its `error` says why not.
 
@@ -30,7 +30,7 @@ from tpucache.store.remote.plan import FetchPlans
 _MEMORY_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not on the disk
 _MOST_MEMORY: Final = 2 << 30  # bytes
 _LEAST_IN_MEMORY: Final = 8  # pieces
-#: A piece is read as a whole where at least this part of it, a quarter, is needed at once; otherwise those records are.
+#: Where at least a quarter of a piece is needed at once, the whole piece is read; otherwise only those records.
 _WHOLE_SHARE: Final = 4
 
 
@@ -43,7 +43,7 @@ class NeededRecords(NamedTuple):
 
 
 class FetchRequest:
-    """Records of a piece that are asked for, and what came of it: see the states above."""
+    """Records of a piece that are asked for, in one of the states above."""
 
     def __init__(self, run: RecordRun, piece: int, *, is_urgent: bool = False) -> None:
         self.run, self.piece, self.is_urgent = run, piece, is_urgent
@@ -128,7 +128,7 @@ class FetchRequests:
         self.asked.extendleft(reversed(waited))
 
     def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[FetchRequest]:
-        """Ask for some records of a piece before all else, and for the rest of it after all that somebody waits for."""
+        """Ask for some records of a piece before all else, and for the rest after all that somebody waits for."""
         requests = [FetchRequest(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
         self.urgent.extend(requests)
         if self._local.make_room(piece):
@@ -241,7 +241,7 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return what is to be read for a request: its run, without longer parts of it that are here, or soon are."""
+        """Return the runs to read for a request: its own, without longer parts that are here, or will be soon."""
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))
@@ -252,7 +252,7 @@ class FetchRequests:
         return piece in self.by_piece or piece in self._urgent_by_piece
 
     def has_room_in_memory(self, plans: FetchPlans) -> bool:
-        """Return whether one more piece may come into memory; one that no plan needs any more makes room."""
+        """Return whether memory has room for one more piece; drop one that no plan needs any more if that helps."""
         if len(self._in_memory) + len(self.by_piece) < self._most_in_memory:
             return True
         unneeded = next((piece for piece in self._in_memory if not plans.need(piece)), None)

@@ -1,6 +1,6 @@
 """Remote: a folder at a URL, on a web server, in an object store or wherever fsspec reaches.
 
-Whatever is asked of a URL is tried again by one rule, that of `Tries`.
+All requests to a URL are tried again by one rule, that of `Tries`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
 class Tries:
-    """The tries of one request: pauses double from half a second, for at most so many tries, and as long as is waited.
+    """The tries of one request: seven at most, with pauses that double from half a second.
 
     Each pause is longer or shorter by chance, so that threads that failed together do not come back together.
     """
 
     def __init__(self, patience: float = math.inf) -> None:
-        """Begin the first try; none begins later than so many seconds from now."""
+        """Begin the first try; none begins later than `patience` seconds from now."""
         self.failures = 0
         self._until = time.monotonic() + patience
 
@@ -79,15 +79,15 @@ class Tries:
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
-    Web servers are asked by `HttpFolder`, which limits each answer; S3 and Google Cloud Storage by `ObjectFolder` where
-    obstore is installed; all other places are left to fsspec and its libraries. Whatever they raise is tried again, at
-    growing intervals, and is a StoreError in the end.
+    `HttpFolder` asks web servers and limits each answer; `ObjectFolder` asks S3 and Google Cloud Storage where obstore
+    is installed; fsspec and its libraries ask all other places. After any error they try again, at growing intervals,
+    and raise StoreError in the end.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
-        """Open no connection yet; `silence` is after how many seconds without a byte a web server is given up.
+        """Open no connection yet; a request to a web server ends after `silence` seconds without a byte.
 
-        Where it is given, somebody waits: then nothing is tried again after 40 seconds either.
+        Where `silence` is given, somebody waits: then no try begins later than 40 seconds after the first.
         Raises DependencyError where a library is missing, UsageError for no URL.
         """
         self._secrets, self._patience = url_secrets(url), math.inf if silence is None else PATIENT_SECONDS
@@ -102,7 +102,7 @@ class Remote:
         self._files = self._web or self._open_store(url, silence)
 
     def _open_store(self, url: str, silence: float | None) -> FsspecFolder | ObjectFolder:
-        """Return what reads and writes a place that is no web server. Raises DependencyError, UsageError."""
+        """Return the folder in a place other than a web server. Raises DependencyError, UsageError."""
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
@@ -116,16 +116,16 @@ class Remote:
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a folder on a web server, which can be read only."""
+        """Whether it is a folder on a web server, which cannot be written."""
         return self._web is not None
 
     @property
     def local(self) -> Path | None:
-        """The folder of this machine that the URL leads to, through whatever caches; None where there is none."""
+        """The folder of this machine that the URL leads to, also through fsspec's caches; None where there is none."""
         return self._files.local if isinstance(self._files, FsspecFolder) else None
 
     def names(self) -> set[str]:
-        """Return the names of all that is here; none where there is no such folder. Raises StoreError."""
+        """Return the names of files and folders in it; none where there is no such folder. Raises StoreError."""
         return self._retry("", self._writable.names)
 
     def files(self) -> dict[str, int]:
@@ -189,7 +189,7 @@ class Remote:
         return self.version(name)[0]
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size as `size` does, and what changes with its content, None where the store states nothing.
+        """Return a file's size as `size` does, and a text that changes with its content, None where the store has none.
 
         Raises StoreError.
         """
@@ -204,9 +204,9 @@ class Remote:
         self._retry(name, lambda: self._writable.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file that is not there; return False where it is. No other process can do so at the same time.
+        """Write a small file that is not there; return False where it is. Of several processes, one alone can do so.
 
-        Stores that cannot promise that are asked first. Raises StoreError.
+        Where a store cannot promise that, it looks whether the file is there first. Raises StoreError.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
@@ -239,7 +239,7 @@ class Remote:
         self._retry("", self._writable.make_folder)
 
     def close(self) -> None:
-        """Close what is open; the next request opens it again."""
+        """Close all connections; the next request opens one again."""
         self._files.close()
 
     @property
@@ -254,7 +254,7 @@ class Remote:
 
     @functools.cached_property
     def ranged(self) -> bool:
-        """Whether parts of a cache's files can be asked for: not every web server gives them."""
+        """Whether parts of a cache's files can be read: not every web server sends them."""
         if self._web is None:
             return True
         web = self._web
@@ -289,7 +289,7 @@ class Remote:
             self._pause(name, failure, tries)
 
     def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
-        """Wait before the next try. Raises StoreError, not chained to what may hold a password, if there is none."""
+        """Wait before the next try. Raises StoreError if there is none, not chained to an error with a password."""
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")
