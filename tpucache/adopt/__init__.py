@@ -1,4 +1,4 @@
-"""Drop-in data sets: torchvision's ImageFolder, any map-style set and Hugging Face's, read out of a cache.
+"""Drop-in data sets, which read a cache: torchvision's ImageFolder, any map-style data set, and Hugging Face's.
 
-Their names are public in `tpucache`. The first use builds the cache, every later one finds it.
+Their names are public in `tpucache`. The first use builds the cache, and later uses find it.
 """

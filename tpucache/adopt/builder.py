@@ -1,4 +1,4 @@
-"""BuildProcess: the process that builds a cache while this one reads it. Never torch."""
+"""BuildProcess: the process that builds a cache while this one reads it. It never imports torch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _END_SECONDS: Final = 2.0
 
 
 def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
-    """Return the cache of a source at once, while another process builds it; all of it where it cannot be read before.
+    """Return the cache of a source at once, while another process builds it.
 
-    `source` is what `build_cache` takes, or a `functools.partial` that makes it; `others` are its other arguments.
-    Raises what `build_cache` raises.
+    Where a cache cannot be read before it is finished, wait for all of it. `source` is what `build_cache` takes, or a
+    `functools.partial` that makes it; `others` are the other arguments of `build_cache`. Raises what `build_cache`
+    raises.
     """
     builder = BuildProcess(source, directory, others)
     prospect = builder.first_answer()
@@ -37,10 +38,10 @@ def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cac
 
 
 class BuildProcess:
-    """The process that builds a cache; it ends when nothing refers to this any more."""
+    """The process that builds a cache. It ends when its last reference is gone."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
-        """Start it. Raises BuildError."""
+        """Start the process. Raises BuildError."""
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
         self._directory, self._source, self._others = directory, source, others
@@ -49,9 +50,9 @@ class BuildProcess:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         pipe, warnings = subprocess.PIPE, os.environ.get("PYTHONWARNINGS", "")
-        # Where it is ended, what loky has in shared memory is removed by another process, which need not say so.
+        # When the process is ended, loky's resource tracker removes its shared memory; nobody needs that warning.
         environment = {**os.environ, "PYTHONWARNINGS": f"{warnings},ignore:resource_tracker:UserWarning".strip(",")}
-        # In a session of its own: Ctrl-C is for the process that reads, with which this one ends.
+        # It gets a session of its own, because Ctrl-C is for the reading process; this one then ends with that.
         self._process = subprocess.Popen(  # noqa: S603  # it is this interpreter
             [sys.executable, "-c", COMMAND],
             stdin=pipe,
@@ -63,16 +64,19 @@ class BuildProcess:
         try:
             send_request(self._stream("stdin"), Request(source, str(directory), others), is_large=_is_large(source))
         except BrokenPipeError:
-            pass  # its end is noticed when its answer is read
+            pass  # `first_answer` will notice that it has ended
         except BaseException:
             self._end()
             raise
 
     def __reduce__(self) -> Any:
-        return _none, ()  # it belongs to the process that has started it
+        return _none, ()  # only the process that started it may use it
 
     def first_answer(self) -> Prospect | None:
-        """Wait for what is known of the cache, or, as None, until it is finished. Raises what the build fails with."""
+        """Wait for the first answer: what is known of the cache before it is built, or None once it is finished.
+
+        Raises the error that the build failed with.
+        """
         answer = self._read()
         if isinstance(answer, Prospect):
             return answer
@@ -82,7 +86,7 @@ class BuildProcess:
         return None
 
     def check(self) -> bool:
-        """Return whether this process has started it; raise what the build has failed with, if it has."""
+        """Return whether this process started the build. Raises the error that the build failed with, if it has."""
         if os.getpid() != self._owner:
             return False
         with self._lock:
@@ -93,24 +97,24 @@ class BuildProcess:
         return True
 
     def maker(self) -> RecordMaker:
-        """Return what makes records in this process. Raises what `build_cache` raises for its arguments."""
+        """Return an object that makes records in this process. Raises what `build_cache` raises for its arguments."""
         from tpucache.warmup.growing import Maker
 
         return Maker(self._source, self._directory, **self._others)
 
     def _settle(self, answer: object) -> None:
-        """Note how the build has ended."""
+        """Note how the build ended."""
         self._process.wait()
         self._error = answer if isinstance(answer, BaseException) else None
         self._is_finished = self._error is None
 
     def _read(self) -> object:
-        """Return the next answer. A process that has ended without one is an error."""
+        """Return the next answer, or a BuildError where the process ended without one."""
         try:
-            return pickle.load(self._stream("stdout"))  # noqa: S301  # of a process that this one has started
+            return pickle.load(self._stream("stdout"))  # noqa: S301  # from a process that this one started
         except (EOFError, pickle.UnpicklingError):
             return BuildError(
-                f"the process that builds {self._directory} has ended with status {self._process.wait()}. What it had "
+                f"the process that builds {self._directory} ended with status {self._process.wait()}. What it had "
                 "finished is kept: run this again to continue"
             )
 
@@ -134,7 +138,7 @@ def _none() -> None:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the process that builds: it does when its standard input ends."""
+    """End the building process by closing its standard input."""
     if os.getpid() != owner:
         return
     for stream in (process.stdin, process.stdout):

@@ -32,21 +32,21 @@ def open_or_build(
 ) -> CachedDataset:
     """Open the cache of a source, and build what is missing while it is read.
 
-    It returns once the source is listed. Another process builds, with `jobs` workers (default: all cores), in the order
-    in which loaders read; whoever asks for a record that is not made yet waits for it. Batches are those of the
-    finished cache, and in the end the folder is what `build_cache` writes, whose arguments the others are. What is made
-    when this process ends is kept, and the next call continues. Several processes may open the same cache: one of them
-    builds, and another one takes over if it ends.
+    The call returns once the source is listed. Another process builds the cache with `jobs` workers (default: all
+    cores), in the order in which loaders read. A reader that asks for a record which is not built yet waits for it. The
+    batches are those of the finished cache. In the end the folder holds what `build_cache` writes; the other arguments
+    are those of `build_cache`. If this process ends early, the records built so far are kept, and the next call
+    continues. Several processes may open the same cache: one of them builds, and another takes over if that one ends.
 
-    What is known at the end alone waits for the end: the statistics by which images are normalised, the digest in a
-    loader's state, and columns of the samples table that only decoding gives. All of the cache is built before this
-    returns where the number of samples or their labels are known at the end alone, which are `on_error="skip"` and
-    labels that are in the samples, and where a finished cache is added to.
+    Three things are known only once the cache is finished, and wait for that: the statistics that normalise images, the
+    digest in a loader's state, and the columns of the samples table that only decoding gives. The call itself waits for
+    the whole cache where the number of samples or their labels are not known before: with `on_error="skip"`, with
+    labels that are stored inside the samples, and when samples are added to a finished cache.
 
-    Raises what `build_cache` raises, here or from the loader that waits.
+    Raises what `build_cache` raises, here or in the loader that waits.
     """
     if is_url(cache):
-        raise UsageError(f"{cache} is a URL: a cache that is read while it is built is in a folder of this machine")
+        raise UsageError(f"{cache} is a URL: a cache can be read while it is built only in a folder of this machine")
     directory = Path(cache).absolute()
     others: dict[str, Any] = {"recipe": recipe, **vars(options)}
     in_memory = others.pop("in_memory")

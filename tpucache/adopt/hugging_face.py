@@ -1,4 +1,4 @@
-"""from_hf: a data set of Hugging Face's `datasets`, read out of a cache that the first use builds."""
+"""from_hf: a data set of Hugging Face's `datasets`, read from a cache that the first use builds."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def from_hf(
     on_error: OnError = "fail",
     jobs: int | None = None,
 ) -> PictureDataset:
-    """Return the pictures and labels of a `datasets.Dataset`, or of a folder that its `save_to_disk` wrote, out of a
-    cache; build that if there is none.
+    """Return the pictures and labels of a `datasets.Dataset`, read from a cache. Build the cache if there is none.
 
-    The picture is the column `image`, or the only one of pictures; the label is `label`, or the only column of classes.
-    The cache belongs to the data set's own fingerprint, which changes with each `map`, `filter` or `select`; a few
-    samples are compared besides, and where pictures are paths, the sizes and times of their files.
+    `dataset` may also be a folder that `save_to_disk` wrote. The picture is the column `image`, or else the only column
+    of pictures. The label is the column `label`, or else the only column of classes. A cache belongs to the data set's
+    own fingerprint, which each `map`, `filter` or `select` changes. In addition, a few samples are compared with it,
+    and the sizes and times of files where pictures are paths.
 
-    The other arguments are as in ImageFolder. Raises UsageError also for a stream, for several splits and for a data
-    set with a format or transform of its own, DependencyError without `datasets`; and what ImageFolder raises.
+    The other arguments are those of ImageFolder. Raises what ImageFolder raises, UsageError also for a stream, for
+    several splits and for a data set with a format or transform of its own, and DependencyError without `datasets`.
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     if isinstance(dataset, (str, Path)):
         if not is_saved(dataset):
             raise SourceError(
-                f"{dataset} is no folder that save_to_disk wrote: load the data set by datasets.load_dataset, and give "
-                "that"
+                f"{dataset} is not a folder that save_to_disk wrote: load the data set by datasets.load_dataset, and "
+                "give that"
             )
         dataset = load_saved(dataset)
     _check(dataset)
@@ -68,7 +68,9 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError for what has no fingerprint, no items by number, or other items than it stores."""
+    """Raise UsageError for a data set that lacks a fingerprint or numbered items, or returns other items than it
+    stores.
+    """
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"
@@ -76,11 +78,11 @@ def _check(dataset: Any) -> None:
     if is_stream(dataset):
         raise UsageError("a stream has no items by number: load the data set without streaming, or use build_cache")
     if not (hasattr(dataset, "_fingerprint") and hasattr(dataset, "features")):
-        raise UsageError(f"a {type(dataset).__name__} is no datasets.Dataset: use tpucache.cached")
+        raise UsageError(f"a {type(dataset).__name__} is not a datasets.Dataset: use tpucache.cached")
     if dataset.format["type"] is not None:
         raise UsageError(
             f"the data set has the format or transform {dataset.format['type']!r}: give dataset.with_format(None), and "
-            "what is to be done to each picture as transform="
+            "pass what changes each picture as transform="
         )
     if not len(dataset):
         raise UsageError("the data set has no samples")

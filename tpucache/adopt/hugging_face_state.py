@@ -1,4 +1,4 @@
-"""The state of a data set of Hugging Face's `datasets`, which tells whether its cache is still of it. Never torch."""
+"""The state of a Hugging Face data set, which shows whether its cache is still up to date. Never imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARED: Final = 32
 
 
 def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) -> None:
-    """Raise SourceError where files of a data set were changed."""
+    """Raise SourceError if files of a data set were changed."""
     if find_state(dataset, source) != state:
         raise SourceError(f"files of {name} were changed while its cache was made: run this again")
 
@@ -25,7 +25,7 @@ def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) 
 def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
     """Return a digest of a few samples, and of the sizes and times of all files that hold pictures.
 
-    Raises UsageError where a sample has more than a picture, SourceError where a file is missing.
+    Raises UsageError where a sample has more than one picture field, SourceError where a file is missing.
     """
     count = len(dataset)
     numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -38,7 +38,7 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
             continue
         if [*item.fields] != [IMAGE]:
             raise UsageError(
-                f"its samples have {', '.join(item.fields)}, not a picture alone: build a cache by build_cache, and "
+                f"its samples have {', '.join(item.fields)}, not only a picture: build a cache by build_cache, and "
                 "read it as a CachedDataset"
             )
         digest.update(item.sha256(item.label).encode())
@@ -50,7 +50,7 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
 
 
 def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
-    """Return path, size and times, in ns, of the files of pictures that a data set names instead of holding them."""
+    """Return the path, size and times (ns) of each picture file whose bytes are not in the data set itself."""
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     paths = {
         path

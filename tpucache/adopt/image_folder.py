@@ -1,4 +1,4 @@
-"""ImageFolder: torchvision's, read out of a cache that the first use builds."""
+"""ImageFolder: torchvision's class, reading from a cache that the first use builds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class ImageFolder(PictureDataset):
-    """torchvision's ImageFolder, whose pictures are decoded and resized once: `picture, label = dataset[0]`.
+    """torchvision's ImageFolder, but each picture is decoded and resized only once: `picture, label = dataset[0]`.
 
-    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are torchvision's, in the same order, and samples are
-    those of the list `samples`, which may be shortened, ordered anew or relabelled as there.
+    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are those of torchvision, in the same order. As there,
+    the list `samples` decides what the data set holds: you may shorten, reorder or relabel it.
     """
 
     def __init__(
@@ -40,28 +40,30 @@ class ImageFolder(PictureDataset):
         on_error: OnError = "fail",
         jobs: int | None = None,
     ) -> None:
-        """Open the cache of a folder with one subfolder a class; build it if there is none of what the folder holds.
+        """Open the cache of a folder with one subfolder for each class. Build the cache if there is none for these
+        files.
 
-        `transform` is given a PIL image, RGB, of the cached size, and what it returns is the picture; without it the
-        picture is a tensor, uint8 (3, height, width). `target_transform` is given the class's number.
+        `transform` is called with a PIL image (RGB, of the cached size), and its result is the picture. Without it, the
+        picture is a tensor, uint8 (3, height, width). `target_transform` is called with the number of the class.
 
-        `size` is that of the cached pictures, in pixels, one number or (height, width): the shorter side is made as
-        long, and the middle is cut out. A `recipe` says more of what is kept, and its own size counts.
+        `size` is the size of the cached pictures in pixels, one number or (height, width): each picture is scaled until
+        it covers that size, and its middle is cut out. A `recipe` can say more about how pictures are stored; then its
+        own size is used.
 
-        The cache is kept below `cache`, by default in TPUCACHE_DIR, or `tpucache` in the user's cache folder. It
-        belongs to this path and recipe, and to the names, sizes and times of the files: once a picture was added,
-        removed or replaced, it is made anew. `jobs` processes build it, by default one for each core. What a killed
-        process had finished is kept.
+        The cache is stored below `cache`; by default below TPUCACHE_DIR, or `tpucache` in the user's cache folder. It
+        belongs to this path and recipe, and to the names, sizes and times of the files: after a picture was added,
+        removed or replaced, a new cache is built. `jobs` processes build it, by default one for each core. A build that
+        was killed is continued.
 
-        Of 256 pictures or more it is built while it is read (see `open_or_build`): a picture that is not made yet is
-        waited for, and what its building raises is raised there. Fewer are all built before this returns.
+        A folder of 256 pictures or more is read while its cache is built (see `open_or_build`): reading a picture waits
+        until it is built, and raises the error if that fails. Smaller folders are built before this returns.
 
-        A file that cannot be decoded is an error, or, with `on_error="skip"`, left out of the samples, for which all
-        is built before this returns. A folder without a picture is an error, or, with `allow_empty`, a class without
-        samples.
+        A file that cannot be decoded is an error. With `on_error="skip"` such files are left out of the samples, and
+        the whole cache is built before this returns. A folder without a picture is an error, too; with `allow_empty` it
+        is a class without samples.
 
-        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError
-        where the cache cannot be written.
+        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError where
+        the cache cannot be written.
         """
         choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
         self.root = os.path.expanduser(root)  # noqa: PTH111  # a Path would change `photos/` and `./photos`
@@ -70,8 +72,8 @@ class ImageFolder(PictureDataset):
         paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples
-        self._kept_samples = tuple(self.samples)  # in the order of the cache, whatever is done to the list
-        self._places: dict[str, int] = {}  # of the paths, once samples were changed
+        self._kept_samples = tuple(self.samples)  # in the order of the cache, even if the caller changes the list
+        self._places: dict[str, int] = {}  # position by path, filled once the caller has changed the samples
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -87,16 +89,16 @@ class ImageFolder(PictureDataset):
         return [self._place(path, at) for at, (path, _) in enumerate(self.samples)], labels
 
     def _place(self, path: str, likely: int) -> int:
-        """Return where in the cache the picture of a path is, which is likely where it is among the samples.
+        """Return the position in the cache of the picture at a path. It is most likely its position among the samples.
 
-        Raises UsageError where it is none of the folder's.
+        Raises UsageError for a path that was not in the folder.
         """
         if 0 <= likely < len(self._kept_samples) and self._kept_samples[likely][0] == path:
             return likely
         if not self._places:
             self._places = {each: at for at, (each, _) in enumerate(self._kept_samples)}
         if path not in self._places:
-            raise UsageError(f"{path} is none of the pictures that {self.root} had when this ImageFolder was opened")
+            raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
         return self._places[path]
 
 

@@ -1,9 +1,9 @@
-"""Where the caches of drop-in data sets are kept: each is built once and found again.
+"""Where the caches of drop-in data sets are stored: each is built once, and found again later.
 
-FOLDER/datasets/train-1f0c…/       one data set and recipe: its path, or what else tells it from others
-    7b52…/                         the cache of the state that its pictures are in
-    7b52….lock                     while a process builds it
-    7b52….use                      locked by every process that reads it
+FOLDER/datasets/train-1f0c…/       one data set and recipe, known by the data set's path or another identity
+    7b52…/                         the cache for one state of its pictures
+    7b52….lock                     exists while a process builds the cache
+    7b52….use                      locked by each process that reads the cache
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST: Final = 40
 _WAIT_SECONDS: Final = 0.1
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
-_REMOVED: Final = ".removed-"  # the beginning of the name of what is being removed
+_REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
 
 
 @dataclass(frozen=True)
 class BuildChoices:
-    """How the cache of a data set is built: as the arguments of these names of `build_cache`."""
+    """How the cache of a data set is built, as arguments of `build_cache` with these names."""
 
     recipe: Recipe
     jobs: int | None = None
@@ -59,9 +59,9 @@ class BuildChoices:
 
 
 class KeptCache(NamedTuple):
-    """A cache, what keeps it from being removed as long as it is referred to, and whether it was made now.
+    """A cache, the lock that protects it from removal while it is referred to, and whether this call made it.
 
-    One that an earlier process began, or another one made meanwhile, was not made now.
+    A cache that an earlier process began, or that another one made meanwhile, does not count as made by this call.
     """
 
     cache: Cache
@@ -70,12 +70,12 @@ class KeptCache(NamedTuple):
 
 
 class Kept:
-    """The caches of one data set by one recipe: one for each state that its pictures were in."""
+    """All caches of one data set and recipe: one for each state of the pictures."""
 
     def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
-        """Take what the data set is called, JSON values that tell it from all others, and a folder (None: the usual).
+        """Take the data set's name, JSON values that distinguish it from all others, and a folder (None: the default).
 
-        Nothing is made yet.
+        This makes nothing on disk.
         """
         base = Path(below) if below is not None else default_directory()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -88,14 +88,14 @@ class Kept:
         try:
             with os.scandir(self.folder) as entries:
                 return sorted(entry.name for entry in entries if _STATE.fullmatch(entry.name) and entry.is_dir())
-        except OSError:  # there is none; where it cannot be read or made, building raises an error
+        except OSError:  # there is no folder; if it cannot be read or made, building raises an error
             return []
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
-        """Return the finished cache of a state, None where there is none. Nothing has to be written for it.
+        """Return the finished cache of a state, or None where there is none. It needs no permission to write.
 
-        Raises StoreError for a folder of somebody else, and for a cache that is damaged; SampleError for one that lacks
-        a sample which could not be used, unless that `on_error` is to be skipped.
+        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError for a cache that
+        lacks a sample which could not be used, unless `on_error` is "skip".
         """
         directory = self.folder / state
         try:
@@ -103,14 +103,14 @@ class Kept:
                 return None
             check_own(self.folder)
             check_own(directory)
-            use = Use(directory)  # before it is opened: so it stays
+            use = Use(directory)  # before the cache is opened, so that nobody removes it
             cache = Cache.open(directory)
             _check_sizes(cache)
         except (NotACacheError, FileNotFoundError, PermissionError):  # of the last, `build` tells
             return None
         except (DamageError, FormatError) as error:
             raise type(error)(
-                f"{error}. It is a cache that was made of {self.name}: remove {directory}, and it is made anew"
+                f"{error}. This is the cache of {self.name}: remove {directory}, and it will be built again"
             ) from error
         if cache.manifest.skipped and on_error == "fail":
             skipped = cache.manifest.skipped[0]
@@ -120,10 +120,10 @@ class Kept:
     def build(
         self, state: str, source: Source, choices: BuildChoices, check: Callable[[], None] = lambda: None
     ) -> KeptCache:
-        """Build the cache of a state, or continue where a process was killed; wait where another one builds it.
+        """Build the cache of a state, or continue a build that was killed. Wait where another process is building it.
 
-        `check` is called at the end and raises what is wrong with the source: then nothing is kept. Caches of other
-        states, which no process reads, are removed after that. Raises what `build_cache` raises, and BuildError where
+        `check` is called at the end and raises an error if the source has changed: then nothing is kept. After that,
+        caches of other states that no process reads are removed. Raises what `build_cache` raises, and BuildError where
         the folder cannot be written.
         """
         with self._writing(), self._alone(state):
@@ -131,21 +131,21 @@ class Kept:
                 return found
             is_new = not (self.folder / state).exists()
             if not is_new:
-                note(f"{self.name}: what a process that was stopped has left of its cache is continued")
+                note(f"{self.name}: continuing the cache that a stopped process has left unfinished")
             elif self.states():
                 note(f"{self.name} has changed since its cache was made")
             self._make(self.folder / state, source, choices, check)
             self.remove_others(state)
             found = self.open(state, choices.on_error)
         if found is None:
-            raise BuildError(f"{self.folder / state} was removed while it was made: run this again")
+            raise BuildError(f"{self.folder / state} was removed while it was built: run this again")
         return found._replace(is_new=is_new)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
-        """Return the cache of a state at once: another process builds it while it is read.
+        """Return the cache of a state at once, while another process builds it.
 
-        Where a process builds it already, its records are read. `source`, which may be a `functools.partial` that makes
-        it, and `check` are pickled. What `build` raises, this raises, or whoever waits for a record.
+        If a process builds it already, its records are read. `source` (or a `functools.partial` that makes it) and
+        `check` are pickled. Errors that `build` would raise are raised here, or in whoever waits for a record.
         """
         with self._writing():
             use = Use(self.folder / state)
@@ -160,7 +160,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make the folder of the caches; raise BuildError where what is done in it is refused by the system."""
+        """Make the folder of the caches. Raises BuildError where the system refuses a change in it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder)
@@ -172,7 +172,7 @@ class Kept:
             ) from error
 
     def remove(self, state: str) -> None:
-        """Remove what there is of a state, unless a process reads or builds it. Raises OSError."""
+        """Remove all files of a state, unless a process reads or builds it. Raises OSError."""
         if not is_held(self._lock(state)):
             _remove(self.folder / state)
 
@@ -181,7 +181,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds a state, and keep others from it."""
+        """Wait until no other process builds a state, and keep others from building it."""
         is_told = False
         while True:
             with contextlib.ExitStack() as stack:
@@ -192,7 +192,7 @@ class Kept:
                         raise _HeldError("another process")
                 except _HeldError as error:
                     if not is_told:
-                        note(f"{self.name}: waiting for {error}, which makes its cache")
+                        note(f"{self.name}: waiting for {error}, which is building its cache")
                     is_told = True
                     continue
                 yield
@@ -218,11 +218,11 @@ class Kept:
             bar.close()
         note(
             f"{self.name}: {manifest.samples:,} pictures, {size_text(manifest.total_bytes)}, "
-            f"{duration_text(time.monotonic() - began)}; found again from now on"
+            f"{duration_text(time.monotonic() - began)}; later runs will use this cache"
         )
 
     def remove_others(self, state: str) -> None:
-        """Remove the caches of all states but one, which no process reads. Raises OSError."""
+        """Remove the caches of all other states that no process reads. Raises OSError."""
         for other in self.states():
             if other != state:
                 self.remove(other)
@@ -230,7 +230,7 @@ class Kept:
 
 def _announce(name: str, directory: Path, expected: Estimate) -> None:
     note(
-        f"{name}: its pictures are decoded and resized once, into {directory}: {expected.records:,} records, about "
+        f"{name}: decoding and resizing its pictures once, into {directory}: {expected.records:,} records, about "
         f"{size_text(expected.bytes)} ({size_text(expected.free)} are free)"
     )
 
@@ -240,14 +240,14 @@ class _HeldError(BuildError):
 
 
 class Use:
-    """Says to other processes, as long as it is referred to, that this one reads a cache.
+    """Tells other processes that this one reads a cache, as long as this object exists.
 
-    A process that is forked, or given a pickled copy, says so, too. Where the file system has no locks, or nobody but
-    the owner may write, nothing is said, and nothing removed.
+    A forked process, and one that unpickles a copy, tell it, too. Where the file system has no locks, or only another
+    user may write, nothing is told, and nothing is removed.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Take a cache's folder. Raises FileNotFoundError where it is being removed."""
+        """Take a cache's folder. Raises FileNotFoundError where another process is removing it."""
         self._directory = directory
         self._lock = _read_lock(_use_path(directory))
 
@@ -260,9 +260,9 @@ def _use_path(directory: Path) -> Path:
 
 
 def _read_lock(path: Path) -> OpenFile | None:
-    """Lock a file together with all others who read, and make it where there is none; None where that cannot be.
+    """Take a shared lock of a file, and make the file where there is none. Return None where that is impossible.
 
-    Raises FileNotFoundError while somebody has locked it alone, to remove what it stands for.
+    Raises FileNotFoundError while another process holds the file's exclusive lock, to remove the cache.
     """
     while fcntl is not None:
         try:
@@ -278,7 +278,7 @@ def _read_lock(path: Path) -> OpenFile | None:
                 return file
         except BlockingIOError:
             raise FileNotFoundError(f"{path.with_suffix('')} is being removed") from None
-        except FileNotFoundError:  # whoever has removed the cache has removed this file, too
+        except FileNotFoundError:  # whoever removed the cache removed this file, too
             continue
         except OSError:
             return None
@@ -290,25 +290,27 @@ def _open_lock(path: Path) -> OpenFile:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a cache, or an unfinished one, unless a process reads it. Raises OSError."""
+    """Remove a cache, finished or not, unless a process reads it. Raises OSError."""
     if fcntl is None:
         return
     path = _use_path(directory)
     file = _open_lock(path)
     try:
         fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # all of it goes at once
+        directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # so that it disappears in one step
         path.unlink()
-    except OSError:  # it is in use, or nobody can say whether it is
+    except OSError:  # it is in use, or nobody can tell
         return
     for each in directory.parent.glob(f"{_REMOVED}*"):
         shutil.rmtree(each, ignore_errors=True)
 
 
 def _check_sizes(cache: Cache) -> None:
-    """Raise DamageError where a file of a cache is missing or cut short, as by whoever tidies up a cache folder."""
+    """Raise DamageError where a file of a cache is missing or cut short, for example after a cache folder was cleaned
+    up.
+    """
     for entry in cache.manifest.files:
         path = cache.directory / entry.name
         found = path.stat().st_size if path.exists() else None
         if found != entry.bytes:
-            raise DamageError(f"{path} has {found or 0:,} bytes, and {entry.bytes:,} by the manifest")
+            raise DamageError(f"{path} has {found or 0:,} bytes, and the manifest says {entry.bytes:,}")

@@ -1,4 +1,4 @@
-"""MapStyleSource: the items of any map-style data set, each with a digest of what it is. Never torch."""
+"""MapStyleSource: the items of any map-style data set, each with a digest of its content. Never imports torch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 #: The column of the samples table with the SHA-256 of each picture and label, as the data set gave them.
 CONTENT: Final = "content"
-_COMPARED: Final = 32  # of the pictures, where an identity says that they are the same
+_COMPARED: Final = 32  # pictures that are compared where an identity says that all are the same
 _READ_TWICE: Final = 8
 _A_TASK: Final = 64
 
 
 class MapStyleSource:
-    """The items of a map-style data set, each with the SHA-256 of what it is. Workers read the set from a file."""
+    """The items of a map-style data set, each with the SHA-256 of its content. Workers load the set from a file."""
 
     loads_in_threads = False
 
     def __init__(self, dataset: Items) -> None:
-        """Take a data set. Raises UsageError for what is none."""
+        """Take a data set. Raises UsageError for an object that is not one."""
         if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
-                f"a {type(dataset).__name__} has no length, or no items by number: of a stream, build a cache by "
+                f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
                 "build_cache, which copies it"
             )
         if hasattr(dataset, "_fingerprint") and hasattr(dataset, "features"):
-            raise UsageError("a data set of Hugging Face says itself which one it is: use tpucache.from_hf")
+            raise UsageError("a data set of Hugging Face has a fingerprint of its own: use tpucache.from_hf")
         kind = type(dataset)
         self.name, self.kind = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         self._dataset: Items | None = dataset
@@ -63,11 +63,13 @@ class MapStyleSource:
         return {**self.__dict__, "_dataset": None}
 
     def list(self) -> Listing:
-        """Return all items as samples that are named by their numbers."""
+        """Return all items as samples, named by their numbers."""
         return Listing([Sample(number, str(number)) for number in range(self._length)], self._classes)
 
     def load(self, sample: Sample) -> Item:
-        """Return an item. Raises SampleError where the data set fails at it, or gives no picture with its label."""
+        """Return an item. Raises SampleError where the data set raises an error, or returns anything but a picture and
+        its label.
+        """
         dataset = _unpickled(self._file) if self._dataset is None else self._dataset
         try:
             value = dataset[int(sample.path)]
@@ -81,20 +83,20 @@ class MapStyleSource:
         item = labelled_item(tuple(value), sample.path)
         if [*item.fields] != [IMAGE] or item.columns:
             names = ", ".join([*item.fields, *item.columns])
-            raise SampleError(sample.path, f"has {names} instead of a picture alone: build a cache by build_cache")
+            raise SampleError(sample.path, f"has {names} instead of only a picture: build a cache by build_cache")
         return Item(item.fields, item.label, {CONTENT: item.sha256(item.label)})
 
     def content(self, number: int) -> str:
-        """Return the SHA-256 of an item, in hexadecimal; why it cannot be used where it cannot be."""
+        """Return the SHA-256 of an item in hexadecimal, or the reason why the item cannot be used."""
         try:
             return str(self.load(Sample(number, str(number))).columns[CONTENT])
         except SampleError as error:
             return error.reason
 
     def few_contents(self) -> tuple[Any, ...]:
-        """Return the length, and the contents of the first and the last item and of some between.
+        """Return the length of the data set, and the digests of its first item, its last, and some in between.
 
-        Raises UsageError where one is another one when it is read again.
+        Raises UsageError where an item differs when it is read again.
         """
         count = self._length
         numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -102,13 +104,13 @@ class MapStyleSource:
         for number in numbers[:: max(1, len(numbers) // _READ_TWICE)]:
             if self.content(number) != contents[number]:
                 raise UsageError(
-                    f"item {number} of {self!r} is another one each time it is read, and a cache would keep one of "
-                    "them for ever: leave its random changes out, and give them as transform="
+                    f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these "
+                    "pictures for ever: leave random changes out of the data set, and pass them as transform="
                 )
         return (count, *contents.values())
 
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
-        """Compare all items with those that a cache was made of; return how they differ, None where they do not."""
+        """Compare all items with those of a cache. Return how they differ, or None where they do not."""
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
         numbers = range(self._length)
@@ -131,27 +133,27 @@ def _results(tasks: Sequence[Task], jobs: int | None) -> Iterator[Any]:
 
 
 def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
-    """Return how many items were compared with their contents, and the first that differs, None for none."""
+    """Return how many items were compared, and the number of the first one that differs, or None."""
     wrong = next((number for number, content in compared if source.content(number) != content), None)
     return len(compared), wrong
 
 
 def _classes_of(dataset: Any) -> tuple[str, ...]:
-    """Return the class names that a data set has, in the order of their numbers; none where they are no names."""
+    """Return the class names of a data set in the order of their numbers; none if its classes are not names."""
     names = getattr(dataset, "classes", None)
     is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     return tuple(names) if names is not None and is_named and len({*names}) == len(names) else ()
 
 
 def _pickled(source: MapStyleSource) -> str:
-    """Write a source's data set into a file that this user alone can read, and that goes with the source."""
+    """Write a source's data set into a file that only this user can read, and that is removed with the source."""
     import joblib
 
     number, path = tempfile.mkstemp(prefix="tpucache-")
     weakref.finalize(source, _unlink, path, os.getpid())
     try:
         with os.fdopen(number, "wb") as file:
-            # So also what is defined in a notebook, and lambdas, can be pickled.
+            # This can pickle lambdas, too, and what a notebook defines.
             pickle.dump(joblib.wrap_non_picklable_objects(source._dataset, keep_wrapper=False), file)
     except Exception as error:  # a user's data set raises anything
         raise pickle.PicklingError(f"{source!r} cannot be pickled ({type(error).__name__}: {error})") from error
@@ -166,4 +168,4 @@ def _unlink(path: str, process: int) -> None:
 @functools.lru_cache(maxsize=1)
 def _unpickled(path: str) -> Any:
     with Path(path).open("rb") as file:
-        return pickle.load(file)  # noqa: S301  # this user's own process has just written it
+        return pickle.load(file)  # noqa: S301  # this user's own process has just written the file

@@ -1,7 +1,7 @@
-"""cached: any map-style data set of pictures and labels, read out of a cache that the first use builds.
+"""cached: any map-style data set of pictures and labels, read from a cache that the first use builds.
 
-Nothing can tell from outside whether such a set still gives the pictures that a cache was made of. So either all of
-them are compared, or the caller says by an `identity` that they are the same.
+Nothing shows from outside whether such a data set still returns the pictures of the cache. So either all pictures are
+compared, or the caller states by an `identity` that they are the same.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ def cached(
     on_error: OnError = "fail",
     jobs: int | None = None,
 ) -> PictureDataset:
-    """Return the pictures and labels of any map-style data set, read out of a cache; build that if there is none.
+    """Return the pictures and labels of any map-style data set, read from a cache. Build the cache if there is none.
 
     An item is a tuple of a picture (a PIL image, or an array or tensor of 1, 3 or 4 channels: whole numbers from 0 to
-    255, or floats from 0 to 1) and a label (a class's number or name, or a number or several). Give the set without
-    random changes and without normalisation: these belong into `transform`, which is called with a PIL image.
+    255, or floats from 0 to 1) and a label (the number or name of a class, or one or several numbers). Pass the data
+    set without random changes and without normalisation: these belong into `transform`, which is called with a PIL
+    image.
 
-    `identity` is a text by which you say that the pictures are the same as when the set was opened by it before, such
-    as "birds, third release": then its length and 33 pictures and labels, evenly spread, are compared. Without it all
-    are compared each time, which takes as long as reading the set once. Where any differs, the cache is made anew.
+    With `identity`, a text such as "birds, third release", you state that the pictures are the same as in earlier calls
+    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without it, all are
+    compared in each call, which takes as long as reading the data set once. If any differs, a new cache is built.
 
-    `size`, `recipe`, `cache`, `on_error` and `jobs` are as in ImageFolder. The workers get the data set pickled.
+    `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. Workers receive the data set pickled.
 
-    Raises UsageError also where an item is another one each time it is read; and what ImageFolder raises.
+    Raises what ImageFolder raises, and UsageError where an item differs each time it is read.
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     source = MapStyleSource(dataset)
@@ -67,25 +68,25 @@ def _open_or_build(kept: Kept, state: str, source: MapStyleSource, choices: Buil
 
 
 def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
-    """Return the cache whose pictures all equal the data set's; build one if there is none.
+    """Return the cache whose pictures all equal the data set's. Build one if there is none.
 
-    One that was begun by a killed process may hold pictures of before: it is begun anew.
+    An unfinished cache of a killed process may hold earlier pictures: it is built from the beginning.
     """
     numbers = [int(state, 16) for state in kept.states()]
     latest = max(numbers, default=0)
     found = kept.open(f"{latest:x}", choices.on_error)
     if found is not None:
         note(
-            f"{kept.name}: all {len(source):,} pictures are compared with its cache. Give an identity=, a text that "
-            "says that they are the same, to have a few compared"
+            f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
+            "identity=, a text by which you state that they are the same"
         )
         if (changed := source.difference(found.cache, choices.jobs)) is None:
             return found
         note(f"{kept.name}: {changed} than in its cache")
-        latest, found = latest + 1, None  # what is referred to is not removed
+        latest, found = latest + 1, None  # drop the reference: a cache in use is not removed
     elif numbers:
         kept.remove(f"{latest:x}")
     found = kept.build(f"{latest:x}", source, choices)
     if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
-        raise SourceError(f"{kept.name}: another process makes its cache, and {changed} there. Run this again")
+        raise SourceError(f"{kept.name}: another process is building its cache, and {changed} there. Run this again")
     return found

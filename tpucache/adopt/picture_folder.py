@@ -1,4 +1,4 @@
-"""A folder of pictures, listed as torchvision's ImageFolder lists it, with the state that its files are in."""
+"""A folder of pictures, listed as torchvision's ImageFolder lists it, and the state of its files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tpucache.warmup.listing import name_some
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
-#: What torchvision counts as a picture by the end of its name: `torchvision.datasets.folder.IMG_EXTENSIONS`.
+#: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-#: A file that is written again within one tick of its file system's clock keeps its times. Clocks that tick in whole
-#: seconds, or in two, show it by times without a fraction; those of Linux tick every 10 ms at most.
+#: A file that is written twice within one tick of its file system's clock keeps its times. Clocks that tick in whole
+#: seconds, or every two, give times without a fraction; those of Linux tick at least every 10 ms.
 _TICK_NS: Final = 20_000_000
 _LONG_TICK_NS: Final = 2_000_000_000
 _SECOND_NS: Final = 1_000_000_000
@@ -32,10 +32,11 @@ _LOOKS: Final = 5
 
 
 class PictureFile(NamedTuple):
-    """A picture: its path below the root, its class's number, its bytes, and what else changes whenever the file does.
+    """A picture: its path below the root, the number of its class, its size in bytes, and values that change with the
+    file.
 
-    That is when it was written and when anything of it changed, in ns, its inode, 0 where the file system may give it
-    another one each time it is mounted, and when the last link in its path was made, 0 where there is none.
+    These are the times, in ns, when it was written and when anything of it changed; its inode, or 0 where the file
+    system may give it another one with each mount; and when the last link in its path was made, or 0 without a link.
     """
 
     path: str
@@ -56,14 +57,14 @@ class PictureFolder:
 
     @functools.cached_property
     def state(self) -> str:
-        """A digest, 32 hexadecimal digits, that is another one once any picture was added, removed or changed."""
+        """A digest of 32 hexadecimal digits, which changes whenever a picture is added, removed or changed."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for file in self.files:
             digest.update(repr(tuple(file)).encode())
         return digest.hexdigest()[:32]
 
     def difference(self, now: PictureFolder) -> str:
-        """Return how a later listing of the same folder differs, as text."""
+        """Return as text how a later listing of the same folder differs."""
         before, after = ({file.path: file for file in folder.files} for folder in (self, now))
         texts = [
             f"{len(paths):,} {what}: {name_some(paths)}"
@@ -74,15 +75,15 @@ class PictureFolder:
             )
             if paths
         ]
-        return "; ".join(texts) or "its classes are others"
+        return "; ".join(texts) or "its classes have changed"
 
 
 def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the pictures of a folder as torchvision's ImageFolder lists them, whose order is that of texts.
+    """Return the pictures of a folder in the order of torchvision's ImageFolder.
 
-    Each folder in the root is a class, numbered in the order of their names; its pictures are all files at any depth
-    below it whose names end as `EXTENSIONS` do. Links are followed; one that leads back up is left out. Every file is
-    asked for its size and times, and none is opened. With `allow_empty`, a folder without a picture is a class, too.
+    Each folder in the root is a class; classes are numbered in the order of their names. Its pictures are all files at
+    any depth below it with a suffix in `EXTENSIONS`. Links are followed, except one that leads back up. The size and
+    times of each file are read, but no file is opened. With `allow_empty`, a folder without a picture is a class, too.
 
     Raises SourceError where there are no class folders, one has no picture, or one cannot be read.
     """
@@ -105,15 +106,16 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
     if empty and not allow_empty:
         raise SourceError(
             f"{root} has folders without a picture: {name_some(empty)}. Pictures are {' '.join(EXTENSIONS)}; remove "
-            "the folders, or give allow_empty=True, by which they are classes without samples"
+            "the folders, or give allow_empty=True to keep them as classes without samples"
         )
     return PictureFolder(classes, tuple(files))
 
 
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the same, listed so late that whoever writes a picture from then on changes its state.
+    """Return the same listing, taken so late that any later write to a picture changes the folder's state.
 
-    That takes 20 ms where pictures were written just now, and two seconds on a file system whose clock is so coarse.
+    This waits 20 ms if pictures were written just now, and two seconds on a file system whose clock counts whole
+    seconds.
     """
     for _ in range(_LOOKS):
         asked, folder = time.time_ns(), list_pictures(root, allow_empty=allow_empty)
@@ -123,37 +125,39 @@ def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = False) -> None:
-    """Raise SourceError where a folder holds other pictures than when it was listed."""
+    """Raise SourceError where a folder's pictures have changed since it was listed."""
     now = list_pictures(os.path.realpath(root), allow_empty=allow_empty)
     if now.state != folder.state:
         raise SourceError(
-            f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again once nobody writes "
-            "there"
+            f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again when nobody "
+            "writes there"
         )
 
 
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
-    """Wait until files can no longer change without another time; return whether they could since they were `asked`.
+    """Wait until any later change of a file gives it another time. Return whether files may have changed since `asked`.
 
-    All are times in ns: when each file changed last, and when that was asked for.
+    `changed` are the times when each file changed last, and `asked` is when these were read; all in ns.
     """
     tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
     left = max(changed, default=0) + tick - asked
-    if not 0 < left <= _LONG_TICK_NS:  # a clock that is ahead, as another machine's may be, is not waited for
+    if not 0 < left <= _LONG_TICK_NS:  # do not wait for a clock that is ahead, as another machine's may be
         return False
     time.sleep(left / 1e9)
     return True
 
 
 def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
-    """Return the path below the root, the status and the last link's time of each picture of a class, in order."""
+    """Return each picture of a class in order: its path below the root, its status, and when the last link to it was
+    made.
+    """
     top = os.stat(root)
     found = [
         (folder, entry.name, status, linked)
         for folder, entry, status, linked in _files(root, name, _link_time(root, name), [(top.st_dev, top.st_ino)])
         if entry.name.lower().endswith(EXTENSIONS)
     ]
-    # As torchvision does: by the text of the whole folder, in which `a-b` comes before `a/b`, and then by name.
+    # torchvision sorts by the text of the whole folder, so that `a-b` comes before `a/b`, and then by name.
     found.sort(key=lambda each: each[:2])
     return [(f"{folder}/{name}", status, linked) for folder, name, status, linked in found]
 
@@ -161,7 +165,7 @@ def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
 def _files(
     root: str, folder: str, linked: int, above: list[tuple[int, int]]
 ) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
-    """Yield the files at any depth below a folder: the folder, the entry, its status, and when a link was made."""
+    """Yield each file at any depth below a folder: its folder, entry, status, and when a link to it was made."""
     status = os.stat(os.path.join(root, folder))
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -173,7 +177,7 @@ def _files(
         own = max(linked, entry.stat(follow_symlinks=False).st_ctime_ns) if is_link else linked
         try:
             status = entry.stat()
-        except OSError:  # a link that leads nowhere: the error when it is read names it
+        except OSError:  # a broken link: reading it raises an error that names it
             status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             yield from _files(root, f"{folder}/{entry.name}", own, [*above, identity])
@@ -182,13 +186,13 @@ def _files(
 
 
 def _link_time(root: str, name: str) -> int:
-    """Return when a link was made, in ns, 0 for what is none."""
+    """Return when a link was made, in ns, or 0 for a path that is not a link."""
     status = os.lstat(os.path.join(root, name))
     return status.st_ctime_ns if stat.S_ISLNK(status.st_mode) else 0
 
 
 def _keeps_inodes(root: str) -> bool:
-    """Return whether files of a folder keep their inodes as long as they exist, as those of this machine's disks do."""
+    """Return whether the files of a folder keep their inodes for life, as they do on this machine's disks."""
     try:
         number = os.open(root, READ if FOLDER is None else FOLDER)
     except OSError:  # listing the folder raises an error that says so
@@ -200,12 +204,12 @@ def _keeps_inodes(root: str) -> bool:
 
 
 class PictureFolderSource:
-    """The pictures of a folder in torchvision's order, with the numbers of their classes as labels."""
+    """The pictures of a folder in torchvision's order, labelled with the numbers of their classes."""
 
     loads_in_threads = True
 
     def __init__(self, root: str, folder: PictureFolder) -> None:
-        """Take the absolute path of a folder, and what was listed there."""
+        """Take the absolute path of a folder, and its listing."""
         self._root = root
         self._folder: PictureFolder | None = folder
 

@@ -1,4 +1,4 @@
-"""PictureDataset: the pictures of a kept cache, as torchvision's data sets give them."""
+"""PictureDataset: the pictures of a kept cache, in the form of torchvision's data sets."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Size = int | tuple[int, int]
 #: Changes a picture, or a label, one at a time.
 Transform = Callable[[Any], Any]
 
-_ADVICE: Final = "leave it out, and change whole batches: CachedLoader(…, augment=…, normalise=…)"
+_ADVICE: Final = "leave it out, and change whole batches instead: CachedLoader(…, augment=…, normalise=…)"
 
 
 class PictureDataset(Dataset[Any]):
-    """Pictures and their labels, `picture, label = dataset[0]`, read out of a cache; made by `cached` and `from_hf`.
+    """Pictures and their labels, `picture, label = dataset[0]`, read from a cache; `cached` and `from_hf` return it.
 
-    With a `transform`, that is given a PIL image, as torchvision's data sets do it, and what it returns is the picture.
-    Without one, the picture is a tensor, uint8 (channels, height, width), which a DataLoader makes batches of. Labels
-    are Python's numbers, changed by `target_transform` where there is one. `targets` has all of them, and `classes`
-    their names.
+    A `transform` is called with a PIL image, as in torchvision's data sets, and its result is the picture. Without one,
+    the picture is a tensor, uint8 (channels, height, width), which a DataLoader collates into batches. Labels are
+    Python numbers, changed by `target_transform` if there is one. `targets` holds all labels, and `classes` their
+    names.
 
-    It works under DataLoader with any kind of worker, and `CachedLoader` takes it, too, or a Subset of it, which is
-    faster: as long as there are no transforms.
+    It works with DataLoader and any kind of worker. As long as there is no transform, `CachedLoader` takes it or a
+    Subset of it, too, and is faster.
     """
 
     def __init__(
         self, kept: KeptCache, transform: Transform | None = None, target_transform: Transform | None = None
     ) -> None:
-        """Take a cache of records that are a picture each. Raises UsageError for others."""
+        """Take a cache whose records hold one picture each. Raises UsageError for another cache."""
         self._cached = CachedDataset(kept.cache)
         self._use = kept.use
         _check(self._cached, transform)
@@ -67,9 +67,9 @@ class PictureDataset(Dataset[Any]):
         return self._cached.directory
 
     def to_cached(self) -> CachedDataset:
-        """Return the same samples as a CachedDataset, which `CachedLoader` reads at once into whole batches.
+        """Return the same samples as a CachedDataset, from which `CachedLoader` reads whole batches.
 
-        Raises UsageError where samples are changed one by one: by a transform, by a subclass, or by other labels.
+        Raises UsageError where samples are changed one by one: by a transform, by a subclass, or by changed labels.
         """
         for name in ("transform", "target_transform"):
             if getattr(self, name) is not None:
@@ -88,16 +88,18 @@ class PictureDataset(Dataset[Any]):
         return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
 
     def _entry(self, index: int) -> tuple[int, Any]:
-        """Return where in the cache a sample is, and its label. Raises IndexError."""
+        """Return a sample's position in the cache, and its label. Raises IndexError."""
         position = range(len(self))[index]
         return position, self.targets[position]
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Return where in the cache all samples are, and their labels."""
+        """Return the positions of all samples in the cache, and their labels."""
         return range(len(self)), self.targets
 
     def _labels(self) -> list[Any]:
-        """Return the labels of the cache: whole numbers, or one number or several of each sample; -1 for none."""
+        """Return the labels of the cache: whole numbers, or one or several numbers for each sample; -1 where there is
+        no label.
+        """
         labels = self._cached.table.labels
         if labels is None:
             return [-1] * len(self._cached)
@@ -105,13 +107,15 @@ class PictureDataset(Dataset[Any]):
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
-    """Return what is to be built. Raises UsageError, RecipeError."""
+    """Return the recipe to build by. Raises UsageError, RecipeError."""
     if transform is not None and not callable(transform):
-        raise UsageError(f"transform is called with each picture, and {transform!r:.60} is no function: name size=")
+        raise UsageError(
+            f"transform is called with each picture, and {transform!r:.60} is not a function: give a size as size="
+        )
     recipe = recipe or Recipe(size=size)
     if recipe.variants:
         raise UsageError(
-            "augmented variants are shown by CachedDataset: build the cache by `warmup`, or augment by a transform"
+            "only CachedDataset reads augmented variants: build the cache by `warmup`, or augment by a transform"
         )
     return recipe
 
@@ -119,15 +123,15 @@ def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
 def _check(cached: CachedDataset, transform: Transform | None) -> None:
     if cached.names != [IMAGE]:
         raise UsageError(
-            f"{cached.directory} has {', '.join(cached.names)}, not a picture alone: read it as a CachedDataset"
+            f"{cached.directory} has {', '.join(cached.names)}, not only a picture: read it as a CachedDataset"
         )
     field = cached.manifest.fields[0]
     if transform is not None and (field.dtype != "|u1" or field.shape[2] not in (1, 3)):
-        raise UsageError("a transform is given pictures of 8 bits, grey or RGB: leave transform or mode='keep' out")
+        raise UsageError("a transform takes pictures of 8 bits, grey or RGB: leave out the transform, or mode='keep'")
 
 
 def _to_pil(pixels: Any) -> Any:
-    """Return the PIL image of an array (channels, height, width), over the same memory."""
+    """Return an array (channels, height, width) as a PIL image over the same memory."""
     from PIL import Image
 
     rows = pixels.transpose(1, 2, 0)

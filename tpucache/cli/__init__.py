@@ -1,4 +1,4 @@
-"""The command line: one short function a command, which imports what it runs inside itself."""
+"""The command line: one short function for each command, which imports inside itself what it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_explained(arguments: Sequence[str] | None) -> int:
-    """Run one command, and say in one line why it did not do what it was to do."""
+    """Run one command, and explain an expected failure in one line."""
     escape_unprintable()
     escape_warnings()
     try:
@@ -46,11 +46,11 @@ def _run_explained(arguments: Sequence[str] | None) -> int:
         process.forget_output()
         return signals.STOPPED if signals.is_stopped() else 1
     except Exception as error:
-        if signals.is_stopped():  # a library, or what waited for it, made it of the interrupt
+        if signals.is_stopped():  # a library, or its caller, turned the interrupt into this error
             return complain(signals.INTERRUPTED, signals.STOPPED)
         text = None
         if not isinstance(error, TpucacheError) or isinstance(error, DependencyError):
-            text = process.shortage(error)  # a library that gets no memory cannot be imported, though it is installed
+            text = process.shortage(error)  # an installed library cannot be imported, either, without enough memory
             if text is None and not isinstance(error, TpucacheError):
                 raise
         return complain(text or error, 2 if isinstance(error, UsageError) else 1)
@@ -61,9 +61,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         words = sys.argv[1:] if arguments is None else [*arguments]
         options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     except SystemExit:
-        flush()  # of --help, too, a full disk may keep nothing
+        flush()  # a full disk may not take the text of --help, either
         raise
-    # Of the command itself all its time counts, of a call within another program that of the call.
+    # The command counts from the start of its process, a call within another program from the call.
     shared = process.launched()
     options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
     options.arguments = words

@@ -1,4 +1,4 @@
-"""Arguments of the command line: options of dataclasses, and those that several commands share."""
+"""Arguments of the command line: options of dataclasses, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Settings = TypeVar("Settings")
 
-#: What may be answered to --in-memory, as CachedDataset takes it.
+#: The values of --in-memory, and those of CachedDataset.
 _IN_MEMORY: Final[Mapping[str, InMemory]] = {"auto": "auto", "yes": True, "no": False}
 
 
@@ -29,9 +29,9 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command named and described by the function that runs it, with an example of its use.
+    """Add a command with the name and the docstring of the function that runs it, and an example of its use.
 
-    `basic` are the flags of the options that --help lists besides those that are required; None: all of them.
+    `basic` are the flags of the options that --help lists in addition to the required ones; None: all of them.
     """
     text = (run.__doc__ or "").strip()
     command: argparse.ArgumentParser = commands.add_parser(
@@ -54,10 +54,10 @@ def add_options(
     parsers: Mapping[str, Callable[[str], Any]] | None = None,
     can_be_off: bool = False,
 ) -> None:
-    """Add the options that a dataclass declares with `option`, to a command or a group of it.
+    """Add the options that a dataclass declares with `option` to a command, or to a group of its options.
 
-    `parsers` convert the text of options whose type is not enough for that. A choice or a number that is not allowed is
-    wrong usage. If switches `can_be_off`, each can be given as --no-NAME, too.
+    `parsers` convert the text of options whose type does not say how. A choice or a number that is not allowed is wrong
+    usage. If switches `can_be_off`, each has a --no-NAME, too.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
@@ -68,14 +68,14 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return the dataclass of the options that `add_options` added; `others` replace or add values."""
+    """Return the dataclass with the values of the options that `add_options` added; `others` replace or add values."""
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
 
 
 def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
-    """Return how argparse is to read an option."""
+    """Return the arguments with which argparse reads an option."""
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
@@ -91,7 +91,9 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as help shows them: of those that packages add to, tpucache's own, as the others are looked up."""
+    """Return choices as help shows them. Where other packages may add some, list only tpucache's own, to import
+    nothing.
+    """
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
@@ -108,17 +110,17 @@ def local_path(text: str) -> Path:
 
     try:
         check_is_local(text)
-    except UsageError as error:  # as a ValueError, argparse would drop what it says
+    except UsageError as error:  # argparse would drop the text of a ValueError
         raise argparse.ArgumentTypeError(str(error)) from error
     return Path(text)
 
 
-#: What reads the text of an option of a type, where it is not the type itself.
+#: Functions that read the text of an option, for types that do not read it themselves.
 _KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
 def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the dataclass's options that were given, by name."""
+    """Return by name the values of the dataclass's options that the user gave."""
     given = {}
     for each in options_of(settings).values():
         value = getattr(options, each.name)
@@ -128,7 +130,7 @@ def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]
 
 
 class _Switch(argparse.Action):
-    """Stores whether --NAME or --no-NAME was given last, and that one was."""
+    """Stores which of --NAME and --no-NAME was given last, and that one of them was given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         (flag,) = option_strings
@@ -142,7 +144,7 @@ class _Switch(argparse.Action):
 
 
 class _Explicit(argparse.Action):
-    """Stores a value, and that it was given: it may be the default, too."""
+    """Stores a value, and that the user gave it, since it may equal the default."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         setattr(namespace, self.dest, values)
@@ -150,7 +152,7 @@ class _Explicit(argparse.Action):
 
 
 def explicit(options: argparse.Namespace) -> frozenset[str]:
-    """Return the names of the options that were given with a value of their own."""
+    """Return the names of the options that the user gave with a value."""
     return frozenset(getattr(options, "explicit", ()))
 
 
@@ -159,7 +161,7 @@ def add_cache(
     metavar: str = "CACHE",
     text: str = "the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
 ) -> None:
-    """Add the cache a command reads, and --json."""
+    """Add the argument for the cache that a command reads, and --json."""
     command.add_argument("cache", metavar=metavar, type=cache, help=text)
     add_json(command)
 
@@ -169,7 +171,7 @@ def add_cache_or_url(
     metavar: str = "CACHE",
     text: str = "the folder of a cache that warmup built, kaggle:slug for one that is mounted, or its URL",
 ) -> None:
-    """Add the cache a command reads, where what is kept of one at a URL lies, and --json."""
+    """Add the argument for the cache that a command reads, options for one at a URL, and --json."""
     command.add_argument("cache", metavar=metavar, type=cache_or_url, help=text)
     add_json(command)
     group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
@@ -177,26 +179,26 @@ def add_cache_or_url(
         "--cache-dir",
         type=local_path,
         metavar="DIR",
-        help="keep what is read of it below this folder; $TPUCACHE_DIR if not given, or tpucache in the user's cache",
+        help="keep what is read below this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache folder",
     )
     group.add_argument(
         "--cache-gb",
         type=rate,
         metavar="N",
-        help="keep at most so many GB of it; all of it if not given, or as much as 80%% of the free disk",
+        help="keep at most N GB; default: all of it, up to 80%% of the free disk",
     )
 
 
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_cache_or_url` adds, as CachedDataset and open_cache take it.
+    """Return the options of `add_cache_or_url` as arguments of CachedDataset and open_cache.
 
-    Raises UsageError for --cache-gb where nothing is kept: no cache is at a URL, nor read like one by --cache-dir.
+    Raises UsageError for --cache-gb where nothing will be kept: no cache is at a URL, and no --cache-dir is given.
     """
     most = options.cache_gb
     places = (options.cache, getattr(options, "valid", None))
     if most is not None and options.cache_dir is None and not any(map(_is_remote, places)):
         raise UsageError(
-            f"--cache-gb is about what is kept of a cache at a URL, and {options.cache} is a folder of this machine: "
+            f"--cache-gb limits what is kept of a cache at a URL, and {options.cache} is a folder of this machine: "
             "leave it out, or add --cache-dir"
         )
     return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
@@ -238,11 +240,11 @@ def add_reading(command: argparse.ArgumentParser) -> None:
         "--in-memory",
         choices=[*_IN_MEMORY],
         default="auto",
-        help="keep each record in memory once it is read; auto: as many as fit into half of what is free, where shards "
-        "cannot be mapped",
+        help="keep each record in memory once it is read; auto: where shards cannot be mapped, as many as "
+        "fit into half of the free memory",
     )
     command.add_argument(
-        "--stage", type=local_path, metavar="DIR", help="copy the cache there first, such as to /dev/shm"
+        "--stage", type=local_path, metavar="DIR", help="copy the cache to this folder first, such as /dev/shm"
     )
 
 
@@ -252,7 +254,7 @@ def add_resolution(command: Any, text: str) -> None:
 
 
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> str | Path:
-    """Return the cache to read: a copy at --stage, made now or before, or the cache itself.
+    """Return the cache to read: a copy at --stage, made now or earlier, or the cache itself.
 
     `check` is called during the copy; if it raises, the copy can be continued later.
     """
@@ -279,12 +281,12 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:
-    """Return the answer to --in-memory as CachedDataset takes it."""
+    """Return the value of --in-memory as CachedDataset takes it."""
     return _IN_MEMORY[options.in_memory]
 
 
 def cache(text: str) -> Path:
-    """Read a cache: its folder, or kaggle:slug, which is looked for where such datasets are mounted."""
+    """Read a cache: its folder, or kaggle:slug, which is searched for where Kaggle mounts datasets."""
     from tpucache.loading.find import locate
 
     try:
@@ -294,14 +296,14 @@ def cache(text: str) -> Path:
 
 
 def cache_or_url(text: str) -> str | Path:
-    """Read a cache as `cache` does, or a URL, which stays as it is."""
+    """Read a cache as `cache` does. A URL is returned unchanged."""
     from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 
 
 def at_version(place: str | Path, version: int) -> str | Path:
-    """Return the place of a version of a cache: "cache@2" for version 2 of "cache". Raises UsageError for two."""
+    """Return a place with a version, "cache@2" for version 2 of "cache". Raises UsageError for two versions."""
     from tpucache.store.history import one_version, split_version
 
     folder, named = split_version(place)
@@ -309,7 +311,7 @@ def at_version(place: str | Path, version: int) -> str | Path:
 
 
 def names(text: str) -> Path:
-    """Read where class names are: a text file, or a cache as `cache` reads one."""
+    """Read the place of class names: a text file, or a cache as `cache` reads one."""
     return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 
@@ -322,12 +324,12 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return what reads several values with commas between them."""
+    """Return a function that reads several values with commas between them."""
 
     def values(text: str) -> list[Any]:
         return [read(part.strip()) for part in text.split(",")]
 
-    values.__name__ = f"list of {read.__name__}"  # as argparse names it in an error
+    values.__name__ = f"list of {read.__name__}"  # argparse shows this name in an error
     return values
 
 
@@ -337,7 +339,7 @@ def bands(text: str) -> tuple[int, ...]:
 
 
 def colours(text: str) -> tuple[str, ...]:
-    """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255; the first may be a heading."""
+    """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255. The first line may be a header."""
     from tpucache.store.files import read_text
 
     try:
@@ -345,20 +347,20 @@ def colours(text: str) -> tuple[str, ...]:
         found = lines if lines and all(cell.strip().isdecimal() for cell in lines[0][-3:]) else lines[1:]
         return tuple(bytes(int(cell) for cell in cells[-3:]).hex() for cells in found)
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text} is no .csv of red, green and blue, 0 to 255: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text} is not a .csv of red, green and blue, 0 to 255: {error}") from error
 
 
 def seconds(text: str) -> float:
-    """Read a time such as 8h, 1h30m, 90m or 5400, in seconds."""
+    """Read a time such as 8h, 1h30m, 90m or 5400; return seconds."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
     if not text or parts is None or not any(parts.groups()):
-        raise argparse.ArgumentTypeError(f"a time is such as 8h, 1h30m, 90m or 5400, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a time looks like 8h, 1h30m, 90m or 5400, not {text!r}")
     hours, minutes, rest = (int(part or 0) for part in parts.groups())
     return float(3600 * hours + 60 * minutes + rest)
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return what reads a whole number of at least `minimum`."""
+    """Return a function that reads a whole number of at least `minimum`."""
 
     def number(text: str) -> int:
         value = int(text)

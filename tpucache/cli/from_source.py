@@ -1,4 +1,4 @@
-"""A SOURCE where a command takes a cache: its cache is built while the command reads it."""
+"""Commands that take a SOURCE in place of a cache: its cache is built while the command reads it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PATTERN: Final = re.compile(r"[*?\[]")
 _OF_CACHES: Final = (MANIFEST_NAME, INDEX_NAME, SAMPLES_NAME, WORK_NAME)
-#: Options of warmup that say how, not what, is built.
+#: Options of warmup that say how a cache is built, not what it holds.
 _HOW: Final = ("jobs", "on_error", "build", "config")
 
 
 class _BuildParser(CommandParser):
-    """The parser of warmup's options as the text of --build."""
+    """The parser of warmup's options in the text of --build."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError, with the way to everything that --build does not take."""
+        """Raise UsageError, and say how to use the options that --build does not take."""
         raise UsageError(
-            f"--build takes options of warmup that say what a cache is ({PROG} warmup --help-all), and {message}. For "
-            f"all else run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+            f"--build takes options of warmup that say what a cache holds ({PROG} warmup --help-all), and {message}. "
+            f"For others run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
         )
 
 
 def add_source(command: argparse.ArgumentParser, where: str) -> None:
-    """Add --cache and --build, for a command that takes a source, too; `where` says where its cache is by default."""
+    """Add --cache and --build to a command that takes a source, too; `where` names the default place of its cache."""
     group = command.add_argument_group(
         "a SOURCE in place of a cache", "as warmup takes it; its cache is built meanwhile"
     )
@@ -50,7 +50,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
         dest="cache_of_source",
         type=local_path,
         metavar="DIR",
-        help=f"where the cache of a SOURCE is kept; {where} if not given",
+        help=f"the folder for the cache of a SOURCE; default: {where}",
     )
     group.add_argument(
         "--build",
@@ -61,7 +61,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
 
 
 def is_source(place: str | Path) -> bool:
-    """Return whether a command is given a source: what is there, and neither a cache nor a part of one."""
+    """Return whether a command is given a source: something that exists, and is neither a cache nor a part of one."""
     if isinstance(place, str):  # a URL
         return False
     if place.is_dir():
@@ -73,10 +73,10 @@ def is_source(place: str | Path) -> bool:
 
 
 class SourceArguments:
-    """A source and what the options say of its cache."""
+    """A source, and the options for its cache."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        """Take the text of --build, and the size of images where that says none. Raises UsageError, RecipeError."""
+        """Take the text of --build, and the size of images where --build gives none. Raises UsageError, RecipeError."""
         from tpucache.cli.warming import add_cache_options, wanted
 
         parser = _BuildParser(prog=f"{PROG} --build")
@@ -91,7 +91,7 @@ class SourceArguments:
         self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
-        """Return where below a folder the cache is kept: the same place for the same source and options."""
+        """Return the default place of the cache below a folder: the same place for the same source and options."""
         said = {name: repr(value) for name, value in vars(self._options).items() if name not in (*_HOW, "explicit")}
         said |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}
         digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
@@ -101,7 +101,8 @@ class SourceArguments:
     def open(self, cache: Path, in_memory: InMemory, *, is_named: bool) -> CachedDataset:
         """Open the cache, which is built while it is read. Raises what `open_or_build` raises.
 
-        Unless the source `is_named` as one by another option, a folder without samples is called no cache.
+        For a folder without samples the error says that it is not a cache, unless another option says that it
+        `is_named` as a source.
         """
         from tpucache.adopt.growing import open_or_build
         from tpucache.cli.warming import selected_source
@@ -113,12 +114,12 @@ class SourceArguments:
             if is_named or not self.path.is_dir() or cache.exists():
                 raise
             raise NotACacheError(
-                f"{self.path} is no cache: it has no {MANIFEST_NAME}; and as a source: {error}"
+                f"{self.path} is not a cache: it has no {MANIFEST_NAME}. It is not a source, either: {error}"
             ) from error
 
 
 def refuse_without_source(options: argparse.Namespace) -> None:
-    """Raise UsageError for options about the cache of a source where a cache is given."""
+    """Raise UsageError for options about a source's cache where a cache is given."""
     given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
     for name, value in given.items():
         if value is not None:

@@ -1,4 +1,4 @@
-"""inspect, preview, report, bench and doctor: what a cache and a machine are."""
+"""inspect, preview, report, bench and doctor: what a cache holds, and what a machine has."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure how fast a cache reads here; of a source, how fast its first epoch is, which builds the cache."""
+    """Measure how fast a cache is read here; for a source, how fast its first epoch is, which builds the cache."""
     if not is_source(options.cache):
         refuse_without_source(options)
         return _bench(options, {}, [])
@@ -76,7 +76,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for an epoch, which builds its cache, and wait until that is finished. Return what that took."""
+    """Read a source for one epoch, which builds its cache, and wait until that is finished. Return the figures."""
     from tpucache.loading.loader import CachedLoader
 
     arguments = SourceArguments(source, options.build)
@@ -104,7 +104,7 @@ def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -
 
 
 def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
-    """Measure a finished cache; `built` and `lines` say what building it took."""
+    """Measure a finished cache; `built` and `lines` are the figures of building it."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.machine import network_file_system
@@ -150,7 +150,7 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         counted = "not included: give --upload" if upload is None else f"to {where} included"
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
     if (kind := network_file_system(dataset.directory)) is not None:
-        lines.append(f"note    it lies on {kind}, across a network: give --cache-dir with a folder of a fast disk")
+        lines.append(f"note    the cache is on {kind}, across a network: give --cache-dir with a folder on a fast disk")
     report = {**result.to_dict(), **({"built": built} if built else {})}
     if options.against is not None:
         from tpucache.payback import measure_payback
@@ -169,7 +169,7 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
 
 
 def _against_lines(found: Payback, result: BenchResult) -> list[str]:
-    """Return what reading the source by a DataLoader gave, next to the cache."""
+    """Return the figures of reading the source by a DataLoader, compared with those of the cache."""
     lines = [
         f"against {found.images_per_second:>10,.0f} images/s by a DataLoader with {found.workers} workers: "
         f"{found.images:,} images of {found.source}, opened, resized and cropped by Pillow, as float tensors",
@@ -187,7 +187,7 @@ def _against_lines(found: Payback, result: BenchResult) -> list[str]:
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
-    """Measure how fast a cache comes from its URL."""
+    """Measure how fast a cache arrives from its URL."""
     from tpucache.report.bench import bench_network
 
     found = bench_network(
@@ -216,7 +216,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
 
 def preview(options: argparse.Namespace) -> int:
-    """Draw a contact sheet: samples down, variants across, masks, boxes and keypoints drawn in."""
+    """Draw a contact sheet: samples down, variants across, with masks, boxes and keypoints."""
     from tpucache.report.preview import preview_cache, save_picture
 
     augment = from_options(AugmentSettings, options)
@@ -225,7 +225,7 @@ def preview(options: argparse.Namespace) -> int:
 
         sheet = preview_batch(_opened(options), augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
-        raise UsageError("augmentations are of a batch: give --batch, too")
+        raise UsageError("augmentations need --batch: give it, too")
     else:
         chosen = {"seed": options.seed, "class_name": options.class_name, "variants": options.variants}
         sheet = preview_cache(_opened(options), options.samples, **chosen)
@@ -242,7 +242,7 @@ def report(options: argparse.Namespace) -> int:
     if options.findings:
         return _report_findings(options)
     if options.against is not None or options.predictions is not None:
-        raise UsageError("--against and --predictions are about the findings in a cache: give --findings, too")
+        raise UsageError("--against and --predictions need --findings: give it, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
         page = make_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
@@ -271,7 +271,7 @@ def _report_findings(options: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """Shows the progress of work that has several parts, one after the other."""
+    """Shows the progress of work in several parts, one after the other."""
 
     def __init__(self) -> None:
         self._part = ""
@@ -287,7 +287,7 @@ class _Stages:
         self._progress.advance_to(done)
 
     def close(self) -> None:
-        """End what is shown."""
+        """End the bar that is shown."""
         if self._progress is not None:
             self._progress.close()
         self._progress = None
@@ -301,7 +301,7 @@ def _saved(options: argparse.Namespace, page: Page) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Path | CachedDataset:
-    """Return a cache's folder, or the dataset of one at a URL, or of one that is read like that."""
+    """Return a cache's folder; for a cache at a URL, or one read with --cache-dir, its dataset."""
     from tpucache.loading.dataset import CachedDataset
 
     kept = keeping(options)
@@ -314,7 +314,7 @@ def doctor(options: argparse.Namespace) -> int:
     from tpucache.report.doctor import diagnose
 
     if not options.no_xla:
-        tell("asking XLA and torch what they find, for 90 s at most each; --no-xla leaves it out")
+        tell("asking XLA and torch which devices they find, for at most 90 s each; --no-xla skips this")
     found = diagnose(xla=not options.no_xla)
     show(options, found.to_dict(), found.lines())
     return 0
@@ -353,7 +353,7 @@ def add(commands: Any) -> None:
         "--valid",
         type=cache,
         metavar="CACHE",
-        help="where the cache that a run was validated on is now",
+        help="the cache that the run was validated on, if it has moved",
     )
     group = command.add_argument_group("findings", "a page of pictures to look through and tick")
     group.add_argument(
@@ -361,14 +361,12 @@ def add(commands: Any) -> None:
         action="store_true",
         help="write the page of pictures that look alike, labels that contradict each other, and extremes instead",
     )
-    group.add_argument(
-        "--against", type=cache, metavar="CACHE", help="show which pictures are in this cache, too: leaks"
-    )
+    group.add_argument("--against", type=cache, metavar="CACHE", help="show which pictures this cache has, too: leaks")
     group.add_argument(
         "--predictions",
         type=local_path,
         metavar="FILE|RUN",
-        help="show the samples whose labels are the least probable, by out_of_fold.csv or the run of folds that has it",
+        help="show the samples with the least probable labels, by out_of_fold.csv or the folds' run that holds it",
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
@@ -379,35 +377,35 @@ def add(commands: Any) -> None:
     )
     add_source(command, "a temporary folder")
     command.add_argument(
-        "--batch-size", type=positive, metavar="B", help="images a batch (256, or all of a smaller cache)"
+        "--batch-size", type=positive, metavar="B", help="images in a batch (256, or all of a smaller cache)"
     )
     add_reading(command)
     command.add_argument(
         "--against",
         metavar="SOURCE",
-        help="also read the same images, from what the cache was built from, by a DataLoader, and say after how many "
-        "epochs the cache has paid for itself; in all about a minute",
+        help="also read the same images from the cache's source by a DataLoader, and say after how many "
+        "epochs the cache has paid for itself; takes about a minute",
     )
     add_device_rate(command)
     command.add_argument(
         "--upload",
         action="store_true",
         help="also measure how fast batches are sent to this machine's accelerator, and count that in its idle time; "
-        "XLA's CPU client stands in for one that is not there",
+        "without an accelerator, XLA's CPU client takes its place",
     )
     command.add_argument(
         "--finish",
         choices=["host", "device"],
         default="host",
-        help="who makes pixels of the codecs yuv420, dct-zstd and dct-lz4; device: batches are handed over packed",
+        help="who decodes yuv420, dct-zstd and dct-lz4; device: batches stay packed for it",
     )
     command = add_command(commands, doctor, "--json")
     add_json(command)
-    command.add_argument("--no-xla", action="store_true", help="do not ask XLA and torch, in other processes")
+    command.add_argument("--no-xla", action="store_true", help="do not start processes that ask XLA and torch")
 
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
-    """Add where a picture of a cache goes to, and what it shows."""
+    """Add the options for a picture of a cache: the file, and what it shows."""
     command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
     command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")

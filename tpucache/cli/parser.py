@@ -1,4 +1,4 @@
-"""The parser of commands: help in two lengths, errors in two lines, and options out of a settings file."""
+"""The parser of commands: help in two lengths, errors in two lines, and options from a settings file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, Final, NoReturn
 from tpucache.cli.terminal import say
 from tpucache.redact import printable, redact
 
-#: Options that every command has. They are listed by --help-all alone.
+#: Options that every command has. Only --help-all lists them.
 _OF_EACH: Final = ("--help", "--help-all", "--traceback")
 _OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
-#: A value that names code of the user's, module:name, after its option; not a name that tpucache looks up in a table.
+#: An option whose value names the user's own code, module:name, and not an entry of one of tpucache's tables.
 _CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-#: The same among the words of an option whose text is options of another command.
+#: The same within an option whose text holds the options of another command.
 _CODE_IN_TEXT: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
 _OF_OPTIONS: Final = ("--build",)
 _OF_NO_CODE: Final = ("--watch",)  # accuracy:max
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of each option that has one. A short help has the first part of a text, up to a semicolon."""
+    """Shows each option's default. A short help shows only the first part of a text, up to a semicolon."""
 
     is_short = False
 
@@ -39,14 +39,14 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are two lines: what is wrong, without a password of a URL, and where help is."""
+    """A parser whose errors are two lines: what is wrong, without the password of a URL, and where to find help."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False)
         self.add_argument("-h", "--help", action="help", help="show the help")
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong and where help is, and exit with status 2."""
+        """Print what is wrong and where to find help, and exit with status 2."""
         self.exit(2, f"{self.prog}: {printable(redact(message))}\nsee {self.prog} --help\n")
 
     def format_help(self) -> str:
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         return self._to_help()
 
     def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
-        """Return a help text of all actions, or a short one of these, with these paragraphs at its end."""
+        """Return a help text for all actions, or a short one for these, with these paragraphs at its end."""
         formatter: Any = self._get_formatter()
         formatter.is_short = actions is not None
         formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         return str(formatter.format_help())
 
     def _usage_words(self) -> Iterator[str]:
-        """Yield what has to be given, as help shows it."""
+        """Yield the required arguments, as help shows them."""
         for action in self._actions:
             name = str(action.metavar or action.dest.upper())
             if not action.option_strings:
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         yield "[options]"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for what is none of the choices, naming the one that is most like it."""
+        """Raise ArgumentError for a value that is not a choice, and name the most similar choice."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant or _one_of(choices)}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error; argparse's own would not say that standard output takes no more."""
+        """Print a help text or an error. argparse's own function would ignore a full disk."""
         if file is not None and file is sys.stdout:
             say(message.rstrip("\n"))
         else:
@@ -110,16 +110,16 @@ class CommandParser(Parser):
         self._missing = missing
         self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
         self._basic = basic
-        self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it has set
+        self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
 
     def format_help(self) -> str:
-        """Return the help of what most people use."""
+        """Return the help with the most used options."""
         listed = [each for each in self._actions if not each.option_strings or self._is_basic(each)]
         count = sum(bool(each.option_strings) for each in self._actions)
         return self._to_help(listed, f"all {count} options: {self.prog} --help-all")
 
     def format_help_all(self) -> str:
-        """Return the help of all options."""
+        """Return the help with all options."""
         return self._to_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -138,7 +138,7 @@ class CommandParser(Parser):
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, in which settings file if it is there, and where help is; exit with status 2."""
+        """Print what is wrong, in which settings file if it is there, and where to find help; exit with status 2."""
         path, flags = self._file
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
@@ -150,9 +150,9 @@ class CommandParser(Parser):
         return action.required or any(flag in self._basic for flag in flags)
 
     def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the options among words by their flags, abbreviated or not, with the texts that they are given.
+        """Return the options among words by their flags, abbreviated or not, each with its texts.
 
-        A switch has an empty text. An option that there is none of is an error, before what else may be missing.
+        A switch has an empty text. An unknown option is reported before a missing one.
         """
         given: dict[str, list[str]] = {}
         rest = iter(words)
@@ -166,7 +166,7 @@ class CommandParser(Parser):
             names = [flag] if flag in known else [name for name in known if flag[:2] == "--" and name.startswith(flag)]
             if not names and _OPTION.fullmatch(word):
                 self.error(f"there is no option {flag}{self._meant(flag)}")
-            if len(names) != 1:  # argparse says which it could be
+            if len(names) != 1:  # argparse lists the options that it could be
                 continue
             if known[names[0]].nargs != 0 and not equals:
                 text = next(rest, "")
@@ -175,12 +175,12 @@ class CommandParser(Parser):
         return given
 
     def _meant(self, flag: str) -> str:
-        """Return the question whether another option is meant, if there is one like it."""
+        """Return a question that suggests a similar option, if there is one."""
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _too_many(self, found: argparse.Namespace, extra: Sequence[str]) -> str:
-        """Say what is wrong with words that are more than a command takes."""
+        """Say what is wrong with words that a command does not take."""
         taken = [action for action in self._actions if not action.option_strings]
         names = " ".join(str(action.metavar or action.dest) for action in taken)
         values = [getattr(found, action.dest) for action in taken]
@@ -196,7 +196,7 @@ class CommandParser(Parser):
         return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
-        """Return the options of a settings file that are not given, as words."""
+        """Return, as words, the options of a settings file that the command line does not give."""
         import tomllib
 
         from tpucache.store.files import read_file
@@ -236,12 +236,12 @@ class _HelpAll(argparse.Action):
 
 
 def _flag(action: argparse.Action, given: str) -> str:
-    """Return the flag by which an option is known however it is given; both of a switch that can be off."""
+    """Return the flag that stands for an option; both flags of a switch that can be off."""
     return given if given.startswith("--no-") else action.option_strings[0]
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with --build and its text as one: argparse would take a text such as --exact for an option."""
+    """Return words with --build and its text joined: argparse would take a text such as --exact for an option."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in _OF_OPTIONS:
@@ -252,7 +252,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """Return the question whether one of the names is meant, if one is like the word."""
+    """Return a question that suggests a similar name, if there is one."""
     import difflib
 
     found = difflib.get_close_matches(word, names, 1)
@@ -264,7 +264,7 @@ def _one_of(choices: Iterable[str]) -> str:
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
-    """Return a value of a settings file as words of the command line, None where it does not fit the option."""
+    """Return a value of a settings file as words of the command line, or None where it does not fit the option."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             return None

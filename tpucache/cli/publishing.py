@@ -1,4 +1,4 @@
-"""publish, push, fetch and cached: copy a finished cache to where it is used, and what is kept of those at URLs."""
+"""publish, push, fetch and cached: copy finished caches to where they are used, and manage local copies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish what is new of a cache as an add-on, and return True; False where a whole version sends less."""
+    """Publish the new files of a cache as an add-on, and return True; return False where a whole version sends less."""
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
@@ -75,7 +75,7 @@ def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings:
     way = tell if options.json else say
     whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
     if not (addition.is_there or addition.is_cheaper):
-        way(f"{whole}, and an add-on no less: a version is made")
+        way(f"{whole}, and an add-on no less: making a version")
         return False
     report = addition.to_dict()
     name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
@@ -125,7 +125,7 @@ def push(options: argparse.Namespace) -> int:
 
 
 class _Transfer:
-    """Shows the progress of a copy, whose size is known once the manifest has been read."""
+    """Shows the progress of a copy. Its size is known once the manifest has been read."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -139,7 +139,7 @@ class _Transfer:
             self._progress.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show how many bytes of how many are done."""
+        """Show how many bytes are done, and how many there are."""
         from tpucache.progress import Progress
 
         if self._progress is None:
@@ -181,7 +181,7 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
 
 
 def _listing(bundle: Bundle, *, public: bool) -> list[str]:
-    """Return the files that are uploaded and their sizes, as lines."""
+    """Return lines with the files to upload and their sizes."""
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
     return [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),
@@ -202,12 +202,12 @@ def add(commands: Any) -> None:
     command = add_command(commands, fetch, "gs://bucket/train cache/train")
     command.add_argument("url", metavar="URL", help="gs://, s3://, hf:// or https:// of a cache's folder, or a path")
     command.add_argument("directory", metavar="DIR", help="the folder to write, new or empty; run again to continue")
-    add_resolution(command, "copy the bands of frequencies that images of this size need")
+    add_resolution(command, "copy only the bands of frequencies that images of this size need")
     add_json(command)
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
     command.add_argument(
-        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path, that contains nothing else"
+        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; it must contain nothing else"
     )
     command.add_argument(
         "--follow",
@@ -215,10 +215,10 @@ def add(commands: Any) -> None:
         help="send the shards of a cache that another process is building, as they are finished",
     )
     command.add_argument(
-        "--hashes", action="store_true", help="send the hashes of all pictures, too, by which copies of them are found"
+        "--hashes", action="store_true", help="also send the hashes of all pictures, which are used to find copies"
     )
-    add_resolution(command, "send the bands of frequencies that images of this size need")
+    add_resolution(command, "send only the bands of frequencies that images of this size need")
     command = add_command(commands, cached, "--json")
     add_json(command)
-    command.add_argument("--cache-dir", type=local_path, metavar="DIR", help="the folder that train was given")
+    command.add_argument("--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir that train was given")
     command.add_argument("--clear", metavar="URL|all", help="remove what is kept of a cache, or of all")

@@ -19,21 +19,23 @@ from tpucache.signals import PROG
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
-    """Print a report: one JSON object where asked for, lines otherwise. Raises TpucacheError where it cannot be."""
-    # JSON escapes all that does not print but this one.
+    """Print a report: one JSON object with --json, lines otherwise. Raises TpucacheError where it cannot be printed."""
+    # JSON escapes all unprintable characters except this one.
     for line in [json.dumps(report, indent=1).replace("\x7f", "\\u007f")] if options.json else lines:
         say(line)
     flush()
 
 
 def escape_unprintable() -> None:
-    """Let standard output escape characters that its encoding lacks, as standard error does: names may contain any."""
+    """Let standard output escape characters that its encoding lacks, as standard error does, since names may contain
+    any.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def escape_warnings() -> None:
-    """Let what the package logs be escaped, too: a warning names files, classes and columns."""
+    """Escape the package's log messages, too: a warning names files, classes and columns."""
     logging.getLogger("tpucache").addFilter(_escape_record)
 
 
@@ -43,7 +45,7 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line, with any names that files have, escaped.
+    """Print a line, and escape the names of files in it.
 
     Raises TpucacheError where it cannot be printed, BrokenPipeError for a closed pipe.
     """
@@ -52,16 +54,16 @@ def say(line: str) -> None:
 
 
 def flush() -> None:
-    """Hand over what is printed; a full disk often says so only now. Raises as `say` does."""
+    """Write what is buffered; a full disk often fails only now. Raises what `say` raises."""
     if sys.stdout is not None:
         with _reported():
             sys.stdout.flush()
 
 
 def say_now(line: str) -> None:
-    """Print a line above any bar, while a command is at work, which continues where nobody can read it.
+    """Print a line above any bar while a command runs. The command continues if nobody can read it.
 
-    What standard output does not take is missed at the end, when the report is printed.
+    If standard output fails now, printing the report at the end raises the error.
     """
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)

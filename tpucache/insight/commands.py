@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DUPLICATES: Final = "duplicates"
 _SHOWN: Final = 20
-#: A group of more of the samples than this share is worth a look: it may be a chain of pictures that only look alike.
+#: A group with a larger share of the samples is worth a look: it may be a chain of pictures that only look alike.
 _LARGE_GROUP: Final = 0.01
 
 
@@ -63,7 +63,7 @@ def _hashes(cache: Cache, threads: int | None) -> Hashes:
 
 
 def _sample(cache: Cache, position: int) -> dict[str, Any]:
-    """Return what a pair says of one of its samples."""
+    """Return a pair's values for one of its samples."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     label: Any = None
     if labels is not None:
@@ -115,7 +115,7 @@ def _search_dict(found: Pairs) -> dict[str, Any]:
 
 
 def _search_text(found: Pairs) -> str:
-    """Say how pairs were searched, and what that leaves out."""
+    """Say how pairs were searched, and what the search may miss."""
     text = f"at most {found.threshold} of 256 bits apart"
     if found.search == "exact":
         text += ", all images compared"
@@ -170,7 +170,7 @@ def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[s
 
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
-    """Give a cache folds of its own; return its manifest, what was made as JSON values, and as lines."""
+    """Make folds of a cache; return its manifest, and the result as JSON values and as lines."""
     from tpucache.insight.comparison import confirm_copies
     from tpucache.insight.matching import groups as join
     from tpucache.insight.matching import pairs
@@ -214,7 +214,7 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
 
 
 def suspects(options: argparse.Namespace) -> int:
-    """List the samples whose labels are the least probable out of fold: worth a look, not wrong for certain."""
+    """List the samples whose labels are least probable out of fold: they are worth a look, but may be right."""
     from tpucache.insight.labels import read_predictions
     from tpucache.insight.labels import suspects as rank
 
@@ -272,9 +272,9 @@ def add(commands: Any) -> None:
         type=natural,
         default=48,
         metavar="BITS",
-        help="bits of 256 by which the hashes of pictures that look alike differ at most",
+        help="pictures whose hashes differ in at most this many of 256 bits look alike",
     )
-    command.add_argument("--threads", type=positive, metavar="N", help="threads that hash; one a core if not given")
+    command.add_argument("--threads", type=positive, metavar="N", help="threads that hash; default: one for each core")
     command.add_argument(
         "--cache-dir", type=local_path, metavar="DIR", help="keep what is read of caches at URLs below this folder"
     )
@@ -287,6 +287,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--top", type=positive, default=50, metavar="N", help="samples to list, at most")
     command.add_argument(
-        "-o", "--output", type=local_path, metavar="FILE", help="write them as a .csv to be corrected, too"
+        "-o", "--output", type=local_path, metavar="FILE", help="also write them to a .csv, for corrections"
     )
     add_json(command)

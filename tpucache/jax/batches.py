@@ -1,6 +1,7 @@
-"""A CachedLoader's batches as sharded JAX arrays: uploaded ahead, and finished by one jitted function.
+"""The batches of a CachedLoader as sharded JAX arrays.
 
-It decodes, normalises and augments, while the batches before are used.
+A thread uploads batches ahead. One jitted function then decodes, normalises and augments a batch, while earlier batches
+are used.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.types import Array
 
-#: Batches at the start of an epoch whose waiting is not counted: reading begins, and the first steps compile.
+#: Waiting for the first batches of an epoch is not counted: reading begins then, and the first steps compile.
 _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
 _Dtype = Literal["float32", "bfloat16"]
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
 
-IS_SAMPLE: Final = "is_sample"  # in a dict, what says which rows are samples and no padding
+IS_SAMPLE: Final = "is_sample"  # the key in a dict that says which rows are samples, not padding
 
 #: (fields by name, labels, random numbers) -> (fields by name, labels), all on the device.
 Finish = Callable[[Mapping[str, Any], Any, Any], tuple[dict[str, Any], Any]]
 
-# Constants stay numpy arrays: a jitted function holds them, and no device is touched before it is called.
+# Constants stay numpy arrays, so that no device is touched before the jitted function that holds them is called.
 _JAX: Final = ArrayLibrary(jnp, lambda constant: constant)
 
 
@@ -59,34 +60,34 @@ def feed(
     dtype: _Dtype = "float32",
     resident: ResidentChoice | Resident = "auto",
 ) -> Feed:
-    """Return an iterator of (images, labels) as sharded arrays: one epoch of the loader, and the next one when it is
-    iterated again.
+    """Return an iterator of (images, labels) as sharded arrays. Each iteration is one epoch of the loader.
 
-    Images are (batch, height, width, channels): uint8, or with `normalise` float32, normalised by the cache's
-    statistics; of a MixedLoader, by those of its first cache. `augment` normalises, too, and augments with random
-    numbers of (seed, step) alone, as training with torch does. Packed images (`CachedLoader(finish="device")`) are
-    finished on the device. Labels are int32 (batch,), float32 (batch, outputs) where the cache has vectors or they are
-    mixed. Records with more fields than an image give a dict of arrays, the label under "label". With `views`, all of
-    them have as many rows for each sample, side by side. JAX keeps numbers of 64 bits as 32 unless it is set to 64.
+    Images are (batch, height, width, channels): uint8, or float32 with `normalise`, which uses the cache's statistics
+    (those of the first cache of a MixedLoader). `augment` normalises, too, and augments with random numbers that depend
+    only on (seed, step), as in training with torch. Packed images (`CachedLoader(finish="device")`) are decoded on the
+    device. Labels are int32 (batch,), or float32 (batch, outputs) where the cache has vectors or labels are mixed.
+    Records with more fields than an image give a dict of arrays, with the labels under "label". With `views`, all
+    arrays have one row for each view of a sample, and the views of a sample are neighbours. JAX keeps numbers of 64
+    bits as 32 unless it is set to 64.
 
-    With `pad_last`, a short batch is filled up by zeros, so that every batch has one shape and is divided evenly, and
-    each batch says which of its rows are samples: bool (batch,), as the last of (images, labels, is_sample), or under
-    "is_sample" of a dict. For evaluation: each sample comes once.
+    With `pad_last`, a short batch is filled up with zeros, so that every batch has one shape and can be divided evenly.
+    Each batch then says which of its rows are samples: bool (batch,), as the last of (images, labels, is_sample), or
+    under "is_sample" of a dict. This is for evaluation: each sample comes once.
 
-    Normalised images are of `dtype`; what is computed before is float32.
+    Normalised images have the type `dtype`; earlier computations are float32.
 
-    With `resident` "yes", records stay packed in the memory of the devices: each is uploaded once, when it is first
-    needed, and from then on a batch costs the host the numbers of its rows, which the function that finishes it
-    gathers. Batches are the same. A core has its share of the records; with `CachedLoader(shuffle="local", cores=…)`
-    it needs no others. "auto" does so from the second iteration on, where the devices say how much memory they have,
-    and the records fit into 80 % of what is left after the first two steps. A `Resident` may serve several feeds, one
-    after another. Where there is no room after all, batches are sent as without it, and that is logged.
+    With `resident` "yes", records stay packed in the memory of the devices. Each record is uploaded once, when it is
+    first needed. After that the host sends only row numbers, and the function that finishes a batch gathers its rows.
+    Batches are the same either way. Each core holds its share of the records; with `CachedLoader(shuffle="local",
+    cores=…)` it needs no others. "auto" does this from the second iteration on, if the devices say how much memory they
+    have and the records fit into 80 % of what is left after the first two steps. A `Resident` may serve several feeds,
+    one after another. If the records do not fit after all, batches are sent as without `resident`, and that is logged.
 
-    `sharding` says how the first axis is divided; without it, evenly over all devices. With several processes, each
-    has a loader of the rank and world size that `process_slice(sharding)` gives, and the arrays are of the global
-    batch: processes that a mesh gives the same samples read the same. Uploading is done by a thread, `depth` batches
-    ahead; computing is started by the caller's thread, so that all processes do it in the same order. Raises
-    UsageError, also for whole numbers that 32 bits do not hold.
+    `sharding` says how the first axis is divided; by default, evenly over all devices. With several processes, each has
+    a loader with the rank and world size that `process_slice(sharding)` returns, and the arrays are global batches;
+    processes to which a mesh gives the same samples read the same ones. A thread uploads `depth` batches ahead. The
+    caller's thread starts the computations, so that all processes start them in the same order. Raises UsageError, also
+    for whole numbers that do not fit into 32 bits.
     """
     if dtype not in get_args(_Dtype):
         raise UsageError(f"dtype is one of {', '.join(get_args(_Dtype))}, not {dtype!r}")
@@ -106,11 +107,12 @@ def feed(
 
 
 def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, int]:
-    """Return `rank` and `world_size` of this process's loader: which slice of every global batch its devices need.
+    """Return `rank` and `world_size` for this process's loader: the slice of every global batch that its devices need.
 
-    `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`; without a
-    sharding, that over all devices. Where an axis of the mesh other than that of the batch lies across processes, these
-    have the same rank. Raises UsageError where the devices of a process need no slice of their own, or this has none.
+    Use it as `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`; the
+    default is a sharding over all devices. Processes along an axis of the mesh other than that of the batch have the
+    same rank. Raises UsageError where the devices of a process do not need one slice, or where the sharding has no
+    device of this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
@@ -121,27 +123,27 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     if [row for each in slices for row in each] != list(range(count)) or len({*map(len, slices)}) > 1:
         raise UsageError(
             "the mesh divides a batch so that some processes share a part of their samples: order its devices so that "
-            "those of a process lie side by side along the axis of the batch"
+            "those of one process are neighbours along the axis of the batch"
         )
     if jax.process_index() not in rows:
-        raise UsageError(f"process {jax.process_index()} has none of the devices of the sharding")
+        raise UsageError(f"the sharding has no device of process {jax.process_index()}")
     return {"rank": slices.index(tuple(sorted(rows[jax.process_index()]))), "world_size": len(slices)}
 
 
 class Feed:
-    """Batches of a loader as sharded JAX arrays; made by `feed`.
+    """Batches of a loader as sharded JAX arrays; `feed` returns it.
 
-    An error in reading or uploading is raised where that batch would have come. No thread remains when a loop is left
-    early. `waited_seconds` is how long the caller has been blocked here after the first two batches of each epoch, and
+    An error in reading or uploading is raised where the batch would have come. A loop that is left early leaves no
+    thread. `waited_seconds` is how long the caller has been blocked here after the first two batches of each epoch, and
     `waited` the fraction of the time since then.
 
-    The loader's state counts the batches that were handed out here, not those read ahead; `state_dict` and
-    `load_state_dict` here are the loader's.
+    `state_dict` and `load_state_dict` are those of the loader, but count the batches that were handed out here, not
+    those that were read ahead.
     """
 
     def __init__(self, epochs: _Epochs) -> None:
         self._epochs = epochs
-        self._current: Generator[Batch, None, None] | None = None  # what `next` continues
+        self._current: Generator[Batch, None, None] | None = None  # the iteration that `next` continues
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch."""
@@ -154,7 +156,7 @@ class Feed:
 
     @property
     def waited(self) -> float:
-        """The fraction of the time, after the first two batches of each epoch, that the caller was blocked here."""
+        """The fraction of the time after the first two batches of each epoch in which the caller was blocked here."""
         return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -175,10 +177,11 @@ class Feed:
             raise
 
     def metrics(self) -> dict[str, Any]:
-        """Return the loader's metrics; what it waited is the uploading thread's. `upload` is what the caller waited.
+        """Return the loader's metrics, and under `upload` those of the feed.
 
-        Its `sent_bytes` were sent to the devices, and `cpu_seconds` is how long a processor worked for the uploading
-        thread; `resident` says whether records stay there, and why.
+        In the loader's metrics, the uploading thread is the one that waits. Under `upload`, `waited_seconds` and
+        `waited` are those of the caller, `sent_bytes` were sent to the devices, `cpu_seconds` is the processor time of
+        the uploading thread, and `resident` says whether records stay on the devices, and why.
         """
         epochs = self._epochs
         upload: dict[str, Any] = {"waited_seconds": self.waited_seconds, "waited": self.waited}
@@ -186,13 +189,14 @@ class Feed:
         return {**self._epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict."""
+        """Return the loader's position, counting the batches handed out here; see CachedLoader.state_dict."""
         return self._epochs.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader or Feed was: the next iteration begins there; that of `next` is ended.
+        """Continue at the position of another loader or Feed: the next iteration begins there. An iteration of `next`
+        ends.
 
-        Raises UsageError where data or order are not the same; see CachedLoader.load_state_dict.
+        Raises UsageError where data or order differ; see CachedLoader.load_state_dict.
         """
         self._epochs.loader.load_state_dict(state)
         self.close()
@@ -205,7 +209,7 @@ class Feed:
 
 
 class _Epochs:
-    """What Feed iterates. A running iteration refers to this and not to the Feed, which so is freed when it is left."""
+    """What Feed iterates over. A running iteration refers only to this, so that a dropped Feed is freed."""
 
     def __init__(
         self,
@@ -240,7 +244,7 @@ class _Epochs:
             batches = self._kept.begin(stack)
             first = self._next_step() if self._draws else 0
             ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first))
-            counted: tuple[float, float] | None = None  # when counting began, and what had been waited before
+            counted: tuple[float, float] | None = None  # when counting began, and how long the caller had waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
@@ -257,17 +261,17 @@ class _Epochs:
                     self.waited_seconds += ahead.waited_seconds - counted[1]
 
     def _next_step(self) -> int:
-        """Return the number of the first batch of the iteration that has just begun, from the first epoch on."""
+        """Return the number of the first batch of an iteration that has just begun, counted from the first epoch on."""
         place = self.loader.state_dict()
         whole = self.loader.batch_size * self.loader.world_size
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
     def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        """Finish an uploaded batch; in the caller's thread."""
+        """Finish an uploaded batch, in the caller's thread."""
         if not isinstance(labels, _SentRows):
             return self._finish(fields, labels, draws)
         resident, sent = labels
-        if (read := resident.receive_or_read(sent)) is not None:  # there is no room for the records
+        if (read := resident.receive_or_read(sent)) is not None:  # the records do not fit
             arrays, host_labels = self._arrays(read)
             rows = self.loader.batch_size if self._pads else len(host_labels)
             fields = {name: self._put(_pad(array, rows)) for name, array in arrays.items()}
@@ -277,9 +281,9 @@ class _Epochs:
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
-        """Return a batch's fields, labels, random numbers and which rows are samples; in the uploading thread.
+        """Return a batch's fields, labels, random numbers, and which rows are samples; in the uploading thread.
 
-        Of a batch of rows, they are in place of its labels, and there are no fields.
+        For a batch of row numbers, these stand in place of the labels, and there are no fields.
         """
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows(batch[0], batch[1], number)
@@ -294,12 +298,12 @@ class _Epochs:
         return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
 
     def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
-        """Send the rows of a batch, and the records that are not there yet."""
+        """Send the row numbers of a batch, and the records that the devices do not have yet."""
         count, is_sample = len(read.slots), None
         if self._pads:
             is_sample, count = self._put_is_sample(count), self.loader.batch_size
         self._kept.check_labels(read, self._draws)
-        if resident.slots is not None:  # those behind all rows give zeros
+        if resident.slots is not None:  # slots behind the last row give zeros
             behind = np.full(count - len(read.slots), resident.slots.rows, read.slots.dtype)
             read = read._replace(slots=np.concatenate([read.slots, behind]))
         before = resident.uploaded_bytes
@@ -314,7 +318,7 @@ class _Epochs:
         labels = arrays.pop(LABEL)
         check_labels(labels, self._draws, arrays)
         if arrays.get(IMAGE, labels).ndim == 4:
-            # Channels last in memory: that view is contiguous, so nothing is transposed on the host.
+            # Channels are last in memory: this view is contiguous, and the host transposes nothing.
             arrays[IMAGE] = np.moveaxis(arrays[IMAGE], 1, 3)
         return arrays, labels
 
@@ -322,7 +326,7 @@ class _Epochs:
         return self._put(np.repeat(np.arange(self.loader.batch_size) < count, self._views))
 
     def _put_draws(self, number: int, rows: int) -> jax.Array | None:
-        """Draw the random numbers of this process's rows of a batch, and send them; None where there are none."""
+        """Draw the random numbers for this process's rows of a batch, and send them; None if none are needed."""
         if self._draws is None:
             return None
         drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
@@ -330,13 +334,13 @@ class _Epochs:
 
     def _put(self, array: Array) -> jax.Array:
         self.sent_bytes += array.nbytes
-        # JAX keeps the array, and with it the pooled buffer, until its copy is done.
+        # JAX keeps the array, and so the pooled buffer, until it has copied it.
         uploaded: jax.Array = jax.make_array_from_process_local_data(self._sharding, array)
         return uploaded
 
 
 class _SentRows(NamedTuple):
-    """A batch as rows of a Resident that were sent."""
+    """A batch whose row numbers in a Resident were sent."""
 
     resident: Resident
     sent: SentBatch
@@ -350,7 +354,7 @@ def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
 
 
 def _pad(array: Array, rows: int) -> Array:
-    """Return an array with zeros after its last row, up to `rows`; the array itself where it has so many."""
+    """Return an array with rows of zeros appended, up to `rows` rows; the array itself if it has as many."""
     if len(array) == rows:
         return array
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
@@ -376,13 +380,13 @@ def _options(loader: CachedLoader, augment: AugmentSettings | None, dtype: _Dtyp
 
 def _all_devices() -> jax.sharding.Sharding:
     """Return a sharding of the first axis over all devices of all processes."""
-    # A Mesh, whose axes are automatic: with the explicit axes of jax.make_mesh, gathers in a loss raise.
+    # The axes of a Mesh are automatic. With the explicit axes of jax.make_mesh, gathers in a loss raise.
     mesh = jax.sharding.Mesh(np.array(jax.devices()), (_AXIS,))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
-    """Raise UsageError unless the loader is of this process and each of its batches can be divided evenly."""
+    """Raise UsageError unless the loader belongs to this process and its batches can be divided evenly."""
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)
@@ -394,7 +398,7 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
         )
     if pad_last and loader.drop_last:
         raise UsageError(
-            "pad_last keeps the last samples, and the loader's drop_last leaves them out: give one of them"
+            "pad_last keeps the last samples, and the loader's drop_last leaves them out: give only one of them"
         )
     if pad_last and IS_SAMPLE in loader.dataset.names:
         raise UsageError(
@@ -414,10 +418,10 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What is done to a batch, as a key for the functions compiled so far.
+    """What is done to a batch; the key of the compiled functions.
 
-    `image` is the images' field, None for records without one; `is_packed` whether they come packed. `augment` is None
-    where images are neither normalised nor augmented. `classes` is the number of outputs that mixed labels have.
+    `image` is the field of images, None for records without one; `is_packed` says whether they come packed. `augment`
+    is None where images are neither normalised nor augmented. `classes` is the number of outputs of mixed labels.
     """
 
     image: Field | None
@@ -431,22 +435,22 @@ class FinishOptions:
 
 @functools.lru_cache(maxsize=16)
 def make_finish(options: FinishOptions) -> Finish:
-    """Return the jitted function for these options; the same one for the same options, so that it compiles once.
+    """Return the jitted function for these options. The same options give the same function, so that it compiles once.
 
-    Images come as uint8 (batch, height, width, channels), or packed (batch, n). They are returned as they are or, with
-    `augment`, of `dtype` (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
+    It takes images as uint8 (batch, height, width, channels), or packed (batch, n). It returns them unchanged or, with
+    `augment`, as `dtype` (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
     augmentations do not fit the images.
     """
-    # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands for that.
+    # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands to allow for that.
     jitted: Finish = jax.jit(_make_plain_finish(options))
     return jitted
 
 
 @functools.lru_cache(maxsize=16)
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
-    """Return the jitted function that gathers a batch out of tables of these forms, and finishes it, in one graph.
+    """Return a jitted function that gathers a batch from tables of these forms and finishes it, in one graph.
 
-    It takes the tables' rows by name, the numbers of the batch's rows, and its random numbers.
+    It takes the tables' rows by name, the batch's row numbers, and its random numbers.
     """
     plain = _make_plain_finish(options)
 

@@ -1,4 +1,4 @@
-"""The memory of JAX's devices, for records that stay there, divided along the first axis of a batch."""
+"""Records in the memory of JAX's devices, divided along the first axis of a batch."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from tpucache.types import Array
 
 
 class JaxMemory:
-    """The devices of a sharding, each with its rows of a table; other axes of a mesh have copies."""
+    """The devices of a sharding. Each has its rows of a table; along other axes of a mesh devices have copies."""
 
     tile = XLA_TILE
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
-        """Take a sharding that divides a batch's first axis. Raises UsageError for another one."""
+        """Take a sharding that divides the first axis of a batch. Raises UsageError for another one."""
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
         if self.cores > 1 and not isinstance(self.sharding, NamedSharding):
-            raise UsageError(f"resident data lie on the axes of a mesh: give a NamedSharding, not {sharding}")
+            raise UsageError(f"resident data are divided along axes of a mesh: give a NamedSharding, not {sharding}")
         if not self.sharding.is_fully_addressable:
             raise UsageError("resident data lie on the devices of one process, and this sharding has those of several")
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
-        """Send an array or tensor of the host; whole numbers of 64 bits as JAX keeps them."""
-        # JAX keeps the array, and with it the pooled buffer, until its copy is done.
+        """Send an array or tensor of the host. JAX decides whether whole numbers of 64 bits become 32."""
+        # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return memory for the rows of these slots, of chunks like this one."""
+        """Return memory for the rows of these slots, for chunks like this one."""
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value as JAX keeps it."""
+        """Return the size in bytes of a value in JAX's memory."""
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return what the fullest device has left, for each that divides a batch; None where one does not say it."""
+        """Return the free bytes of the fullest device, times the number of devices that divide a batch; None if
+        unknown.
+        """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
             return None
         return self.cores * min(int(each["bytes_limit"]) - int(each["bytes_in_use"]) for each in found)
 
     def as_image(self, images: jax.Array) -> jax.Array:
-        """Return images as they are, (batch, height, width, channels)."""
+        """Return images unchanged, (batch, height, width, channels)."""
         return images
 
 
 class JaxTable:
-    """Rows of bits, so that adding up those of all cores, of which one has a row, changes none."""
+    """Rows stored as bits. Each row lies on one core, and adding up the bits of all cores returns it unchanged."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows. Raises DeviceFullError where there is not as much."""
+        """Reserve memory for the rows. Raises DeviceFullError where there is not enough."""
         self.form, self._chunk = form, chunk
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
@@ -72,7 +74,7 @@ class JaxTable:
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        """Write a chunk in place, on each core behind those that it has."""
+        """Write a chunk in place; each core appends its part to the rows that it has."""
         self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
@@ -81,12 +83,12 @@ class JaxTable:
 
 
 class TableForm:
-    """What decides the functions that are compiled for a table: it is equal to another one with the same."""
+    """What decides which functions are compiled for a table. Two forms with the same values are equal."""
 
     def __init__(
         self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array
     ) -> None:
-        """Take the layout, and a chunk of records that was put."""
+        """Take the layout, and a chunk of records that was put on the devices."""
         self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
         self.shape, self.dtype = chunk.shape[1:], chunk.dtype
         self._values = int(np.prod(self.shape))
@@ -112,7 +114,7 @@ class TableForm:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the rows with a chunk of `each` rows a core at its place; traced."""
+        """Return the rows with a chunk, of `each` rows for each core, at its place; traced."""
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
             bits = bits.reshape(len(chunk), self._values)
@@ -126,9 +128,9 @@ class TableForm:
         return self._on_each(write)(rows, number, bits)
 
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Return the rows that slots say, with the shape and dtype of the records; traced.
+        """Return the rows in these slots, with the shape and dtype of the records; traced.
 
-        A slot behind all rows gives zeros, unless each core takes its own alone.
+        A slot behind the last row gives zeros, unless each core takes only its own rows.
         """
 
         def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -136,7 +138,7 @@ class TableForm:
             return own.at[places].get(mode="fill", fill_value=0)
 
         def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
-            """Give the others what they want and this core has, and get what this one wants."""
+            """Send the other cores the rows that they ask for, and receive those that this core asks for."""
             axes = _axes(self.sharding)
             everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
             found = take_own(own, everybodys)
@@ -173,7 +175,7 @@ def _taker(form: TableForm) -> Callable[..., jax.Array]:
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    """Return the function of each core's part of its arguments. Copies along other axes of the mesh are the same."""
+    """Return a function that runs on each core's part of its arguments. Copies along other axes are equal."""
     mapped: Callable[..., jax.Array]
     if hasattr(jax, "shard_map"):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -191,18 +193,18 @@ def _axes(sharding: NamedSharding) -> Sequence[str]:
 
 
 def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return a sharding that fits arrays of any rank: it divides the first axis as the given one does."""
+    """Return a sharding for arrays of any rank, which divides the first axis as the given one does."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
-        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} divides others, too")
+        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} also divides others")
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
 
 
 def to_jax_dtype(name: str, array: Array) -> Array:
-    """Return an array as the dtype that JAX keeps it in: whole numbers of 64 bits become 32 unless it is set to 64.
+    """Return an array with the dtype that JAX keeps: whole numbers of 64 bits become 32 unless JAX is set to 64.
 
-    Raises UsageError for numbers that 32 bits do not hold, which JAX would change without a message.
+    Raises UsageError for numbers that do not fit into 32 bits, which JAX would change without a message.
     """
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept == array.dtype or array.dtype.kind not in "iu":

@@ -21,14 +21,14 @@ from tpucache.store.fields import LABEL
 
 
 class KeptRecords:
-    """Whether the records of a loader stay on the devices, and the batches of its iterations either way."""
+    """Decides whether a loader's records stay on the devices, and makes the batches of its iterations either way."""
 
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Raises UsageError for "yes" where the records do not fit, or the devices cannot keep any."""
+        """Raises UsageError for "yes" where the records do not fit, or where the devices cannot keep any."""
         self._loader, self._resident, self._decision = loader, None, None
-        self._unlabelled: npt.NDArray[np.bool_] | None = None  # by row, where classes are mixed
+        self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row, used where classes are mixed
         if isinstance(resident, Resident):
             self._resident = resident
         elif resident != "no":
@@ -36,13 +36,13 @@ class KeptRecords:
             memory = None if never else JaxMemory(sharding)
             planned = 0 if memory is None else table_bytes_of(loader, memory)
             self._decision = ResidentDecision(resident, memory, planned, never, _problem_of_auto(memory))
-            self._memory: Any = memory  # where there is none, nothing is kept
+            self._memory: Any = memory  # without it, nothing is kept
 
     _resident: Resident | None
     _decision: ResidentDecision | None
 
     def decide(self) -> None:
-        """Decide what is left to be decided, now that steps have the memory that they need."""
+        """Decide for "auto", now that the steps have allocated the memory that they need."""
         if self._decision is not None:
             self._decision.decide()
 
@@ -68,7 +68,7 @@ class KeptRecords:
         return self._resident.pairs(self._loader)
 
     def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
-        """Raise UsageError where the labels of a batch cannot be mixed; each is looked at when it is uploaded."""
+        """Raise UsageError where the labels of a batch cannot be mixed. Each label is checked when it is uploaded."""
         if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
             return
         slots = self._resident.slots
@@ -85,13 +85,13 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return the bytes of a loader's records on the devices, in the form in which it reads them."""
+    """Return how many bytes a loader's records take on the devices, in the form in which the loader reads them."""
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
-    """Return why the devices keep no records of a loader, "" where they do."""
+    """Return why the devices cannot keep a loader's records, or "" where they can."""
     if not getattr(loader.dataset, "is_finished", True):
         return "the cache is not built yet"
     if not sharding.is_fully_addressable:
@@ -102,9 +102,9 @@ def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
 
 
 def _problem_of_auto(memory: JaxMemory | None) -> str:
-    """Return why records are not kept unless that is asked for, "" where it depends on the memory that steps leave."""
+    """Return why "auto" does not keep records, or "" where it depends on the memory that steps leave."""
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:
-        return 'the devices do not say how much memory they have left; resident="yes" keeps them there'
+        return 'the devices do not say how much memory is free; resident="yes" keeps records there'
     return ""

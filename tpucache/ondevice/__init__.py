@@ -1,4 +1,5 @@
-"""What an accelerator does to whole batches, in operators that torch and JAX share: no torch_xla, and no files.
+"""What an accelerator does to whole batches, in operators that torch and JAX share. It imports no torch_xla and reads
+no files.
 
 Importing this loads nothing: each public name is imported when it is first used (PEP 562).
 """

@@ -1,6 +1,6 @@
 """Array functions under names that torch and JAX share, so that the device's work is written once.
 
-Functions are called by the names and positional arguments that `torch` and `jax.numpy` share.
+It calls functions only by names and positional arguments that `torch` and `jax.numpy` have in common.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Array = Any  # a torch.Tensor, or a jax.Array
 
 
 class ArrayLibrary(NamedTuple):
-    """`functions` is the module `torch` or `jax.numpy`; `constant` brings a numpy array to the device."""
+    """`functions` is the module `torch` or `jax.numpy`; `constant` moves a numpy array to the device."""
 
     functions: Any
     constant: Callable[[npt.NDArray[np.float32]], Array]

@@ -1,6 +1,6 @@
 """Augmentation of whole batches on the device.
 
-Random numbers are drawn on the host and uploaded with the batch. An augmentation that is off is not part of the graph.
+Random numbers are drawn on the host and uploaded with the batch. The graph leaves out augmentations that are off.
 Shapes are static, and nothing is read back.
 """
 
@@ -21,15 +21,15 @@ from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, sp
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
-#: Moves the rows of a batch by a number of rows, the last ones to the front.
+#: Moves the rows of a batch down by a number of rows; the last rows come to the front.
 Roll = Callable[[Array, int], Array]
 
 _BYTES: Final = "|u1"
 
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
-#: A channel is smallest where its hue, in sixths of a turn, and this are between 1 and 3; then it rises to the largest.
+#: A channel is smallest where the sum of its hue, in sixths of a turn, and this is between 1 and 3; then it rises.
 _SIXTHS: Final = (5, 3, 1)
-#: The number that is white, by the images' dtype; others have none that is certain.
+#: The number for white in images of each dtype. Other dtypes have none that is certain.
 _WHITE: Final = {"|u1": 255, "<u2": 65535}
 
 
@@ -46,12 +46,12 @@ class BatchAugment:
         library: ArrayLibrary,
         dtype: str = _BYTES,
     ) -> None:
-        """Take the channels' mean and standard deviation, in the numbers of the images, and the images' dtype.
+        """Take the mean and standard deviation of each channel, in the images' own scale, and the images' dtype.
 
-        Raises UsageError when the sides do not fit, or a setting is not of such images.
+        Raises UsageError for sides that do not fit, and for a setting that such images cannot have.
         """
         if settings.rotate and height != width:
-            raise UsageError(f"only square images turn by right angles, not {height}x{width}: leave rotate out")
+            raise UsageError(f"rotate turns only square images, not {height}x{width}: leave rotate out")
         if settings.shift >= min(height, width):
             raise UsageError(f"a shift of {settings.shift} pixels leaves nothing of {height}x{width}")
         self.settings, self._dtype = settings, dtype
@@ -63,10 +63,11 @@ class BatchAugment:
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
 
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
-        """Return a batch's fields with the image normalised and, given `draws`, augmented, and the mask moved with it.
+        """Return a batch's fields with the image normalised and, given `draws`, augmented; the mask moves with its
+        image.
 
-        An image is (batch, height, width, channels), a mask (batch, height, width, 1). Augmented, all fields have each
-        sample as often as it has views.
+        An image is (batch, height, width, channels), a mask (batch, height, width, 1). With `draws`, every field has
+        one row for each view of each sample.
         """
         if draws is None:
             return {**fields, IMAGE: self.plain(fields[IMAGE])}
@@ -77,10 +78,10 @@ class BatchAugment:
         return changed
 
     def views(self, array: Array) -> Array:
-        """Return each sample of an array (batch, ...) once for each of its views, side by side."""
+        """Return an array (batch, ...) with one row for each view of a sample; the views of a sample are neighbours."""
         if self.settings.views == 1:
             return array
-        # Stacked along a new axis, each device keeps its own samples.
+        # Stacking along a new axis leaves each sample on its own device.
         return self._functions.stack([array] * self.settings.views, 1).reshape(-1, *array.shape[1:])
 
     def plain(self, images: Array) -> Array:
@@ -88,13 +89,14 @@ class BatchAugment:
         return self._normalise(images)
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Move pixels, change them by random operations, blur, change colours, normalise, erase: from NHWC to NCHW.
+        """Move pixels, apply random operations, blur, change colours, normalise and erase; from NHWC to NCHW.
 
-        Returns float32 (batch, channels, height, width), one for each view. An erased rectangle is of the mean colour.
+        Returns float32 (batch, channels, height, width), one image for each view. An erased rectangle has the mean
+        colour.
         """
         draws = self._by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
-        # torch flips few other whole numbers than bytes
+        # torch flips few whole numbers other than bytes
         moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
         if self._auto is not None:
             moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
@@ -110,9 +112,9 @@ class BatchAugment:
         return pixels
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Move masks (batch, height, width) of class numbers 0 to 255 as their images are moved; same dtype.
+        """Move masks (batch, height, width) of class numbers 0 to 255 like their images; the dtype stays.
 
-        Where images are interpolated, the nearest class is taken. What random operations move in is of class 255.
+        Where images are interpolated, the nearest class is taken. Pixels that random operations move in have class 255.
         """
         draws = self._by_view(draws)
         moved = self._move(masks[:, None], draws, nearest=True)
@@ -121,18 +123,18 @@ class BatchAugment:
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array, roll: Roll | None = None) -> tuple[Array, Array]:
-        """Mix each image with one of the sample before it in the batch, and its float targets in the same proportion.
+        """Mix each image with the sample before it in the batch, and its float targets in the same proportion.
 
-        Targets are (batch, outputs), or (batch, outputs, height, width), which are cut where their images are. Mix-up:
-        Zhang et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. Where the batch is a part of a larger
-        one, `roll` moves the rows of that one by a number of rows, and returns the part.
+        Targets are (batch, outputs), or (batch, outputs, height, width), which are cut like their images. Mix-up: Zhang
+        et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. Where the batch is part of a larger one, `roll`
+        moves the rows of that larger batch and returns the part.
         """
         if not self.settings.mixes:
             return images, targets
         draws = self._by_view(draws)
         roll = roll or (lambda each, rows: self._functions.roll(each, rows, 0))
         others, other_targets = (roll(each, self.settings.views) for each in (images, targets))
-        # The share of the own image: 1 in a batch that is cut, and outside the cut in every batch.
+        # The weight of the sample's own image: 1 in a batch that is cut, and outside the cut in every batch.
         share = number(draws, drawn.SHARE)
         if self.settings.cutmix:
             share = share * (1 - self._inside(draws[:, drawn.CUT]))
@@ -142,7 +144,8 @@ class BatchAugment:
     def _move(self, images: Array, draws: Array, dtype: str = _BYTES, *, nearest: bool = False) -> Array:
         """Transpose, reverse, shift, tilt and crop (batch, channels, height, width).
 
-        The first three keep every value, of `dtype`, as it is. The others interpolate, and whole numbers stay whole.
+        The first three keep every value, of type `dtype`, exactly. The others interpolate, and whole numbers stay
+        whole.
         """
         settings, functions = self.settings, self._functions
         if settings.rotate:
@@ -153,7 +156,7 @@ class BatchAugment:
         if by_columns:
             images = functions.where(flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
         if settings.shift:
-            # A product with one 1 in each row moves bytes exactly, also in bfloat16, and is what a TPU does best.
+            # Matrices with one 1 in each row move bytes exactly, even in bfloat16, and a TPU is fast at such products.
             rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
             columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
             parts = [rows @ part @ columns for part in self._parts(self._float(images), dtype)]
@@ -174,22 +177,22 @@ class BatchAugment:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels`, numbers of `dtype`, and that bfloat16 holds exactly."""
+        """Return float32 arrays that add up to `pixels`, numbers of type `dtype`; bfloat16 holds each exactly."""
         if dtype == _BYTES:
             return [pixels]
-        if np.dtype(dtype).kind in "iu":  # of 16 bits
+        if np.dtype(dtype).kind in "iu":  # whole numbers of 16 bits
             high = self._functions.floor(pixels / 256) * 256
             return [high, pixels - high]
         return split(pixels, 3)
 
     def _inside(self, boxes: Array) -> Array:
-        """Return 1 where a pixel's centre lies in its sample's box, 0 elsewhere: float32 (batch, 1, height, width)."""
+        """Return 1 where the centre of a pixel lies in its sample's box, else 0: float32 (batch, 1, height, width)."""
         rows = _between(self._rows, boxes[:, 0:1], boxes[:, 1:2])
         columns = _between(self._columns, boxes[:, 2:3], boxes[:, 3:4])
         return self._float((rows[:, :, None] & columns[:, None, :])[:, None])
 
     def _one_hot(self, places: Array, shift: Array) -> Array:
-        """Return float32 (batch, 1, n, n) that moves n rows by `shift`, and reflects them at the border."""
+        """Return float32 (batch, 1, n, n): a matrix that moves n rows by `shift` and reflects them at the border."""
         last = len(places) - 1
         source = abs(places - shift[:, None])
         source = last - abs(last - source)
@@ -208,20 +211,20 @@ def _between(places: Array, low: Array, high: Array) -> Array:
 
 
 class BatchColours:
-    """Brightness, contrast (around the image's mean luma), saturation, hue and grey, in this order.
+    """Changes brightness, contrast (around the image's mean luma), saturation, hue and grey, in this order.
 
-    Hue is that of HSV, as in torchvision: the largest and the smallest of a pixel's numbers stay as they are. Pixels
-    stay between black and white where their dtype says which number is white.
+    Hue is that of HSV, as in torchvision: the largest and the smallest channel of a pixel keep their values. Pixels
+    stay between black and white where their dtype determines white.
     """
 
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
         """Take the number of channels and the images' dtype. Raises UsageError for settings that need others."""
         for name in ("saturation", "hue", "grey"):
             if getattr(settings, name) and channels != 3:
-                raise UsageError(f"{name} is of 3 channels, not of {channels}: leave it out")
+                raise UsageError(f"{name} needs 3 channels, not {channels}: leave it out")
         self._settings, self._functions, self._white = settings, library.functions, _WHITE.get(dtype)
         if settings.brightness and self._white is None:
-            raise UsageError(f"brightness is of numbers from black to white, not of {np.dtype(dtype)}: leave it out")
+            raise UsageError(f"brightness needs numbers from black to white, not {np.dtype(dtype)}: leave it out")
         self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
         self._sixths = library.constant(np.array(_SIXTHS, np.float32).reshape(1, 3, 1, 1))
 
@@ -244,7 +247,7 @@ class BatchColours:
         return self._functions.clip(pixels, 0, self._white) if changes and self._white is not None else pixels
 
     def _turned(self, pixels: Array, turn: Array) -> Array:
-        """Return pixels whose hue is moved by sixths of a whole turn, 0 to 6 from red over green and blue to red."""
+        """Return pixels with their hue moved by sixths of a whole turn, 0 to 6 from red over green and blue to red."""
         functions = self._functions
         red, green, blue = (pixels[:, channel : channel + 1] for channel in range(3))
         largest = functions.maximum(functions.maximum(red, green), blue)
@@ -275,7 +278,7 @@ class BatchNormalise:
     """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], library: ArrayLibrary) -> None:
-        """Take each channel's mean and standard deviation; a channel without spread is only centred."""
+        """Take the mean and standard deviation of each channel; a channel without spread is only centred."""
         scale = [1.0 / spread if spread else 1.0 for spread in std]
         shift = [-m * s for m, s in zip(mean, scale, strict=True)]
         self._library = library
@@ -293,11 +296,11 @@ class BatchNormalise:
 
 
 def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where records of fields of these names cannot be normalised, or changed as the settings ask."""
+    """Raise UsageError where records with these fields cannot be normalised, or changed as the settings ask."""
     if settings is None:
         return
     if IMAGE not in names:
-        raise UsageError("the cache has no images to normalise or augment: leave that out")
+        raise UsageError("the cache has no images to normalise or augment: leave this out")
     points = [name for name in (BOXES, KEYPOINTS) if name in names]
     if settings.moves and points:
         raise UsageError(
@@ -307,7 +310,7 @@ def check_fields(settings: AugmentSettings | None, names: Container[str]) -> Non
 
 
 def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where the labels, or the masks, cannot be mixed as the settings ask."""
+    """Raise UsageError where labels or masks cannot be mixed as the settings ask."""
     if settings is None or not settings.mixes:
         return
     if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:

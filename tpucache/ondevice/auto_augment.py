@@ -1,10 +1,10 @@
-"""RandAugment and TrivialAugment of whole batches of bytes: every image gets operations of its own, in one graph.
+"""RandAugment and TrivialAugment of whole batches of bytes: each image gets its own operations, in one graph.
 
-A shear is made of shifts by fixed lengths, a translation is one shear, and a rotation three (resample.py). Brightness,
-colour, contrast and sharpness mix an image with another one. Equalize needs a histogram and a table of 256 numbers:
-both are products with 16 + 16 rows of ones and zeros, one for each value of a pixel's high and low 4 bits, since a TPU
-has no fast gather or scatter. Their operands are exact in bfloat16, and their sums in float32. At most one image of
-eight in a row is equalized, so that these rows are made of an eighth of the images.
+A shear consists of shifts by fixed lengths, a translation is one shear, and a rotation three (resample.py). Brightness,
+colour, contrast and sharpness mix an image with another one. Equalize needs a histogram and a table of 256 numbers. A
+TPU has no fast gather or scatter, so both are products with 16 + 16 rows of ones and zeros, one row for each value of a
+pixel's high and low 4 bits. Their operands are exact in bfloat16, and their sums in float32. At most one of eight
+neighbouring images is equalized, so that these rows are made for an eighth of the images.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from tpucache.ondevice.settings import AugmentSettings
 
 _WHITE: Final = 255
 _HALF: Final = 16  # values of 4 bits
-#: A number this little below a whole one is that, so that all devices cut off the same fractions.
+#: A number that is less than this below a whole number counts as that, so that all devices cut the same fractions.
 _NEARLY: Final = 2.0**-10
-#: The masks' class that belongs to no class, which comes in from outside the image.
+#: The number in masks that means no class; it fills what comes in from outside the image.
 _NO_CLASS: Final = 255
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 class AutoAugment:
-    """Applies the operations of `draw_operations` to images of bytes, and moves masks as their images are moved."""
+    """Applies the operations of `draw_operations` to images of bytes, and moves masks with their images."""
 
     def __init__(
         self, settings: AugmentSettings, height: int, width: int, channels: int, library: ArrayLibrary, dtype: str
     ) -> None:
-        """Take the images' size, channels and dtype. Raises UsageError where they are not of 1 or 3 channels of bytes.
+        """Take the images' size, channels and dtype. Raises UsageError unless they have 1 or 3 channels of bytes.
 
-        Numbers of other dtypes have no 8 bits to posterize, and no table of 256 numbers that equalizes them.
+        Other dtypes do not have the 8 bits that posterize needs, or the 256 values that equalize counts.
         """
         name = "trivial_augment" if settings.trivial_augment else "rand_augment"
         if np.dtype(dtype) != np.uint8:
-            raise UsageError(f"{name} is of images of bytes, not of {np.dtype(dtype)}: leave it out")
+            raise UsageError(f"{name} needs images of bytes, not of {np.dtype(dtype)}: leave it out")
         if channels not in (1, 3):
-            raise UsageError(f"{name} is of images of 1 or 3 channels, not of {channels}: leave it out")
+            raise UsageError(f"{name} needs images of 1 or 3 channels, not {channels}: leave it out")
         self._library, self._functions = library, library.functions
         self._height, self._width = height, width
         self._reach, self._count = op.reach_of(settings, height, width), settings.operations
         self._views = settings.views
-        # For each value of the low bits, 1 where the other one is less; in the last row always.
+        # For each value of the low bits: 1 where the other value is less; the last row is all ones.
         self._values = library.constant(np.arange(_HALF + 1, dtype=np.float32).reshape(1, -1, 1))
         self._before = library.constant(np.tri(_HALF, k=-1, dtype=np.float32)[None])
         self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Return changed images, float32 whole numbers (batch, channels, height, width), of bytes of any dtype."""
+        """Return changed images, float32 whole numbers (batch, channels, height, width), from bytes of any dtype."""
         for numbers in self._operations(draws):
             images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Return masks (batch, 1, height, width) as their images are moved, 255 outside; uint8."""
+        """Return masks (batch, 1, height, width) moved like their images, 255 outside; uint8."""
         for numbers in self._operations(draws):
             masks = self._moved(masks, numbers, _NO_CLASS, nearest=True)
         return masks
@@ -69,7 +69,7 @@ class AutoAugment:
         return [draws[:, at * op.COLUMNS : (at + 1) * op.COLUMNS] for at in range(self._count)]
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
-        """Return images turned and sheared, uint8; `outside` is the number that comes in."""
+        """Return images rotated and sheared, uint8; `outside` fills what comes in."""
         library, functions, reach = self._library, self._functions, self._reach
         pixels = library.cast(pixels, "uint8")
         if reach.side:
@@ -77,7 +77,7 @@ class AutoAugment:
             pixels = functions.where(_flag(numbers, op.TRANSPOSED), pixels.swapaxes(2, 3), pixels)
             pixels = functions.where(_flag(numbers, op.ROWS_REVERSED), functions.flip(pixels, (2,)), pixels)
             pixels = functions.where(_flag(numbers, op.COLUMNS_REVERSED), functions.flip(pixels, (3,)), pixels)
-        # The first two shears also make the columns that the last one moves in.
+        # The first two shears also compute the columns that the last one moves in.
         pixels = bordered(library, pixels, reach.rows + reach.last, outside)
         row_moves, column_moves = numbers[:, op.ROW_SLOPE], numbers[:, op.COLUMN_SLOPE]
         pixels = sheared_bytes(library, pixels, row_moves, numbers[:, op.ROW_START], reach.rows, nearest=nearest)
@@ -93,18 +93,20 @@ class AutoAugment:
         return pixels
 
     def _squared(self, pixels: Array, outside: int) -> Array:
-        """Return images in the middle of the square in which they turn, a pixel nearer to its top and left at most."""
+        """Return images centred in the square in which they rotate; an odd pixel goes to the bottom and right."""
         rows, columns = self._reach.side - self._height, self._reach.side - self._width
         pixels = bordered(self._library, pixels, (columns + 1) // 2, outside)[..., columns % 2 :]
         pixels = bordered(self._library, pixels.swapaxes(2, 3), (rows + 1) // 2, outside)[..., rows % 2 :]
         return pixels.swapaxes(2, 3)
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
-        """Return float32 pixels mixed, posterized, solarized, stretched and equalized, each as its numbers say."""
+        """Return float32 pixels, mixed, posterized, solarized, stretched and equalized as the numbers of each image
+        say.
+        """
         functions = self._functions
         grey = functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if _is_rgb(pixels) else pixels
         mean = grey.mean((1, 2, 3)).reshape(-1, 1, 1, 1)
-        # A grey image is left as it is by changes of its colour.
+        # A change of colour leaves a grey image unchanged.
         other = grey * _number(numbers, op.GREY) + mean * _number(numbers, op.MEAN)
         other = other + _smoothed(functions, pixels) * _number(numbers, op.SMOOTH)
         pixels = self._cut(pixels + (other - pixels) * (1 - _number(numbers, op.KEPT)))
@@ -120,7 +122,7 @@ class AutoAugment:
         return self._equalized_some(pixels, _flag(numbers, op.EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with those images equalized that are chosen, at most one of each group of a view."""
+        """Return pixels with the chosen images equalized, at most one of each group of a view."""
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, op.GROUP)
         grouped = pixels.reshape(-1, size, self._views, *shape[1:])
@@ -130,14 +132,16 @@ class AutoAugment:
         return functions.where(is_chosen, equalized, grouped).reshape(*shape)
 
     def _equalized(self, pixels: Array) -> Array:
-        """Return pixels of which each channel has each number about equally often, as Pillow's ImageOps.equalize."""
+        """Return pixels in which each number is about equally frequent in each channel, as Pillow's ImageOps.equalize
+        does.
+        """
         functions = self._functions
         flat = pixels.reshape(-1, 1, pixels.shape[2] * pixels.shape[3])
         high = functions.floor(flat / _HALF)
         low = flat - high * _HALF
         of_high = self._float(high == self._values[:, :_HALF])
         is_low = self._float(low == self._values[:, :_HALF])
-        # How many pixels have the same high bits and less in the low ones; in the last column all with these high bits.
+        # Count pixels with the same high bits and smaller low bits; in the last column, all with these high bits.
         less = of_high @ self._float(low < self._values).swapaxes(1, 2)
         rows = less[..., _HALF:]
         less = less[..., :_HALF] + (self._before * rows.swapaxes(1, 2)).sum(2, keepdims=True)
@@ -146,13 +150,13 @@ class AutoAugment:
         step = functions.floor((others + 0.5) / _WHITE)
         changes = step > 0
         step = functions.where(changes, step, 1.0)
-        # Whole numbers plus 1/2 are far enough from a whole quotient for a device that divides inexactly.
+        # Adding 1/2 keeps the quotient away from whole numbers, for devices that divide inexactly.
         table = functions.clip(functions.floor((less + functions.floor(step / 2) + 0.5) / step), 0, _WHITE)
         found = ((table.swapaxes(1, 2) @ of_high) * is_low).sum(1, keepdims=True)
         return functions.where(changes, found, flat).reshape(*pixels.shape)
 
     def _cut(self, pixels: Array) -> Array:
-        """Return whole numbers between black and white, their fractions cut off."""
+        """Return numbers between black and white, with their fractions cut off."""
         return self._functions.clip(self._functions.floor(pixels + _NEARLY), 0, _WHITE)
 
     def _float(self, array: Array) -> Array:
@@ -160,7 +164,7 @@ class AutoAugment:
 
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
-    """Return whole numbers: means of 3 x 3 pixels, in which the middle one counts 5 times; the border stays."""
+    """Return whole numbers: means of 3 x 3 pixels in which the middle one counts 5 times; the border is kept."""
     if min(pixels.shape[2:]) < 3:
         return pixels
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]

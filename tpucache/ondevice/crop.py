@@ -1,10 +1,10 @@
-"""Random resized crops of packed images: each sample's own part is resized before there are any pixels.
+"""Random resized crops of packed images: each sample's own part is resized while it is decoded.
 
-A crop is a matrix of rows and one of columns for each sample: Lanczos' weights of the pixels of its part, as Pillow has
-them, so that nothing aliases, times what makes these pixels of a plane's numbers. No pixel is made that is not in the
-result.
+A crop is one matrix of rows and one of columns for each sample. Each is a product of two matrices: Lanczos' weights for
+the pixels of the part, as Pillow has them (so that nothing aliases), and the matrix that makes these pixels from a
+plane's numbers. No pixel outside the result is computed.
 
-The weights are made on the device. A block's eight pixels are along the first dimension, so that no tensor ends in a
+The device computes the weights. The eight pixels of a block lie along the first dimension, so that no tensor ends in a
 dimension of 8: the transform is a sum of arrays.
 """
 
@@ -24,18 +24,18 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.ondevice.decode import Axis, Constants, Matrix, PackedDecoder, Resize, split_parts, to_bytes, transformed
 from tpucache.store.codecs.dct.coefficients import BLOCK, basis
 
-_LOBES: Final = 3  # of Lanczos' filter, to either side
-_WEIGHT_UNIT: Final = 1 / 256  # weights are at most about 1: multiples of this take 8 bits and a sign
-_SMALL: Final = 1e-4  # the sine of a number so near 0 is the number
+_LOBES: Final = 3  # of Lanczos' filter, on either side
+_WEIGHT_UNIT: Final = 1 / 256  # weights are at most about 1, so multiples of this take 8 bits and a sign
+_SMALL: Final = 1e-4  # the sine of a smaller number is the number itself
 
 
 class CropDecoder:
-    """Decodes a part of each packed image to the size of `resize`, turned left to right where it is drawn so."""
+    """Decodes a part of each packed image to the size of `resize`, and mirrors it where the draws say so."""
 
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
-        """Take the decoder of whole images; `resize.fit` is of no meaning here."""
+        """Take the decoder for whole images; `resize.fit` has no effect here."""
         self._decoder, self._sizes = decoder, (resize.height, resize.width)
-        #: The name of the constant that has the pixels of an axis.
+        #: The name of the constant that holds the pixels of an axis.
         self._names = {
             axis: f"pixels{number}" for number, axis in enumerate(dict.fromkeys(itertools.chain(*decoder.axes)))
         }
@@ -49,14 +49,15 @@ class CropDecoder:
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants, draws: Array) -> Array:
         """Return uint8 (B, channels, height, width) for a packed batch and the random numbers of `draw`, one view.
 
-        A crop is of whole pixels of the stored image; CROPPED of the draws says which, COLUMNS_REVERSED which turn.
+        A crop consists of whole pixels of the stored image. The column CROPPED of the draws says which, and
+        COLUMNS_REVERSED says which crops are mirrored.
         """
         top, height, left, width = (draws[:, drawn.CROPPED.start + at] for at in range(4))
         row_places, column_places = constants["row_places"], constants["column_places"]
         reversed_places = len(column_places) - 1 - column_places
         is_reversed = draws[:, drawn.COLUMNS_REVERSED : drawn.COLUMNS_REVERSED + 1] > 0
         turned = library.functions.where(is_reversed, reversed_places, column_places)
-        made: dict[tuple[Axis, bool], Array] = {}  # both planes of chroma have the same
+        made: dict[tuple[Axis, bool], Array] = {}  # both planes of chroma share theirs
         planes = []
         for (down, across), plane in zip(
             self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True
@@ -72,9 +73,9 @@ class CropDecoder:
 
 
 def _pixels(axis: Axis) -> Matrix:
-    """Return the pixels of an axis, float32 (n, 1, 1, blocks): those of a block of samples along the first dimension.
+    """Return the pixels of an axis, float32 (n, 1, 1, blocks), with the pixels of a block along the first dimension.
 
-    Where a sample is two pixels wide, a part of it is also in the next pixel on either side, so these are there, too.
+    Where a sample is two pixels wide, it also contributes to the next pixel on either side, so these are included.
     """
     block = 1 if axis.frequencies is None else BLOCK
     beyond = axis.step - 1
@@ -84,10 +85,10 @@ def _pixels(axis: Axis) -> Matrix:
 
 
 def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
-    """Return float32 (B, n, numbers): the weights of a plane's numbers in each of n pixels made.
+    """Return float32 (B, n, numbers): the weights of a plane's numbers for each of the n output pixels.
 
-    `at` are the `_pixels` of the axis. `places` count the pixels made, (n,) or (B, n); their part of the side begins at
-    `starts` and has `sizes` pixels, (B,).
+    `at` are the `_pixels` of the axis. `places` count the output pixels, (n,) or (B, n). Their part of the side begins
+    at `starts` and has `sizes` pixels, (B,).
     """
     functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
@@ -105,9 +106,9 @@ def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts
 
 
 def _lanczos(functions: Any, angles: Array) -> Array:
-    """Return sinc(x) * sinc(x / 3), 0 beyond the lobes, of pi * x / 3 that is not negative: one sine is enough.
+    """Return sinc(x) * sinc(x / 3), 0 beyond the lobes, for a non-negative pi * x / 3; it computes only one sine.
 
-    For sin(3 a) = 3 sin(a) - 4 sin(a)^3, and the filter is 0 at the end of its lobes.
+    This uses sin(3 a) = 3 sin(a) - 4 sin(a)^3; the filter is 0 at the end of its lobes.
     """
     angles = functions.clip(angles, _SMALL, math.pi)
     sines = functions.sin(angles)
@@ -116,9 +117,9 @@ def _lanczos(functions: Any, angles: Array) -> Array:
 
 
 def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
-    """Return the lowest frequencies of blocks of eight pixels, which are along the first dimension.
+    """Return the lowest frequencies of blocks of eight pixels, which lie along the first dimension.
 
-    Even waves are symmetric and odd ones antisymmetric, so each is a sum of four.
+    Even waves are symmetric and odd ones antisymmetric, so that each is a sum of four.
     """
     half = BLOCK // 2
     first, second = pixels[:half], functions.flip(pixels[half:], (0,))

@@ -1,11 +1,11 @@
-"""Decoders for packed batches, written once for torch and for JAX.
+"""Decoders for packed batches, written once for torch and JAX.
 
-They are written for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8 and nothing is
-transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is sent as two numbers that
-bfloat16 holds nearly exactly; sums are float32 there. The result is within one level of float32's on any device.
+They are made for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
+transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is passed as two numbers that
+bfloat16 holds nearly exactly; sums are float32 there. On any device, the result is within one level of float32's.
 
-An image of another size takes no further step: its rows and columns are products of the stored ones' with Lanczos'
-weights, so they are in the constants. Of coefficients, a smaller image needs the low frequencies alone.
+An image of another size needs no further step: the constants already include Lanczos' weights for its rows and columns.
+From coefficients, a smaller image needs only the low frequencies.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Par
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
-# Numbers are split into a multiple of these, which takes 8 bits and a sign, and a rest. Dequantised coefficients are
-# whole and within 2048, so both parts are exact; after one of the two products numbers are within 1024.
+# Numbers are split into a multiple of one of these, which takes 8 bits and a sign, and a rest. Coefficients are
+# whole and within 2048, so both parts are exact; after the first of two products numbers are within 1024.
 _OF_COEFFICIENTS: Final = 8.0
 _OF_HALF_DONE: Final = 4.0
 
@@ -43,7 +43,7 @@ Size = int | tuple[int, int]
 
 
 class Resize(NamedTuple):
-    """The size of the images to be made, in pixels, and how one of another shape comes to it, as `Recipe.fit`."""
+    """The size of the images to make, in pixels, and how an image of another shape is fitted to it, as `Recipe.fit`."""
 
     height: int
     width: int
@@ -51,7 +51,7 @@ class Resize(NamedTuple):
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
-    """Return what makes images of a size out of a field's. Raises UsageError for a size that cannot be made of them."""
+    """Return how to make images of a size from those of a field. Raises UsageError for a size that is impossible."""
     sides = size if isinstance(size, tuple) else (size, size)
     if fit not in get_args(Fit):
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
@@ -61,17 +61,17 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
     for side, stored in zip(sides, shape[:2], strict=True):
         if not min(_LEAST_SIDE, stored) <= side <= _MOST_TIMES * stored:
             raise UsageError(
-                f"images of {shape[0]}x{shape[1]} become from {_LEAST_SIDE} pixels to twice as large, and "
+                f"images of {shape[0]}x{shape[1]} can get sides from {_LEAST_SIDE} pixels to twice their own, and "
                 f"not {sides[0]}x{sides[1]}: warm up a cache of larger images"
             )
     return Resize(*sides, fit)
 
 
 class Axis(NamedTuple):
-    """How the numbers along a side of a plane make the image's pixels.
+    """How the numbers along a side of a plane give the pixels of the image.
 
-    The image has `pixels` along this side, the plane `samples`, each of `step` pixels. Its numbers are the samples
-    themselves, or the lowest `frequencies` of each block of eight.
+    Along this side, the image has `pixels`, and the plane has `samples`, each covering `step` pixels. The plane's
+    numbers are the samples themselves, or the lowest `frequencies` of each block of eight.
     """
 
     pixels: int
@@ -80,7 +80,7 @@ class Axis(NamedTuple):
     frequencies: int | None = None
 
     def matrix(self) -> npt.NDArray[Any]:
-        """Return float64 (pixels, numbers): the weights of the numbers in each pixel."""
+        """Return float64 (pixels, numbers): the weight of each number in each pixel."""
         if self.frequencies is None:
             made = np.eye(self.samples)
         else:
@@ -91,16 +91,16 @@ class Axis(NamedTuple):
 
 
 class PackedDecoder(ABC):
-    """Makes images of packed batches, with static shapes, of the stored size or another one."""
+    """Makes images from packed batches, with static shapes, in the stored size or another one."""
 
     def __init__(self, stored: tuple[int, int], resize: Resize | None) -> None:
-        #: The pixels of an image as stored, (height, width).
+        #: The stored size of an image in pixels, (height, width).
         self.stored = stored
-        #: By name, float32; they are to be on the device.
+        #: float32 constants by name; the caller moves them to the device.
         self.constants: dict[str, Matrix] = {}
         sides = _sides(stored, resize)
         for number, (rows, columns) in enumerate(self.axes):
-            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else its numbers are its pixels
+            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else they are its pixels
                 down, across = (side.weights @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
                 self.constants.update(_constants_of(_float32(down), _float32(across.T), number))
         above, beside = (side.is_inside for side in sides)
@@ -110,16 +110,16 @@ class PackedDecoder(ABC):
     @property
     @abstractmethod
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """Each plane's rows and columns."""
+        """The rows and columns of each plane."""
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
         """Return a batch's planes as the numbers of their axes, whole and within 2048: float32 (B, rows, columns)."""
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return float32 (B, channels, height, width) of pixels of planes, centred at 0, by JFIF's matrix.
+        """Return float32 (B, channels, height, width) from the pixels of the planes, centred at 0, by JFIF's matrix.
 
-        `middle` is what 0 becomes: 128, but 0 where an image was padded with black.
+        `middle` is the value of 0: 128, or 0 where an image was padded with black.
         """
         luma = planes[0] + middle
         if len(planes) == 1:
@@ -154,7 +154,7 @@ class CoefficientDecoder(PackedDecoder):
     """Decodes quantised coefficients, uint8 (B, N)."""
 
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
-        """Take the layout of the packed bytes, and how many frequencies of each block are used (default: all)."""
+        """Take the layout of the packed bytes, and how many frequencies of each block to use (default: all)."""
         self.layout = layout
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
         super().__init__((layout.height, layout.width), resize)
@@ -176,11 +176,11 @@ class CoefficientDecoder(PackedDecoder):
         ]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's coefficients, times their quantisers. Raises UsageError for images of other bytes."""
+        """Return a batch's dequantised coefficients. Raises UsageError for images of another length."""
         if packed.shape[1] != self.layout.nbytes:
             raise UsageError(
-                f"packed images of {packed.shape[1]:,} bytes are not those of this decoder, {self.layout.nbytes:,}: "
-                "make it of the dataset that the batch is of, in its resolution"
+                f"packed images have {packed.shape[1]:,} bytes, and this decoder takes {self.layout.nbytes:,}: "
+                "make the decoder from the batch's own dataset, in its resolution"
             )
         matrices = _matrices(library, packed, self.layout)
         planes = []
@@ -242,7 +242,7 @@ class PixelDecoder(PackedDecoder):
 
 
 def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder | None:
-    """Return the decoder of a field's packed form, or what resizes its pixels; None where there is nothing to do."""
+    """Return the decoder of a field's packed form, or the resizer of its pixels; None where there is nothing to do."""
     is_packed = isinstance(CODECS[field.codec], PackedCodec)
     return packed_or_pixels(field, resize) if is_packed or resize is not None else None
 
@@ -261,7 +261,7 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
-    """Return a plane's constants by name, each in its two parts: `_parts_of`."""
+    """Return a plane's constants by name, each in two parts; see `_parts_of`."""
     made = {}
     for name, matrix in ((f"rows{number}", rows), (f"columns{number}", columns)):
         made[name] = to_bfloat16(matrix)
@@ -281,16 +281,20 @@ def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array],
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the product of two sums. That of the two rests is left out: it is smaller than what bfloat16 rounds."""
+    """Return the product of two sums. It leaves out the product of the rests, which is smaller than bfloat16's
+    rounding.
+    """
     coarse, rest = left
     wide: Array = functions.matmul(coarse, right[0])
     return wide + functions.matmul(rest, right[0]) + functions.matmul(coarse, right[1])
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
-    """Return coefficients from low and high bits, the mean of each block from differences along its row of blocks."""
+    """Return coefficients from low and high bits. The mean of each block is stored as a difference along its row of
+    blocks.
+    """
     functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
-    # Apart, either part is a whole number that bfloat16 holds exactly.
+    # Kept apart, each part is a whole number that bfloat16 holds exactly.
     first, second = (functions.matmul(part[:, :rows, :columns], ones) for part in (low, high))
     matrix = low + 256 * high
     top = functions.concatenate([first + 256 * second, matrix[:, :rows, columns:]], 2)
@@ -298,16 +302,16 @@ def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, on
 
 
 def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
-    """Return numbers from 0 to 15 as the two's complement numbers that their bits are."""
+    """Return numbers from 0 to 15 as the two's complement numbers with these 4 bits."""
     return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
-    """Return low and high bits of each plane's coefficients, (B, rows, columns), by the bands' packed bytes."""
+    """Return low and high bits of each plane's coefficients, (B, rows, columns), from the packed bytes of the bands."""
     found: list[list[Array]] = []
     at = 0
     for band in layout.parts:
-        # int8 takes the bits of uint8 as they are.
+        # int8 keeps the bits of uint8 unchanged.
         low = library.cast(library.cast(packed[:, at : at + band.low_bytes], "int8"), "float32")
         pairs = library.cast(packed[:, at + band.low_bytes : at + band.low_bytes + band.high_bytes], "float32")
         second = library.functions.floor(pairs / 16)
@@ -331,7 +335,7 @@ def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -
 
 
 def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
-    """Return a matrix with the next band's two blocks: one to its right, and one below both."""
+    """Return a matrix extended by the next band's two blocks: one to its right, and one below both."""
     functions = library.functions
     return functions.concatenate([functions.concatenate([matrix, blocks[0]], 2), blocks[1]], 1)
 
@@ -339,7 +343,7 @@ def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
 def _spread(
     library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Part], plane: Plane, wide: list[Part]
 ) -> list[Array]:
-    """Return high bits at the places of their coefficients, 0 elsewhere: blocks as those of `low`."""
+    """Return high bits at the places of their coefficients, 0 elsewhere, in blocks like those of `low`."""
     functions, at = library.functions, 0
     starts = {part.rows.start: part for part in wide}
     blocks = []
@@ -358,26 +362,26 @@ def _spread(
 
 def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:
     """Return numbers as multiples of `unit`, a power of two, and the rest."""
-    # Rounded by arithmetic, as XLA may leave out a conversion to bfloat16 and back.
+    # Round by arithmetic, because XLA may optimise away a conversion to bfloat16 and back.
     coarse = library.functions.round(values * (1 / unit)) * unit
     return coarse, values - coarse
 
 
 def to_bytes(library: ArrayLibrary, colours: Array) -> Array:
-    """Return float32 numbers as the nearest of uint8."""
+    """Return float32 numbers rounded to the nearest uint8."""
     functions = library.functions
     return library.cast(functions.round(functions.clip(colours, 0, 255)), "uint8")
 
 
 class Side(NamedTuple):
-    """The weights (pixels made, pixels stored) along a side; `is_inside` is False for pixels that are padding."""
+    """The weights (output pixels, stored pixels) along a side; `is_inside` is False for pixels of padding."""
 
     weights: npt.NDArray[Any]
     is_inside: npt.NDArray[np.bool_]
 
 
 def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
-    """Return the weights of rows and of columns of images stored as (height, width)."""
+    """Return the weights of rows and of columns for images stored as (height, width)."""
     height, width = stored
     if resize is None:
         return Side(np.eye(height), np.ones(height, bool)), Side(np.eye(width), np.ones(width, bool))
@@ -397,7 +401,7 @@ def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas
 
 
 def doubling(size: int) -> npt.NDArray[Any]:
-    """Return (2 * size, size): linear interpolation between the centres of samples, the edges repeated."""
+    """Return (2 * size, size): linear interpolation between the centres of samples, with repeated edges."""
     near, far = np.eye(size), np.zeros((2 * size, size))
     far[0::2] = near[np.maximum(np.arange(size) - 1, 0)]
     far[1::2] = near[np.minimum(np.arange(size) + 1, size - 1)]
@@ -405,7 +409,7 @@ def doubling(size: int) -> npt.NDArray[Any]:
 
 
 def to_bfloat16(matrix: Matrix) -> Matrix:
-    """Return float32 numbers rounded to those that bfloat16 holds, halves to even. The numbers are finite."""
+    """Return finite float32 numbers rounded to the nearest that bfloat16 holds, halves to even."""
     bits = matrix.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 

@@ -1,6 +1,6 @@
-"""The random numbers of device augmentation, drawn on the host, a few for each sample.
+"""The random numbers of device augmentation: a few for each sample, drawn on the host.
 
-They depend only on (seed, step): they are the same on every backend and number of cores, and in a resumed run.
+They depend only on (seed, step). So they are the same on every backend, on any number of cores, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from tpucache.ondevice import operations
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.types import Array
 
-# Columns of the draws of one view. Neutral where a setting is off.
+# Columns of the draws of one view. A column has its neutral value where its setting is off.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)
 ERASED: Final = slice(8, 12)  # top, bottom, left, right as shares of the side
-SHARE: Final = 12  # of the own image in a mix-up
+SHARE: Final = 12  # the weight of the sample's own image in a mix-up
 CUT: Final = slice(13, 17)  # as ERASED
 CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
-TILT_ROWS, TILT_COLUMNS = 21, 22  # by how many columns a row is moved for each row below the centre, and vice versa
+TILT_ROWS, TILT_COLUMNS = 21, 22  # columns by which a row moves for each row below the centre, and rows for each column
 HUE, BLUR, GREY = 23, 24, 25  # HUE: in whole turns
-COLUMNS: Final = 26  # those of RandAugment's and TrivialAugment's operations follow
+COLUMNS: Final = 26  # the columns of RandAugment's and TrivialAugment's operations follow
 
 _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
 _CROPPED_ASPECT: Final = (3 / 4, 4 / 3)  # torchvision's defaults
 _CROP_TRIES: Final = 10
-#: A Gaussian this narrow changes no pixel.
+#: The standard deviation of a Gaussian so narrow that it changes no pixel.
 _LEAST_BLUR: Final = 0.1
-# The streams of random numbers. Settings that were added together share one, so that no setting moves the others'.
+# The streams of random numbers. Each setting has its place in one of them, so that it never moves another's draws.
 _FIRST, _SECOND, _THIRD = range(3)
 
 
@@ -41,8 +41,8 @@ def draw(
     """Return the random numbers of one step, float32 (batch, views x columns): a pure function of the arguments.
 
     `size` is the images' height and width, which a crop and operations need. Turning one setting on or off does not
-    change what the others draw, and the first view's numbers are those of a single one. Raises UsageError for a crop
-    or operations without a size.
+    change the draws of others, and the numbers of the first view are those of a single view. Raises UsageError for a
+    crop or operations without a size.
     """
     if settings.operations and size is None:
         raise UsageError("random operations depend on the images' height and width: give draw their size")
@@ -53,7 +53,7 @@ def draw(
 
 
 def columns_of(settings: AugmentSettings) -> int:
-    """Return how many random numbers each view of a sample has."""
+    """Return how many random numbers each view of a sample needs."""
     return COLUMNS + settings.operations * operations.COLUMNS
 
 
@@ -65,7 +65,7 @@ def _draw_view(
     coin = rng.random_sample()
     draws = np.zeros((batch_size, COLUMNS))
     turns = (uniform[:, 0] * 4).astype(int) if settings.rotate else np.zeros(batch_size, int)
-    # A quarter turn to the left is a transposition, then the rows reversed.
+    # A quarter turn to the left is a transposition and then a reversal of the rows.
     draws[:, TRANSPOSED] = turns % 2
     draws[:, ROWS_REVERSED] = ((turns == 1) | (turns == 2)) ^ (settings.vertical_flip & (uniform[:, 1] < 0.5))
     draws[:, COLUMNS_REVERSED] = ((turns == 2) | (turns == 3)) ^ (settings.flip & (uniform[:, 2] < 0.5))
@@ -97,14 +97,14 @@ def _draw_view(
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
-    """Return the random generator of a stream of a view. The first stream of the first view uses the seed alone."""
+    """Return the random generator for one stream of a view. The first stream of the first view uses the seed alone."""
     key = (view, number) if view or number else ()
-    # RandomState's distributions never change from one NumPy to the next, which a Generator's may.
+    # RandomState's distributions never change between releases of NumPy; a Generator's may.
     return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))
 
 
 def _erased(uniform: Array, probability: float) -> Array:
-    """Return boxes (batch, 4) of random area and aspect, none for those that are not erased."""
+    """Return boxes (batch, 4) of random area and aspect; empty ones for images that are not erased."""
     chosen = uniform[:, 0] < probability
     area = _ERASED_AREA[0] + uniform[:, 1] * (_ERASED_AREA[1] - _ERASED_AREA[0])
     low, high = np.log(_ERASED_ASPECT)
@@ -114,7 +114,7 @@ def _erased(uniform: Array, probability: float) -> Array:
 
 
 def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
-    """Return top, bottom, left and right of boxes with these sides at random places in the unit square."""
+    """Return top, bottom, left and right of boxes with these sides, at random places in the unit square."""
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
 
@@ -122,16 +122,18 @@ def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
 def _boxes_around(centres: Array, sides: Array) -> Array:
     """Return top, bottom, left and right of squares with these sides around centres, cut at the unit square's border.
 
-    So the share that a cut takes is at most that of Beta, as in the paper's own code (Yun et al., arXiv:1905.04899).
+    So the area that is cut out is at most the share drawn from Beta, as in the paper's own code (Yun et al.,
+    arXiv:1905.04899).
     """
     low, high = (np.clip(centres + half[:, None], 0, 1) for half in (-sides / 2, sides / 2))
     return np.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], 1)
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
-    """Return top, height, left and width (batch, 4) of crops in whole pixels, as torchvision's RandomResizedCrop.
+    """Return top, height, left and width (batch, 4) of crops in whole pixels, as torchvision's RandomResizedCrop does.
 
-    Area and aspect are tried until they fit; what never does becomes the largest crop of an allowed aspect, centred.
+    Area and aspect are drawn until they fit. After too many draws, the crop is the largest one of an allowed aspect,
+    centred.
     """
     low, high = np.log(_CROPPED_ASPECT)
     areas = height * width * (zoom + uniform[:, 2 : 2 + _CROP_TRIES] * (1 - zoom))

@@ -1,4 +1,4 @@
-"""The memory of one device of torch, for records that stay there."""
+"""The memory of one torch device, for records that stay there."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots
 
-#: Whole numbers by their bytes: rows are gathered in the largest that divide them, which takes the fewest reads.
+#: Integer types by their size: rows are gathered as the largest type that divides them, which needs fewest reads.
 _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TorchMemory:
-    """A CPU, a GPU, or another device of torch that runs operations as they come."""
+    """A CPU, a GPU, or another torch device that runs operations as they come."""
 
     cores, tile = 1, NO_TILE
 
     def __init__(self, device: Any) -> None:
-        """Take a device by its name. Raises UsageError where it is not here."""
+        """Take a device by its name. Raises UsageError where this machine does not have it."""
         try:
             self._device = torch.empty(1, device=device).device
-        except Exception as error:  # what torch raises depends on the device, and on how it was built
+        except Exception as error:  # torch's error depends on the device and on the build
             raise UsageError(f"device {device!r} cannot be used: {error}") from error
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Send an array or tensor of the host; out of page-locked memory, without waiting for it."""
+        """Send an array or tensor of the host. From page-locked memory, this does not wait for the copy."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for the rows of these slots, of chunks like this one."""
+        """Return memory for the rows of these slots, for chunks like this one."""
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value, which are the same there."""
+        """Return the bytes of a value; they are the same on the device."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
-        """Return what no program has of a GPU's memory; None for other devices."""
+        """Return the bytes of a GPU's memory that no program uses; None for other devices."""
         return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
 
     def as_image(self, images: torch.Tensor) -> torch.Tensor:
@@ -49,10 +49,10 @@ class TorchMemory:
 
 
 class TorchTable:
-    """Rows of bytes: so each dtype is gathered alike, also those that torch has few operations for."""
+    """Rows of bytes. So rows of any dtype are gathered the same way, even where torch has few operations for it."""
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
-        """Reserve memory where the chunk is. Raises DeviceFullError where there is not as much."""
+        """Reserve memory on the chunk's device. Raises DeviceFullError where there is not enough."""
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]
@@ -67,7 +67,7 @@ class TorchTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write a chunk behind those before it."""
+        """Write a chunk after those before it."""
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
         places = number * self._count + torch.arange(self._count, device=self.rows.device)
         self.rows.index_copy_(0, places, rows)

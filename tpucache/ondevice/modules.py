@@ -1,4 +1,4 @@
-"""The device's work on batches for torch: decoding, normalising and augmenting in plain torch operators."""
+"""The device's work on batches as torch modules: decoding, normalising and augmenting in plain torch operators."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class HasFields(Protocol):
-    """A CachedDataset, or anything else with a manifest."""
+    """A CachedDataset, or any other object with a manifest."""
 
     @property
     def manifest(self) -> Any:
-        """The manifest; of it, `fields` is used."""
+        """The manifest; only its `fields` are used."""
         ...
 
 
@@ -35,7 +35,7 @@ class Normalise(BatchNormalise):
     """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        """Take each channel's mean and standard deviation; a channel without spread is only centred."""
+        """Take the mean and standard deviation of each channel; a channel without spread is only centred."""
         super().__init__(mean, std, _torch_on(device))
 
 
@@ -52,9 +52,9 @@ class Augment(BatchAugment):
         device: torch.device,
         dtype: str = "|u1",
     ) -> None:
-        """Take the channels' mean and standard deviation, in the numbers of the images, and the images' dtype.
+        """Take the mean and standard deviation of each channel, in the images' own scale, and the images' dtype.
 
-        Raises UsageError when the sides do not fit, or a setting is not of such images.
+        Raises UsageError for sides that do not fit, and for a setting that such images cannot have.
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
         self._device = device
@@ -62,13 +62,13 @@ class Augment(BatchAugment):
             _say_slow()
 
     def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """See BatchAugment; autocast is off, and so changes no pixel."""
+        """See BatchAugment. Autocast is off, so that it changes no pixel."""
         with torch.autocast(self._device.type, enabled=False):
             pixels: torch.Tensor = super().images(images, draws)
         return pixels
 
     def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """See BatchAugment; autocast is off, and so changes no class."""
+        """See BatchAugment. Autocast is off, so that it changes no class."""
         with torch.autocast(self._device.type, enabled=False):
             moved: torch.Tensor = super().masks(masks, draws)
         return moved
@@ -77,13 +77,13 @@ class Augment(BatchAugment):
 @functools.cache
 def _say_slow() -> None:
     _log.warning(
-        "Augment makes random crops on a CPU as on a device, some ten times more slowly than "
+        "on a CPU, Augment makes random crops about ten times more slowly than "
         "CachedLoader(dataset, …, augment=AugmentSettings(crop=True)) while it reads"
     )
 
 
 class Decoder(nn.Module):
-    """Packed images, uint8 (B, N), -> uint8 (B, channels, height, width). Static shapes, no parameters."""
+    """Decodes packed images, uint8 (B, N) -> uint8 (B, channels, height, width). Static shapes, no parameters."""
 
     def __init__(self, packed: PackedDecoder) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class Decoder(nn.Module):
 
 
 class Resizer(nn.Module):
-    """A Decoder for each size that is asked for, made when it is first asked for and kept: `decoder(...)(batch, 160)`.
+    """Keeps one Decoder for each size that is asked for: `decoder(...)(batch, 160)`.
 
-    XLA compiles one graph a size.
+    XLA compiles one graph for each size.
     """
 
     def __init__(self, field: Field, size: Size, fit: Fit) -> None:
@@ -112,7 +112,7 @@ class Resizer(nn.Module):
         self._of(size)
 
     def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch, of the first size or this one. Raises UsageError."""
+        """Return the images of a batch in the first size, or in this one. Raises UsageError."""
         images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
         return images
 
@@ -126,7 +126,7 @@ class Resizer(nn.Module):
 
 
 class Cropper(nn.Module):
-    """Packed images and the random numbers of `draw` -> their crops, uint8 (B, channels, height, width)."""
+    """Takes packed images and the random numbers of `draw`; returns crops, uint8 (B, channels, height, width)."""
 
     def __init__(self, field: Field, resize: Resize) -> None:
         super().__init__()
@@ -144,19 +144,19 @@ class Cropper(nn.Module):
 
 
 def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
-    """Return the module that makes uint8 (B, channels, height, width) of the images of `CachedLoader(finish="device")`.
+    """Return a module that turns batches of `CachedLoader(finish="device")` into uint8 (B, channels, height, width).
 
-    `size` is that of the images to be made, (height, width) in pixels or one number for both: from 8 to twice the
-    stored ones. `fit` says how an image of another shape comes to it, as warmup's `--fit`. The module takes another
-    size with a batch, too: `module(batch, 160)`.
+    `size` is the size of the resulting images, (height, width) in pixels or one number for both, from 8 to twice the
+    stored size. `fit` says how an image of another shape is fitted to it, as warmup's `--fit`. The module also takes
+    another size with each batch: `module(batch, 160)`.
 
-    With `crop` it makes a random part of each image that size (default: the stored one), without aliasing, and turns
-    some left to right: `module(batch, draws)`, with the numbers of `draw(AugmentSettings(crop=True, flip=True), seed,
-    step, len(batch), stored_size)`, of one view, on the batch's device.
+    With `crop` it resizes a random part of each image to that size (default: the stored one), without aliasing, and
+    mirrors some of them: `module(batch, draws)`. Here `draws` are the numbers of `draw(AugmentSettings(crop=True,
+    flip=True), seed, step, len(batch), stored_size)`, for one view, on the batch's device.
 
     It consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its constants.
-    Images of a codec without a packed form pass through it as they are, unless they get another size. Raises UsageError
-    for a cache without images, and for a size that is none.
+    Images of a codec without a packed form pass through unchanged, unless they get another size. Raises UsageError for
+    a cache without images, and for an impossible size.
     """
     field = image_field(dataset)
     if crop:
@@ -169,7 +169,7 @@ def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", 
 
 
 def image_field(dataset: HasFields) -> Field:
-    """Return the image among a dataset's fields. Raises UsageError for a cache without images."""
+    """Return the image field of a dataset. Raises UsageError for a cache without images."""
     for field in dataset.manifest.fields:
         if field.name == IMAGE:
             found: Field = field
@@ -178,6 +178,6 @@ def image_field(dataset: HasFields) -> Field:
 
 
 def _torch_on(device: torch.device) -> ArrayLibrary:
-    # CUDA takes a copy of such memory before it returns. Blocking, it would also wait for all steps before this one.
+    # CUDA copies such memory before it returns. A blocking copy would also wait for all earlier steps.
     is_cuda = device.type == "cuda"
     return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device, non_blocking=is_cuda))

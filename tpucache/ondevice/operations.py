@@ -1,8 +1,8 @@
-"""Which random operations RandAugment and TrivialAugment make of each image: their numbers, drawn on the host.
+"""The random operations of RandAugment and TrivialAugment for each image: their numbers, drawn on the host.
 
-An operation is a row of numbers, of which those that it does not need are neutral. So one graph makes all of them, and
-none has to be chosen on the device. Operations and magnitudes are those of torchvision's `RandAugment`
-(arXiv:1909.13719) and `TrivialAugmentWide` (arXiv:2103.10158).
+An operation is a row of numbers; those that it does not need are neutral. So one graph can do all operations, and the
+device never chooses between them. Operations and magnitudes are those of torchvision's `RandAugment` (arXiv:1909.13719)
+and `TrivialAugmentWide` (arXiv:2103.10158).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tpucache.types import Array
 
 # Columns of the numbers of one operation.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED = range(3)
-ROW_SLOPE, ROW_START = 3, 4  # row y is read ROW_START + ROW_SLOPE * (y - the centre) columns to the right
-COLUMN_SLOPE, COLUMN_START = 5, 6  # then each column alike, downwards
+ROW_SLOPE, ROW_START = 3, 4  # row y is read ROW_START + ROW_SLOPE * (y - centre) columns to the right
+COLUMN_SLOPE, COLUMN_START = 5, 6  # then each column in the same way, downwards
 LAST_SLOPE: Final = 7  # then the rows again
-KEPT: Final = 8  # the share of the image, which is mixed with black or with one of these three:
+KEPT: Final = 8  # the weight of the image, which is mixed with black or with one of these three:
 GREY, MEAN, SMOOTH = 9, 10, 11
-QUANTUM: Final = 12  # of posterize: pixels become multiples of it
-THRESHOLD: Final = 13  # of solarize: from this number on, pixels are inverted
+QUANTUM: Final = 12  # for posterize: pixels become multiples of it
+THRESHOLD: Final = 13  # for solarize: pixels from this number on are inverted
 STRETCHED, EQUALIZED = 14, 15
 COLUMNS: Final = 16
 
@@ -33,10 +33,10 @@ OPERATIONS: Final = (
 )  # fmt: skip
 _SIGNED: Final = OPERATIONS[1:10]
 _LAST: Final = OPERATIONS.index("Equalize")
-#: At most one of so many images in a row is equalized.
+#: Of this many neighbouring images, at most one is equalized.
 GROUP: Final = 8
 _NEUTRAL: Final = {KEPT: 1, QUANTUM: 1, THRESHOLD: 256}
-#: Beyond this angle, an image is turned by a right angle first.
+#: An image that turns by more than this angle is first turned by a right angle.
 _MOST_TILT: Final = 45.0
 
 
@@ -64,7 +64,7 @@ class Space(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far pixels are moved at most by the three shears, and the `side` of the square that turns, 0 for none."""
+    """How far the three shears move pixels at most, and the `side` of the square in which images turn, 0 for none."""
 
     rows: int
     columns: int
@@ -80,7 +80,7 @@ def space_of(settings: AugmentSettings, height: int, width: int) -> Space:
 
 
 def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
-    """Return how far the operations of these settings move the pixels of images of a size."""
+    """Return how far the operations of these settings move pixels of images of a size."""
     space = space_of(settings, height, width)
     number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
     shear, across, down, rotation = (
@@ -101,12 +101,12 @@ def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
 def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, int]) -> Array:
     """Return the numbers of each image's operations, float64 (batch, operations x COLUMNS).
 
-    `uniform` are random numbers between 0 and 1 (batch, operations, 4). Each operation is as likely as any other, but
-    of GROUP images in a row at most one is equalized, which costs a device as much as all else.
+    `uniform` are random numbers between 0 and 1 (batch, operations, 4). All operations are equally likely. But of GROUP
+    neighbouring images at most one is equalized, because that costs a device as much as everything else.
     """
     batch, count, _ = uniform.shape
     chosen = (uniform[..., 0] * _LAST).astype(int)
-    # Of every group, the first image's last number says which one is equalized, or none.
+    # In each group, the last number of the first image says which image is equalized, or that none is.
     equalized = (uniform[::GROUP, :, 3] * len(OPERATIONS)).astype(int)
     places = np.arange(batch)
     chosen = np.where(equalized[places // GROUP] == (places % GROUP)[:, None], _LAST, chosen)
@@ -136,12 +136,12 @@ def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Ar
 def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
     """Return the columns that an operation sets, for each of its magnitudes (n,)."""
     height, width = size
-    # How far the image's centre is from that of the square in which it turns.
+    # The distance between the centres of the image and of the square in which it turns.
     down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)
     if operation == "Rotate":
         return _rotation(magnitude, down, across)
     found: dict[str, dict[int, Any]] = {
-        # Shears are around the upper left corner, as those of Pillow.
+        # Shears keep the upper left corner in place, as Pillow's do.
         "ShearX": {ROW_SLOPE: magnitude, ROW_START: magnitude * (height / 2 - down)},
         "ShearY": {COLUMN_SLOPE: magnitude, COLUMN_START: magnitude * (width / 2 - across)},
         "TranslateX": {ROW_START: -np.trunc(magnitude)},
@@ -159,11 +159,11 @@ def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int)
 
 
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
-    """Return a rotation around a point beside the centre, as a turn by a right angle or none, and three shears."""
+    """Return a rotation around a point off the centre, as an optional turn by a right angle and three shears."""
     turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
     tilt = np.radians(degrees - 90 * turn)
     slope, sine, cosine = np.tan(tilt / 2), np.sin(tilt), np.cos(tilt)
-    # Where the turn brings the point, less where the shears would take it.
+    # Where the turn moves the point, minus where the shears would move it.
     x, y = np.where(turn, turn * down, across), np.where(turn, -turn * across, down)
     x, y = x - cosine * across + sine * down, y - sine * across - cosine * down
     return {
@@ -173,8 +173,8 @@ def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
 
 
 def _even(first: float, last: float) -> Array:
-    """Return the magnitudes by number, in decimals that keep a whole one whole.
+    """Return the magnitudes by number, rounded to decimals so that whole ones are whole.
 
-    Those of torchvision are of float32, a translation of 16 pixels is one of 15.99, and only 15 pixels there.
+    In torchvision they are float32: a translation of 16 pixels is 15.99 there, and moves only 15.
     """
     return np.round(np.linspace(first, last, MOST_MAGNITUDE + 1), 9)

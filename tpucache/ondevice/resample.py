@@ -1,13 +1,14 @@
-"""Rotating, cropping and blurring of whole batches, by matrix products and shifts of fixed lengths.
+"""Rotation, crops and blur of whole batches, by matrix products and shifts of fixed lengths.
 
 A TPU has no fast gather, so nothing is gathered. A crop and a blur are separable: a product with a matrix of rows and
-one with a matrix of columns. A rotation is three shears (Paeth, "A fast algorithm for general raster rotation", 1986),
-and a shear is some shifts by fixed lengths, each half of the one before, of which each row takes its own. On XLA's CPU
-client, 224x224 pixels of three channels took 3.6 ms to crop and 2.1 ms to rotate; gathers, which a CPU does well, took
-0.5 and 1.3 ms, and shears as products of a matrix for each row 23 times as long as the shifts.
+one with a matrix of columns. A rotation is three shears (Paeth, "A fast algorithm for general raster rotation", 1986).
+A shear is a series of shifts by fixed lengths, each half as long as the one before; each row takes part in those that
+add up to its own shift. On XLA's CPU client, 224x224 pixels of three channels took 3.6 ms to crop and 2.1 ms to rotate.
+Gathers, which a CPU does well, took 0.5 and 1.3 ms; shears as products of a matrix for each row took 23 times as long
+as the shifts.
 
-A TPU rounds the operands of products to bfloat16, and every device sums in another order. So that all give the same
-bytes, places are rounded to 1/256 of a pixel in a crop and to 1/32 in a rotation (OpenCV's warpAffine does, too): then
+A TPU rounds the operands of products to bfloat16, and every device adds in another order. So that all give the same
+bytes, positions are rounded to 1/256 of a pixel in a crop and to 1/32 in a rotation (as in OpenCV's warpAffine). Then
 all operands are exact in bfloat16, and all sums of bytes in float32.
 """
 
@@ -44,13 +45,13 @@ def split(pixels: Array, count: int) -> list[Array]:
 
 
 def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Array, *, nearest: bool) -> Array:
-    """Return float32 (batch, 1, n, n): row i holds the weights of the pixels from which pixel i of a crop is made.
+    """Return float32 (batch, 1, n, n): row i holds the weights of the pixels that make pixel i of a crop.
 
-    `places` are the n places along a side; crops begin at `starts` and have `sizes`, whole pixels (batch,). Between
-    pixels it is interpolated linearly or, with `nearest`, the nearest one is taken; outside a crop its border goes on,
-    as if it had been cut out before it was resized.
+    `places` are the n positions along a side; crops begin at `starts` and have `sizes`, whole pixels (batch,). Values
+    between pixels are interpolated linearly or, with `nearest`, taken from the nearest one. Outside a crop its border
+    is repeated, as if it had been cut out before it was resized.
     """
-    # Whole numbers until the division, so that rounding finds the same on every device.
+    # Whole numbers until the division, so that every device rounds to the same result.
     functions, sizes = library.functions, sizes[:, None]
     within = (2 * places + 1) * sizes / (2 * len(places)) - 0.5
     within = functions.minimum(functions.clip(within, 0, None), sizes - 1)
@@ -60,9 +61,9 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
 
 
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
-    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest; sides have n `places`.
+    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest; a side has n `places`.
 
-    Beyond its border an image is its own reflection, without the border's pixel again, as torchvision pads it.
+    The image is reflected at its border, without repeating the border's pixel, as torchvision pads it.
     """
     functions, last = library.functions, len(places) - 1
     rows, columns = places[:, None], places
@@ -82,19 +83,21 @@ def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> 
     """Return pixels (batch, channels, height, width) as weighted means of their rows, then of their columns."""
     half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)
-    # The means that a crop makes of bytes have 16 bits; those of a blur lose less than 1/100 of a level.
+    # In a crop, means of bytes have 16 bits; in a blur, they lose less than 1/100 of a level.
     return _product([part @ columns for part in split(half, 2 if is_bytes else 3)]) / columns.sum(2, keepdims=True)
 
 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
-    """Return by how many columns and rows, at most, a rotation moves pixels in one shear.
+    """Return by how many columns and rows a rotation moves pixels at most, in one shear.
 
     Raises UsageError where that is more than the image has.
     """
     angle = math.radians(degrees)
     reach = math.ceil(math.tan(angle / 2) * (height - 1) / 2), math.ceil(math.sin(angle) * (width - 1) / 2)
     if reach[0] >= width or reach[1] >= height:
-        raise UsageError(f"a tilt of {degrees:g} degrees moves rows of {height}x{width} pixels out of it: tilt less")
+        raise UsageError(
+            f"a tilt of {degrees:g} degrees moves rows of {height}x{width} pixels out of the image: tilt less"
+        )
     return reach
 
 
@@ -103,8 +106,8 @@ def tilted(
 ) -> Array:
     """Rotate float32 (batch, channels, height, width) around the centre; the border is reflected.
 
-    Row y is moved by `along_rows` (batch,) times its distance from the centre, then each column alike, then the rows
-    again. `reach` is the most columns and rows.
+    Row y moves by `along_rows` (batch,) times its distance from the centre, then each column in the same way, then the
+    rows again. `reach` is the most columns and rows that anything moves.
     """
     pixels = _sheared(library, pixels, along_rows, reach[0], nearest)
     pixels = _sheared(library, pixels.swapaxes(2, 3), along_columns, reach[1], nearest).swapaxes(2, 3)
@@ -112,7 +115,7 @@ def tilted(
 
 
 def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nearest: bool) -> Array:
-    """Return row y of each image as it is `slope` times (y - the centre) columns to the right."""
+    """Return images whose row y is read `slope` times (y - centre) columns to the right."""
     if not reach:
         return pixels
     functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
@@ -127,16 +130,16 @@ def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nea
 def sheared_bytes(
     library: ArrayLibrary, pixels: Array, slope: Array, start: Array, reach: int, *, nearest: bool
 ) -> Array:
-    """Return row y of uint8 images as it is `start` + `slope` times (y - the centre) columns to the right; uint8.
+    """Return uint8 images whose row y is read `start` + `slope` times (y - centre) columns to the right.
 
-    `slope` and `start` are (batch,). The result has 2 * `reach` columns less: those that are beside it.
+    `slope` and `start` are (batch,). The result lacks the `reach` columns of border on either side.
     """
     if not reach:
         return pixels
     offsets = library.constant(centred(pixels.shape[2]))
     moves = start.reshape(-1, 1, 1, 1) + slope.reshape(-1, 1, 1, 1) * offsets
-    # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too. What lies in the middle of two
-    # places is moved to the second, whichever way a device has rounded it.
+    # Numbers are whole again after each shear, so that 1/256 of a pixel is exact, too. A value halfway between two
+    # positions moves to the second, whichever way a device has rounded it.
     steps = 1 if nearest else _CROP_STEPS
     moves = library.functions.floor(moves * steps + _MIDDLE) / steps
     moved = _moved(library, pixels, moves, reach)
@@ -144,7 +147,7 @@ def sheared_bytes(
 
 
 def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> Array:
-    """Return images with `border` more columns of a number on either side; same dtype."""
+    """Return images with `border` more columns of one number on either side; the dtype stays."""
     if not border:
         return pixels
     functions = library.functions
@@ -155,7 +158,7 @@ def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> 
 def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
     """Return float32 pixels whose rows are read `move` (batch, 1, height, 1) columns to the right, without the border.
 
-    The border is of `reach` columns on either side, and is what is moved in.
+    The border has `reach` columns on either side, and fills what is moved in.
     """
     functions = library.functions
     move = functions.clip(move + reach, 0, 2 * reach)

@@ -1,4 +1,4 @@
-"""Whether records stay in an accelerator's memory: decided by what is free there once steps have run."""
+"""Decides whether records stay in an accelerator's memory, by how much is free after the first steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpucache.ondevice.resident import Memory
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.ondevice.slots import DeviceFullError
 
-#: The share of what the device has left after the first steps that records may take: fragments take some of it, too.
+#: The share of the memory free after the first steps that records may take. Fragmentation takes some of the rest.
 MOST_OF_FREE: Final = 0.8
 
 _log = logging.getLogger("tpucache")
@@ -19,13 +19,13 @@ _log = logging.getLogger("tpucache")
 class ResidentDecision:
     """Says whether records stay on a device, how many bytes they take there, and why.
 
-    With "auto" that is not known before the first steps have shown how much memory they take: it is no until `decide`.
+    With "auto", this is unknown until the first steps have shown how much memory they take; until `decide`, it is no.
     """
 
     def __init__(
         self, choice: ResidentChoice, memory: Memory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
-        """Take why the device keeps no records, and why not unless that is asked for; "" where there is no reason.
+        """Take the reasons why the device cannot keep records, and why "auto" does not keep them; "" for no reason.
 
         Raises UsageError for "yes" where the records do not fit, or the device cannot keep any.
         """
@@ -36,16 +36,16 @@ class ResidentDecision:
             if free is not None and planned_bytes > free:
                 never = f"the device has {free / 1e9:,.2f} GB left"
             if never:
-                raise UsageError(f"resident yes keeps {self._gigabytes} of records on the device, and {never}")
+                raise UsageError(f"resident=yes would keep {self._gigabytes} of records on the device, but {never}")
             self.is_resident = True
         elif choice == "auto":
             self._is_open = not (never or not_auto)
-            self.reason = never or not_auto or "the first steps were not over"
+            self.reason = never or not_auto or "the first steps have not ended yet"
 
     def decide(self) -> bool:
-        """Decide what is left to be decided, now that the steps have the memory that they need.
+        """Decide for "auto", now that the steps have allocated the memory that they need.
 
-        Return whether records stay from now on, and did not before.
+        Return whether records stay from now on and did not before.
         """
         if not self._is_open:
             return False
@@ -56,11 +56,11 @@ class ResidentDecision:
         return self.is_resident
 
     def give_up(self, error: DeviceFullError) -> None:
-        """Send batches as they are needed from now on, and say so. Raises the error where "yes" was asked for."""
+        """From now on, send batches as they are needed, and log that. Raises the error where "yes" was asked for."""
         if self.choice == "yes":
             raise error
         self.is_resident, self.reason = False, str(error)
-        _log.warning("%s. Batches are sent as they are needed from now on", error)
+        _log.warning("%s. From now on, batches are sent as they are needed", error)
 
     def describe(self) -> str:
         """Return in words what was decided, how much memory it takes, and why."""

@@ -1,4 +1,4 @@
-"""Which augmentations the device makes. Importing this does not import torch."""
+"""The settings of augmentation on the device. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final, Literal
 from tpucache.errors import UsageError
 from tpucache.options import check_options, option
 
-#: Whether records stay in the device's memory; "auto" where they fit into what the first steps leave of it.
+#: Whether records stay in the device's memory; "auto": if they fit into the memory that the first steps leave.
 ResidentChoice = Literal["auto", "yes", "no"]
 
 _ZOOM: Final = 0.08  # torchvision's default
-#: The largest values of settings that have one.
+#: The largest allowed values of some settings.
 _MOST: Final = {"brightness": 1, "contrast": 1, "saturation": 1, "erase": 1, "grey": 1, "hue": 0.5, "tilt": 45}
 _MAGNITUDE: Final = 9  # torchvision's default
-#: RandAugment's magnitudes are 0 to this, and TrivialAugment draws one of them: torchvision's defaults.
+#: RandAugment's magnitudes go from 0 to this, and TrivialAugment draws one of them: torchvision's defaults.
 MOST_MAGNITUDE: Final = 30
 _MOST_OPERATIONS: Final = 8
 
@@ -25,18 +25,19 @@ _MOST_OPERATIONS: Final = 8
 class AugmentSettings:
     """The random changes to a training batch; all are off unless given. Raises UsageError.
 
-    `shift` is in pixels. The strength x of brightness, contrast and saturation gives a factor between 1 - x and 1 + x.
+    `shift` is in pixels. For brightness, contrast and saturation, a strength x gives a factor between 1 - x and 1 + x.
     `erase` and `grey` are probabilities. `mixup` and `cutmix` are alphas of Beta(alpha, alpha); with both, each batch
-    gets one of them, by a coin. `crop` is RandomResizedCrop with torchvision's distribution, `zoom` its smallest area
-    as a share of the image. `tilt` is in degrees, `hue` in whole turns, `blur` the largest standard deviation of a
-    Gaussian in pixels. With `views`, each sample is several rows of the batch, side by side, each changed by itself.
-    `rand_augment` is RandAugment's number of operations and `magnitude` their strength, 0 to 30; `trivial_augment` is
-    TrivialAugmentWide: both with torchvision's operations and distributions, bilinear, and black outside the image.
+    gets one of them at random. `crop` is RandomResizedCrop with torchvision's distribution, and `zoom` its smallest
+    area as a share of the image. `tilt` is in degrees, `hue` in whole turns, `blur` the largest standard deviation of a
+    Gaussian in pixels. With `views`, each sample takes several neighbouring rows of the batch, each with its own random
+    changes. `rand_augment` is RandAugment's number of operations and `magnitude` their strength, 0 to 30;
+    `trivial_augment` is TrivialAugmentWide. Both have torchvision's operations and distributions, bilinear, and black
+    outside the image.
     """
 
     flip: bool = option(False, "flip images left to right, each with probability 1/2")
     vertical_flip: bool = option(False, "flip images top to bottom, each with probability 1/2")
-    shift: int = option(0, "shift images by up to so many pixels each way; the border is reflected", metavar="PIXELS")
+    shift: int = option(0, "shift images by up to PIXELS each way; the border is reflected", metavar="PIXELS")
     rotate: bool = option(False, "rotate square images by a multiple of 90 degrees")
     brightness: float = option(0.0, "multiply brightness by a factor between 1 - X and 1 + X", metavar="X")
     contrast: float = option(0.0, "multiply contrast by a factor between 1 - X and 1 + X", metavar="X")
@@ -53,14 +54,14 @@ class AugmentSettings:
         False, "cut a random part out of each image and enlarge it to the whole, as torchvision's RandomResizedCrop"
     )
     zoom: float = option(_ZOOM, "the smallest area that --crop may leave of an image, as a share of it", metavar="MIN")
-    tilt: float = option(0.0, "rotate images by up to so many degrees each way", metavar="DEGREES")
-    hue: float = option(0.0, "turn the hues of images, those of HSV, by up to X of a whole turn each way", metavar="X")
+    tilt: float = option(0.0, "rotate images by up to DEGREES each way", metavar="DEGREES")
+    hue: float = option(0.0, "change the hue of images (as in HSV) by up to X of a whole turn each way", metavar="X")
     blur: float = option(
         0.0, "blur images with a Gaussian whose standard deviation is between 0 and X pixels", metavar="X"
     )
     grey: float = option(0.0, "probability that an image loses its colours", metavar="P")
     views: int = option(
-        1, "give the model N views of each sample, side by side in the batch, for contrastive training", metavar="N",
+        1, "give the model N views of each sample, neighbours in the batch, for contrastive training", metavar="N",
         minimum=1,
     )  # fmt: skip
     rand_augment: int = option(
@@ -77,21 +78,21 @@ class AugmentSettings:
             raise UsageError(f"shift is in pixels, at least 0, not {self.shift}")
         for name, most in _MOST.items():
             if not 0 <= getattr(self, name) <= most:
-                raise UsageError(f"{name} lies between 0 and {most}, not at {getattr(self, name)}")
+                raise UsageError(f"{name} is between 0 and {most}, not {getattr(self, name)}")
         if not 0 <= self.blur < math.inf:
             raise UsageError(f"blur is in pixels, at least 0, not {self.blur}")
         if not 0 < self.zoom <= 1:
             raise UsageError(f"zoom is a share of the area, above 0 and at most 1, not {self.zoom}")
         if self.zoom != _ZOOM and not self.crop:
-            raise UsageError("zoom is of a random crop: add crop")
+            raise UsageError("zoom needs a random crop: add crop")
         if self.rand_augment > _MOST_OPERATIONS:
             raise UsageError(
                 f"rand_augment is a number of operations, at most {_MOST_OPERATIONS}, not {self.rand_augment}"
             )
         if not 0 <= self.magnitude <= MOST_MAGNITUDE:
-            raise UsageError(f"magnitude lies between 0 and {MOST_MAGNITUDE}, not at {self.magnitude}")
+            raise UsageError(f"magnitude is between 0 and {MOST_MAGNITUDE}, not {self.magnitude}")
         if self.magnitude != _MAGNITUDE and not self.rand_augment:
-            raise UsageError("magnitude is of rand_augment: say there how many operations")
+            raise UsageError("magnitude needs rand_augment: give it the number of operations")
         if self.rand_augment and self.trivial_augment:
             raise UsageError("rand_augment and trivial_augment both choose operations at random: leave one of them out")
         for name in ("mixup", "cutmix"):
@@ -100,12 +101,12 @@ class AugmentSettings:
 
     @property
     def mixes(self) -> bool:
-        """Whether images, and so their targets, are mixed with others."""
+        """Whether images, and therefore their targets, are mixed with others."""
         return bool(self.mixup or self.cutmix)
 
     @property
     def moves(self) -> bool:
-        """Whether pixels change their places."""
+        """Whether pixels change their positions."""
         moves = self.flip or self.vertical_flip or self.shift or self.rotate or self.tilt or self.crop
         return bool(moves or self.operations)
 

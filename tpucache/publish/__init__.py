@@ -1,1 +1,1 @@
-"""Brings a cache to where notebooks find it: a Kaggle Dataset, or any store that fsspec knows."""
+"""Brings a cache to where notebooks find it: a Kaggle dataset, or any URL."""

@@ -1,7 +1,7 @@
-"""An add-on dataset: what a version of a cache has and no dataset of it at Kaggle, in a dataset `owner/slug-v2`.
+"""An add-on dataset, `owner/slug-v2`: the files of a version of a cache that no dataset at Kaggle has yet.
 
-Kaggle sends a whole dataset again for each version of it. An add-on has the new shards, the tables and the manifest;
-`kaggle:owner/slug@2` joins them with what `owner/slug` has, where both are mounted.
+For each version of a dataset, Kaggle uploads the whole dataset again. An add-on holds only the new shards, the tables
+and the manifest. Where both datasets are mounted, `kaggle:owner/slug@2` joins them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tpucache.store.remote.draft import Content, Draft, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.verify import is_whole
 
-_FILES_BYTES: Final = 3_000_000  # of a card and a wheel, which a whole dataset has as well
+_FILES_BYTES: Final = 3_000_000  # of the card and the wheel, which a new version of the whole dataset would send, too
 
 
 @dataclass(frozen=True)
 class Addition:
-    """An add-on that is ready to be sent: its dataset, its files, and the datasets that have the others.
+    """An add-on that is ready to be sent: its dataset, its files, and the datasets that hold the other files.
 
-    `whole_bytes` are what a new version of the one dataset would send. `is_there` says that nothing is left to do.
+    `whole_bytes` is what a new version of the one dataset would send. `is_there` says that nothing is left to send.
     """
 
     dataset_id: str
@@ -58,7 +58,7 @@ class Addition:
         return bool(self.attach) and self.total_bytes < self.whole_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is sent as JSON values."""
+        """Return what will be sent, as JSON values."""
         return {
             "dataset": self.dataset_id,
             "version": self.manifest.number,
@@ -71,10 +71,10 @@ class Addition:
 
 
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
-    """Ask Kaggle what its datasets of a cache have, and return the add-on of what they lack.
+    """Ask Kaggle what its datasets of a cache hold, and return an add-on with the files that they lack.
 
-    Raises PublishError where there is no dataset, another version has the add-on's name, or Kaggle does not answer;
-    DependencyError without kagglesdk, and what `version_files` raises.
+    Raises PublishError where there is no dataset, where another version has the add-on's name, and where Kaggle does
+    not answer; DependencyError without kagglesdk, and what `version_files` raises.
     """
     folder = folder_path(cache)
     opened = Cache.open(folder)
@@ -100,7 +100,7 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
                 continue
             if name == addition_id and number == manifest.number:
                 is_there = True
-                continue  # it has what it lacked
+                continue  # this add-on has been sent already
             is_there |= number == manifest.number
             listed = dataset.files()
             for entry in files.values():
@@ -110,7 +110,7 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
             dataset.close()
     if not has_base:
         raise PublishError(
-            f"{metadata.dataset_id} is no dataset with a cache: publish it without --version-notes first"
+            f"{metadata.dataset_id} is not a dataset with a cache: publish it without --version-notes first"
         )
     new = [entry for entry in files.values() if entry.name not in where]
     attach = tuple(dict.fromkeys(where[entry.name] for entry in manifest.files if entry.name in where))
@@ -141,10 +141,10 @@ def send_addition(
     options: PublishOptions,
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Send an add-on and wait until Kaggle lists it; `advance` is called with the bytes that are done.
+    """Send an add-on and wait until Kaggle lists it; `advance` is called with the number of bytes done.
 
-    A call that was killed is continued by the next one, which finds the journal next to the cache. Raises PublishError,
-    UnfinishedError, DamageError for a file that is not what the manifest says, UsageError for a name that is too long.
+    After a kill, the next call continues: it finds the journal next to the cache. Raises PublishError, UnfinishedError,
+    DamageError for a file that differs from the manifest, UsageError for a name that is too long.
     """
     dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
     slug = addition.dataset_id.partition("/")[2]

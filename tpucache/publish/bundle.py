@@ -1,8 +1,8 @@
-"""The folder that is uploaded: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
+"""The folder to upload: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
 
-Kaggle's client leaves hidden files out and sends all others. So the proof that `publish` made a folder, and that nobody
-has changed it since, is kept in the one file that is not uploaded: the finished folder's metadata hold its claim. Until
-the folder is finished the claim is a separate file, written before anything else.
+Kaggle's client skips hidden files and sends all others. So the proof that `publish` made a folder, and that nobody has
+changed it since, is stored in the one file that is not uploaded as such: dataset-metadata.json holds the folder's
+claim. Until the folder is finished, the claim is a separate file, which is written first.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_N
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to be uploaded, with the names and bytes of the files that will be.
+    """A folder that is ready to upload, with the names and sizes of its files.
 
-    `wheels` are those of them that install other packages.
+    `wheels` are the files that install other packages.
     """
 
     folder: Path
@@ -81,16 +81,16 @@ def make_bundle(
     *,
     hashes: bool = False,
 ) -> Bundle:
-    """Make the folder to upload of a cache that was verified: `out`, or `CACHE.publish` next to the cache.
+    """Make the folder to upload for a verified cache: `out`, or `CACHE.publish` next to the cache.
 
-    `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
-    With `hashes`, those of all pictures are added, which are computed where they are not kept.
+    `wheels` is the tag of a Python, such as "cp312": the wheels of packages that the cache's codecs need are added.
+    With `hashes`, the hashes of all pictures are added; those that were not stored are computed.
 
     The cache's files are hard links, or verified copies where the file system has no links. A folder that an earlier
-    call made of the same cache, or of it before variants or samples were added, is brought up to date.
+    call made of the same cache, or of an earlier state of it, is updated.
 
-    Raises UsageError for a folder that holds anything else, or is the cache, inside it or around it; PublishError for a
-    cache that Kaggle does not accept or wheels that pip cannot find; StoreError when the folder cannot be written.
+    Raises UsageError for a folder that holds anything else, or that is, contains or lies in the cache; PublishError for
+    a cache that Kaggle does not accept or wheels that pip cannot find; StoreError when the folder cannot be written.
     """
     source = folder_path(cache)
     manifest = Manifest.load(source)
@@ -117,7 +117,7 @@ def make_bundle(
     earlier = len(entries) - len(manifest.files) + len(_times(source))
     if earlier and len(manifest.shards) + COMPANIONS + earlier > MAX_FILES:
         raise PublishError(
-            f"{source} has {manifest.number} versions, and with the {earlier} files of those before more than the "
+            f"{source} has {manifest.number} versions, and with the {earlier} files of earlier ones more than the "
             f"{MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
         )
     written = {**_written(source, manifest, metadata, packages, MAX_FILES - len(others) - earlier), **others}
@@ -125,7 +125,7 @@ def make_bundle(
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, source, claim):
-                # What differs is removed before its claim is; the metadata keep theirs until they are replaced.
+                # Remove changed files before their claim; the metadata keep their claim until they are replaced.
                 if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
@@ -135,7 +135,7 @@ def make_bundle(
                 write_atomically(folder / name, data)
             remove_claim(folder)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error}. Give a place that can be written by --out") from error
+        raise StoreError(f"{folder} cannot be written: {error}. Give another folder by --out") from error
     found = breaches(folder)
     if found:
         raise PublishError(f"{folder} breaks Kaggle's rules: {'; '.join(found)}")
@@ -144,13 +144,17 @@ def make_bundle(
 
 
 def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
-    """Return what a cache that is built at Kaggle has with it: its card and tpucache's wheel. No licence is stated."""
+    """Return the files that accompany a cache that is built at Kaggle: its card, which states no licence, and
+    tpucache's wheel.
+    """
     card = make_card(manifest, dataset_id.partition("/")[2], dataset_id, None, sheet=False)
     return {CARD_NAME: card.encode(), wheel_name(): wheel_bytes()}
 
 
 def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
-    """Return the wheels of the packages that a cache's codecs need. Raises PublishError where no file may be added."""
+    """Return the wheels of packages that a cache's codecs need. Raises PublishError where there is no room for more
+    files.
+    """
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
     if files > MAX_FILES:
@@ -159,18 +163,20 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
             f"{MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
         )
     if not packages:
-        _log.warning("no wheel is added: reading %s needs no optional package", source)
+        _log.warning("no wheel added: reading %s needs no optional package", source)
     return tuple(download_wheels(packages, tag))
 
 
 def _written(
     source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int
 ) -> dict[str, bytes]:
-    """Return manifest, tpucache's wheel, card, metadata, and a sheet of samples, if so many files have room for it."""
+    """Return the manifest, tpucache's wheel, the card, the metadata, and a sheet of samples if the dataset may have one
+    more file.
+    """
     has_room = len(manifest.shards) + COMPANIONS < room
     sheet = contact_sheet(source) if has_room else None
     if not has_room:
-        _log.warning("%s has so many files that there is no room for a sheet of samples", source)
+        _log.warning("%s has too many files to add a sheet of samples", source)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
     history = describe_versions(*Cache.open(source).versions())
     card = partial(make_card, *given, packages, history=history)
@@ -184,7 +190,7 @@ def _written(
 
 
 def _times(source: Path) -> dict[str, bytes]:
-    """Return the file that says when versions were made, where there is one."""
+    """Return the file that lists when versions were made, if there is one."""
     return {TIMES_NAME: read_file(source / TIMES_NAME)} if (source / TIMES_NAME).exists() else {}
 
 
@@ -198,7 +204,7 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
         try:
             target.unlink(missing_ok=True)
             target.hardlink_to(ours)
-        except OSError:  # another file system, or one that has no links
+        except OSError:  # on another file system, or on one without links
             copied.append(entry)
     if copied:
         needed = sum(entry.bytes for entry in copied)
@@ -209,7 +215,7 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
-    """Return the claim of a folder: the digests of the cache's files and of those that are written."""
+    """Return the claim of a folder: the digests of the cache's files and of the files written for it."""
     claim = Claim.of(_COMMAND, manifest, files)
     return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
 
@@ -220,10 +226,11 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
 
 
 def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
-    """Return the files of a folder, all of which `publish` wrote and may replace or remove.
+    """Return the files of a folder, after checking that `publish` wrote all of them, so that they may be replaced or
+    removed.
 
-    Raises UsageError, and changes nothing, unless the folder is empty or was made, whole or in part, of this cache or
-    of an earlier state of it.
+    Raises UsageError, and changes nothing, unless the folder is empty or `publish` made it, wholly or in part, of this
+    cache or of an earlier state of it.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
@@ -244,14 +251,14 @@ def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` uses a name; that alone does not show that it wrote the file."""
+    """Return whether `publish` uses a file name. That does not show yet that it wrote the file."""
     names = (SHARD_NAME, TABLE_NAME, VERSION_NAME)
     of_cache = any(each.fullmatch(name) for each in names) or name == TIMES_NAME or name.endswith(".tmp")
     return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name) or HASHES_NAME.fullmatch(name))
 
 
 def _read_claims(folder: Path) -> list[Claim]:
-    """Return the claims of a folder that `publish` made or began to make; none of any other folder."""
+    """Return the claims in a folder that `publish` made or began; none for any other folder."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
@@ -274,10 +281,10 @@ def _is_of(claim: Claim, name: str) -> bool:
 
 
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
-    """Return whether a file has the digest of a claim, or is a link to the cache's file, which was verified."""
+    """Return whether a file has the digest that a claim states, or is a link to the cache's verified file."""
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
-        return True  # the claim itself, or a file that was begun
+        return True  # the claim itself, or an unfinished file
     if path.name == METADATA_NAME:
         content = _metadata(path.parent) or {}
         content.pop(_KEY, None)
@@ -287,7 +294,7 @@ def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
 
 
 def _metadata_text(content: Mapping[str, Any]) -> bytes:
-    """Return the text of dataset-metadata.json before it is signed."""
+    """Return the text of dataset-metadata.json before the claim is added."""
     return (json.dumps(content, indent=1) + "\n").encode()
 
 

@@ -37,10 +37,10 @@ def make_card(
 ) -> str:
     """Return a cache's card: what it is, how to read it, how it was made.
 
-    No licence is one that its owner has not stated yet. `wheels` are those of other packages that are published with
-    it. With `sheet` the card shows the sheet of samples. `history` is what
-    `describe_versions` returns of a cache with several. Of an add-on, `attach` are the datasets that it belongs to, and
-    `notes` what its owner says of it. Raises DependencyError without jinja2.
+    Without a licence, the card says that its owner has not stated one yet. `wheels` are other packages' wheels that are
+    published with the cache. With `sheet` the card shows the sheet of samples. `history` is the result of
+    `describe_versions`, for a cache of several versions. For an add-on, `attach` names the datasets that belong to it,
+    and `notes` are its owner's words. Raises DependencyError without jinja2.
     """
     inside = [wheel.package for wheel in wheels]
     statistics = manifest.statistics
@@ -87,14 +87,14 @@ def make_card(
 
 
 def to_markdown(value: object) -> str:
-    """Return a value as text that Markdown shows as it is: names of files and classes may hold anything."""
+    """Return a value as text that Markdown shows unchanged, since names of files and classes may hold any character."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
     return text.translate(_ESCAPES)
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the classes with the samples of each, as far as these are known."""
+    """Return the classes, with the number of samples of each where that is known."""
     counts = [f"{count:,}" for count in manifest.statistics.class_counts] or [""] * len(manifest.classes)
     return list(zip(manifest.classes, counts, strict=True))
 

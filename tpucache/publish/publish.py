@@ -1,6 +1,7 @@
-"""Publishes a cache as a Kaggle Dataset: verify it, make the folder, upload it, check what arrived.
+"""Publishes a cache as a Kaggle dataset: verify it, make the folder, upload it, and check what arrived.
 
-Kaggle's own client, run as a program, does the upload. Only it knows the token: nothing here reads, keeps or shows one.
+Kaggle's own client does the upload, run as a program. Only that program knows the token: nothing here reads, keeps or
+shows one.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _SIGNED_OUT: Final = re.compile(
     r"authentication required|unauthorized|\b401\b|kaggle\.json|kaggle auth login|credentials", re.IGNORECASE
 )
 _NEXT: Final = "Next Page Token = "
-# After some errors the client exits with status 0 and prints them on standard output only.
+# After some errors the client exits with status 0, and prints the error only on standard output.
 _REFUSED: Final = re.compile(r"creation error|upload unsuccessful|^skipping", re.IGNORECASE)
 _INTERVAL: Final = 5.0
-# A listing may be a little behind, and for a while a dataset that has a new version shows the one before.
+# A listing may be a little behind: for a while it shows the version before the new one.
 _GRACE: Final = {True: 10.0, False: 60.0}
 _NAMED: Final = 10
 
 
 @dataclass(frozen=True)
 class Published:
-    """The result: the folder and its files, the command that uploads it, and whether it was run."""
+    """The result: the folder and its files, the command that uploads it, and whether that was run."""
 
     bundle: Bundle
     command: str
@@ -72,8 +73,8 @@ def prepare(
 ) -> Bundle:
     """Verify a cache and make the folder to upload; `on_progress` is called after each verified shard.
 
-    `wheels` is the tag of a Python, such as "cp312": wheels of the packages that the cache's codecs need are added.
-    With `hashes`, those of all pictures are added, which `tpucache.insight` finds copies by.
+    `wheels` is the tag of a Python, such as "cp312": the wheels of packages that the cache's codecs need are added.
+    With `hashes`, the hashes of all pictures are added, by which `tpucache.insight` finds copies.
 
     Raises DamageError for a damaged cache, and what `make_bundle` raises.
     """
@@ -87,10 +88,10 @@ def prepare(
 def send(
     bundle: Bundle, options: PublishOptions | None = None, announce: Callable[[str], None] = lambda command: None
 ) -> Published:
-    """Upload a folder by Kaggle's client, as a new dataset or its next version, and check what arrived.
+    """Upload a folder by Kaggle's client, as a new dataset or as its next version, and check what arrived.
 
-    Without the client on PATH, or on a dry run, nothing is uploaded. `announce` is called with the command before it is
-    run. Raises PublishError when the client is not signed in, fails, or leaves a file out.
+    On a dry run, or without the client on PATH, nothing is uploaded. `announce` is called with the command before it
+    runs. Raises PublishError when the client is not signed in, fails, or leaves a file out.
     """
     options = options or PublishOptions()
     command = create_command(bundle.folder, public=options.public)
@@ -116,7 +117,7 @@ def _message(manifest: Manifest) -> str:
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
-    """Wait until all files are listed as they were sent. Raises PublishError that names those that are not."""
+    """Wait until all files are listed as they were sent. Raises PublishError with the names of files that are not."""
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
         state = client.state(dataset_id)
@@ -128,11 +129,11 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
         if state == "failed" or passed + _INTERVAL > limit:
             break
         time.sleep(_INTERVAL)
-    reason = "; ".join(missing[:_NAMED]) or f"Kaggle still prepares it after {passed:,.0f} s"
+    reason = "; ".join(missing[:_NAMED]) or f"Kaggle is still preparing it after {passed:,.0f} s"
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     raise PublishError(
-        f"{dataset_id} is not what was sent: {reason}{more}. Look at https://www.kaggle.com/datasets/{dataset_id}, "
-        "then publish again, which makes a new version"
+        f"{dataset_id} differs from what was sent: {reason}{more}. Look at "
+        f"https://www.kaggle.com/datasets/{dataset_id}, then publish again, which makes a new version"
     )
 
 
@@ -195,7 +196,9 @@ class KaggleClient:
             raise PublishError(f"`{shlex.join(command)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:
-        """Return the names of a dataset's files with their bytes, None where only rounded. Raises PublishError."""
+        """Return the names of a dataset's files with their bytes, or None for a size that Kaggle rounds. Raises
+        PublishError.
+        """
         listed: dict[str, int | None] = {}
         token: str | None = None
         for _ in range(_MAX_PAGES):
@@ -226,17 +229,17 @@ class KaggleClient:
 
 
 def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
-    """Return the files on a page of `kaggle datasets files --csv`, and the token of the next page, if there is one."""
+    """Return the files on a page of `kaggle datasets files --csv`, and the token of the next page if there is one."""
     lines = text.splitlines()
     token = next((line.removeprefix(_NEXT).strip() for line in lines if line.startswith(_NEXT)), None)
     start = next((at for at, line in enumerate(lines) if line.startswith("name,")), len(lines))
     rows = csv.DictReader(lines[start:])
-    # Older clients round: 12MB.
+    # Older clients round sizes: 12MB.
     return {row["name"]: int(row["size"]) if (row.get("size") or "").isdecimal() else None for row in rows}, token
 
 
 def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
-    """Return, in a few words each, which files are missing or have another size than the one sent."""
+    """Return, in a few words each, which files are missing or differ in size from the one sent."""
     found = [f"{name} is missing" for name in sent if name not in arrived]
     for name, size in sent.items():
         there = arrived.get(name)

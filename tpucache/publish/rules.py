@@ -1,6 +1,6 @@
-"""What a dataset on Kaggle is called, how a cache is published as one, and the rules that Kaggle has for it.
+"""Names and options of a published dataset, and Kaggle's rules for it.
 
-The rules are those of its client 2.2.5 and of its documentation of dataset-metadata.json.
+The rules come from version 2.2.5 of its client and from its documentation of dataset-metadata.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METADATA_NAME: Final = "dataset-metadata.json"
 _TAG: Final = re.compile("cp3[1-9][0-9]")
 TITLE_LENGTH: Final = range(6, 51)
 
-#: The names Kaggle knows licences by.
+#: Kaggle's names of licences.
 LICENSES: Final = (
     "CC0-1.0",
     "CC-BY-3.0",
@@ -61,7 +61,7 @@ _SKIPPED: Final = (
 
 
 def check_title(title: str) -> str:
-    """Return a title that Kaggle takes. Raises UsageError."""
+    """Return a title if Kaggle accepts it. Raises UsageError."""
     if len(title.strip()) not in TITLE_LENGTH or not title.isprintable():
         raise UsageError(
             f"--title is {TITLE_LENGTH[0]} to {TITLE_LENGTH[-1]} printable characters, not {title!r} ({len(title)})"
@@ -70,9 +70,9 @@ def check_title(title: str) -> str:
 
 
 def check_license(name: str | None) -> str:
-    """Return one of Kaggle's names of licences; none is assumed. Raises UsageError, which lists them."""
+    """Return a licence if it is one of Kaggle's names; there is no default. Raises UsageError with all names."""
     if name not in LICENSES:
-        given = f"{name!r} is none of them" if name else "none is assumed: derived images keep their source's licence"
+        given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
     return name
 
@@ -85,7 +85,7 @@ def check_tag(tag: str) -> str:
 
 
 def breaches(folder: str | Path) -> list[str]:
-    """Return each of Kaggle's rules that a folder to be uploaded breaks, as a sentence; empty when it is fine."""
+    """Return, as a sentence each, Kaggle's rules that a folder to upload breaks; empty when it breaks none."""
     folder = Path(folder)
     entries = sorted(folder.iterdir())
     uploaded = [path for path in entries if path.name != METADATA_NAME]
@@ -121,7 +121,7 @@ def _metadata_breaches(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Kaggle needs to know about a dataset. Raises UsageError for what Kaggle does not accept."""
+    """What Kaggle needs to know about a dataset. Raises UsageError for values that Kaggle does not accept."""
 
     dataset_id: str = option(MISSING, "owner and name of the Kaggle dataset", metavar="OWNER/SLUG", flag="id")
     title: str = option(MISSING, "title, 6 to 50 characters")
@@ -142,26 +142,26 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How a cache is published: `out` is the folder to upload, `patience` the seconds that Kaggle may take for it.
+    """How a cache is published: `out` is the folder to upload, `patience` the seconds to wait for Kaggle.
 
-    `wheels` is the tag of a Python. Raises UsageError for one that is none.
+    `wheels` is the tag of a Python. Raises UsageError for text that is not one.
     """
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     version_notes: str | None = option(
         None,
-        "publish what is new since the versions that are there, as an add-on dataset SLUG-vN where that sends less",
+        "publish only what no dataset there has yet, as an add-on dataset SLUG-vN where that sends less",
         metavar="TEXT",
     )
     public: bool = option(False, "make a new dataset public")
     out: str | Path | None = option(None, "the folder to upload; CACHE.publish if not given", metavar="DIR")
-    dry_run: bool = option(False, "make the folder and check it, upload nothing")
+    dry_run: bool = option(False, "make and check the folder, but upload nothing")
     wheels: str | None = option(
         None,
         "add wheels of the packages that the codec may need (zstandard, lz4), for this Python on Linux x86-64",
         metavar="cp312",
     )
-    hashes: bool = option(False, "add the hashes of all pictures, by which copies of them are found")
+    hashes: bool = option(False, "add the hashes of all pictures, which are used to find copies")
     patience: float = option(600.0, "time for Kaggle to process it", metavar="10m")
 
     def __post_init__(self) -> None:

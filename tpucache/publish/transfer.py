@@ -1,4 +1,4 @@
-"""Fetches a cache from a URL, or pushes one to it: every byte is checked, and a copy that was cut off continues."""
+"""Fetches a cache from a URL, or pushes one to it. Every byte is checked, and an interrupted copy continues."""
 
 from __future__ import annotations
 
@@ -66,15 +66,16 @@ def fetch_cache(
 ) -> Manifest:
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
-    Each file's SHA-256 is compared with the manifest; one that differs is fetched a second time. After a call that was
-    cut off the next one continues, in the middle of a file. `on_progress` is called with the bytes done and all bytes.
-    Of a cache with bands of frequencies, those are copied that images of a `resolution` need. Hashes of pictures that
-    were pushed or published with the cache come, too. The versions before come as well, but for a `resolution`; where
-    the folder has one of them, only what it lacks. A URL that ends with "@2" is version 2 and those before it.
+    Each file's SHA-256 is compared with the manifest; a file that differs is fetched a second time. After an
+    interrupted call the next one continues, even in the middle of a file. `on_progress` is called with the bytes done
+    and all bytes. From a cache with bands of frequencies, a `resolution` copies only the bands that images of this size
+    need. Hashes of pictures are copied if they were pushed or published with the cache. Earlier versions are copied as
+    well, unless a `resolution` is given; where the folder has one of them, only the files that it lacks. A URL that
+    ends with "@2" means version 2 and those before it.
 
-    Raises NotACacheError or FormatError for what is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else, is the one at
-    the URL, or is inside of it, DependencyError without fsspec or the store's own library.
+    Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
+    when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else or that is, or
+    lies in, the one at the URL, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -119,23 +120,23 @@ def push_cache(
 ) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
-    The versions before it are sent as well, but for a `resolution`; where a copy of one of them is, only what it lacks.
-    "cache@2" is version 2 of "cache" and those before it.
+    Earlier versions are sent as well, unless a `resolution` is given; where the URL has a copy of one of them, only the
+    files that it lacks. "cache@2" means version 2 of "cache" and those before it.
 
-    Each file's SHA-256 is checked before it is sent. What an earlier call sent is read back and, where it is right, not
-    sent again. `on_progress` is called with the bytes done and all bytes. Of a cache with bands of frequencies, those
-    are sent that images of a `resolution` need. With `hashes`, those of all pictures are sent, which are computed where
-    they are not kept.
+    Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
+    if they are right. `on_progress` is called with the bytes done and all bytes. From a cache with bands of
+    frequencies, a `resolution` sends only the bands that images of this size need. With `hashes`, the hashes of all
+    pictures are sent; those that were not stored are computed.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError where it holds
-    anything else, leads to the cache itself or into it, DependencyError without fsspec or the store's own library, and
-    what `Manifest.load` raises.
+    anything else or leads to the cache itself or into it, DependencyError without fsspec or the store's own library,
+    and what `Manifest.load` raises.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
     remote = Remote(url)
     if remote.is_http:
-        raise UsageError(f"{remote.shown} can be read only: push to gs://, s3://, hf:// or a folder")
+        raise UsageError(f"{remote.shown} is read-only: push to gs://, s3://, hf:// or a folder")
     if (bands := _bands(manifest, resolution, str(source))) < len(manifest.layouts):
         with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
             part = stage_cache(opened.place, folder, bands=bands)
@@ -154,12 +155,12 @@ def push_cache(
 
 
 def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
-    """Return how many of a cache's bands are copied. Raises UsageError."""
+    """Return how many of a cache's bands to copy. Raises UsageError."""
     if resolution is None:
         return len(manifest.layouts)
     bands = bands_for(manifest, resolution)
     if len(manifest.layouts) == 1:
-        _log.warning("%s has no bands of frequencies (warmup --bands): all of it is copied", where)
+        _log.warning("%s has no bands of frequencies (warmup --bands): copying all of it", where)
     return bands
 
 
@@ -175,9 +176,9 @@ def _check_tables(remote: Remote, manifest: Manifest) -> None:
 
 
 def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
-    """Return the manifests of the versions before one, those that a folder has already from there.
+    """Return the manifests of the versions before one; those that a folder has already are read from there.
 
-    Raises DamageError or FormatError for one that is missing or another one.
+    Raises DamageError or FormatError for a manifest that is missing or differs.
     """
     found = []
     for number in range(1, manifest.number):
@@ -209,7 +210,7 @@ def _fetch_files(
     made: Mapping[str, bytes],
     files: Sequence[FileEntry],
 ) -> None:
-    """Fetch the files that a folder lacks, and claim the folder before the first of them; some are `made` here."""
+    """Fetch the files that a folder lacks, after claiming the folder. Some files are `made` here."""
     missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest, files))
@@ -224,13 +225,13 @@ def _fetch_files(
 
 
 def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy when versions were made, where that is known: it is no part of the cache."""
+    """Copy the list of when versions were made, if there is one. It is no part of the cache."""
     if not manifest.parents:
         return
     try:
         times = parse_times(remote.small_file(TIMES_NAME))
     except StoreError as error:
-        _log.info("when versions were made was not fetched: %s", error)
+        _log.info("the times of versions were not fetched: %s", error)
         return
     known = {**read_times(target), **times}
     if kept := {name: known[name] for name in (*manifest.parents, manifest.identity) if name in known}:
@@ -238,9 +239,9 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the hashes of pictures, where there are some: no manifest lists them, and who reads them checks them.
+    """Copy the hashes of pictures, if there are any. No manifest lists them; whoever reads them checks them.
 
-    A bucket may refuse to say whether there is such a file; without it, hashes are computed when they are needed.
+    A bucket may refuse to say whether the file exists. Without it, hashes are computed when they are needed.
     """
     name = hashes_name(manifest)
     if (target / name).exists():
@@ -253,14 +254,14 @@ def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
             else b"".join(remote.chunks(name, 0, size))
         )
     except StoreError as error:
-        _log.info("no hashes of pictures were fetched: %s", error)
+        _log.info("the hashes of pictures were not fetched: %s", error)
         return
     if data:
         write_atomically(target / name, data)
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
-    """Hold a folder of this machine that is pushed to. Raises UsageError when it is the cache's own."""
+    """Take the lock of a folder on this machine that is pushed to. Raises UsageError when it is the cache's own."""
     if remote.local is None:
         return nullcontext()
     check_apart(source, remote.local)
@@ -268,7 +269,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
-    """Return whether a URL holds the manifest already. Raises UsageError unless it may take the cache."""
+    """Return whether a URL holds the manifest already. Raises UsageError where it may not take the cache."""
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
     if CLAIM_NAME in names:
@@ -276,7 +277,7 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Seque
     if MANIFEST_NAME in names:
         existing = remote.manifest()[0]
         _check_tables(remote, existing)
-        # A version before this one has the files of those before it; of another cache these are not known.
+        # An earlier version includes the files of those before it; of another cache we know none.
         is_before = existing.identity in (*manifest.parents, manifest.identity)
         claims.append(Claim.of(FINISHED, existing, joined_files(existing, before) if is_before else None))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest, joined_files(manifest, before)))
@@ -295,7 +296,7 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL holds all of it."""
+    """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL has all of them."""
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
@@ -313,11 +314,11 @@ def _push_files(
         remote.put(TIMES_NAME, to_times(known))
     if claim.identity == now.identity:
         remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
-    else:  # another version was made meanwhile, or this one was asked for
+    else:  # another version was made meanwhile, or an older one was asked for
         remote.put(MANIFEST_NAME, manifest.text.encode())
     try:
         remote.remove(CLAIM_NAME)
-    except StoreError as error:  # a store may take files and not let them be removed
+    except StoreError as error:  # a store may accept files and refuse to remove them
         _log.warning("%s. The cache is whole without it: %s can be removed", error, CLAIM_NAME)
 
 
@@ -335,7 +336,7 @@ def _table_of(remote: Remote, manifest: Manifest, entry: FileEntry) -> Iterator[
 
 
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
-    """Fetch one file under another name, continue what is there of it, and rename it once its SHA-256 is right."""
+    """Fetch one file under another name, continue a partial file, and rename it once its SHA-256 is right."""
     part = _part(target, entry)
     if _begun(target, entry) > entry.bytes:
         part.unlink()
@@ -352,9 +353,9 @@ def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callabl
             return
         part.unlink()
         if first:
-            _log.warning("%s/%s is not what the manifest says: fetching it once more", remote.shown, entry.name)
+            _log.warning("%s/%s differs from the manifest: fetching it once more", remote.shown, entry.name)
     raise DamageError(
-        f"{remote.shown}/{entry.name} came twice with another SHA-256 than the manifest says: it is damaged there. "
+        f"{remote.shown}/{entry.name} arrived twice with another SHA-256 than the manifest's: it is damaged there. "
         "Push or publish the cache again"
     )
 
@@ -370,7 +371,7 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether a file is there; its bytes are read, as all shards of raw images can have one length."""
+    """Return whether a file is there. Its bytes are read, because all shards of raw images can have the same length."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()
@@ -389,7 +390,7 @@ def _part(target: Path, entry: FileEntry) -> Path:
 
 
 def _counted(chunks: Generator[bytes, None, None], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    with closing(chunks):  # and its connection, also when `advance` raises
+    with closing(chunks):  # and close the connection, also when `advance` raises
         for chunk in chunks:
             yield chunk
             done += len(chunk)

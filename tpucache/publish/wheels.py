@@ -36,10 +36,10 @@ from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
 
 _NAME: Final = "tpucache"
-# What pip wrote when it installed, and what describes that one installation only.
+# Files that pip writes when it installs, which describe that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
-# What the package has besides its modules, as `pyproject.toml` lists it.
+# The package's files that are not modules, as `pyproject.toml` lists them.
 _DATA: Final = ("py.typed", "*/templates/[!._]*")
 # What users import, and what `python -m tpucache` runs.
 _ROOTS: Final = ("tpucache", "tpucache.__main__", "tpucache.jax")
@@ -57,9 +57,9 @@ def wheel_name() -> str:
 
 
 def wheel_bytes() -> bytes:
-    """Return this tpucache as a wheel, which has no compiled code and fits any machine.
+    """Return this tpucache as a wheel. It has no compiled code and fits any machine.
 
-    The package's files are those that run here, the metadata those that pip installed, also as an editable
+    The package's files are the running ones; the metadata are those that pip installed, also for an editable
     installation. Format: the binary distribution format of the Python packaging guide, version 1.0. Raises
     DependencyError when tpucache was never installed, OSError.
     """
@@ -71,7 +71,7 @@ def wheel_bytes() -> bytes:
     record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,", ""]).encode()
     target = io.BytesIO()
-    # Stored, not deflated: compressed bytes differ between releases of zlib.
+    # Stored, not deflated, because compressed bytes differ between releases of zlib.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
             member = zipfile.ZipInfo(name)  # its default date, 1980-01-01, is the same every time
@@ -81,7 +81,7 @@ def wheel_bytes() -> bytes:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the names and bytes of the package's own files: its modules, the lists of their public names, its data."""
+    """Yield the names and bytes of the package's own files: modules, lists of public names, data."""
     package = Path(version.__file__).parent
     modules = _modules(package).values()
     paths = [
@@ -115,7 +115,7 @@ def _module_file(package: Path, name: str) -> Path | None:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of what a module may import; some are names in a module and no modules."""
+    """Yield the names that a module may import; some are names inside a module rather than modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -130,12 +130,12 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 def _metadata_files() -> Iterator[tuple[str, bytes]]:
     """Yield the files of the installation's .dist-info that belong into a wheel, METADATA first."""
     found = next((each for each in distributions(name=_NAME) if each.read_text("METADATA")), None)
-    if found is None:  # what building leaves in a checkout, an .egg-info, is no installation
+    if found is None:  # an .egg-info, which building leaves in a checkout, is not an installation
         raise DependencyError(
             "tpucache runs from a folder that was never installed, so its metadata is missing: `pip install` it first"
         )
     metadata = found.read_text("METADATA") or ""
-    # An editable installation keeps stating the version it was installed at.
+    # An editable installation keeps the version that it was installed with.
     yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {version.__version__}", metadata, count=1).encode()
     yield from sorted(_others(found))
 
@@ -160,7 +160,7 @@ class PackageWheel:
 
     @property
     def package(self) -> str:
-        """The package that it installs."""
+        """The package that the wheel installs."""
         return self.name.partition("-")[0]
 
     def to_dict(self) -> dict[str, str]:
@@ -175,9 +175,9 @@ def needed_packages(manifest: Manifest) -> tuple[str, ...]:
 
 
 def download_wheels(packages: Sequence[str], tag: str) -> list[PackageWheel]:
-    """Return the newest wheels of packages for a Python on Linux, x86-64, as pip finds them here.
+    """Return the newest wheels of packages for a Python on Linux x86-64, as pip finds them here.
 
-    Raises UsageError for a tag that is none, PublishError where pip finds no wheel, DependencyError without pip.
+    Raises UsageError for a malformed tag, PublishError where pip finds no wheel, DependencyError without pip.
     """
     version = f"3.{check_tag(tag).removeprefix('cp3')}"
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]

@@ -41,7 +41,7 @@ def predict(options: argparse.Namespace) -> int:
     if options.export is not None:
         from tpucache.training.export import check_export
 
-        check_export(models, options.export)  # now, not after all that is predicted
+        check_export(models, options.export)  # before hours of predicting
     wanted = from_options(PredictOptions, options, sizes=options.sizes)
     predictor = Predictor(options.runs, device, trust=options.trust, options=wanted)
     processes, memory = device.processes, in_memory(options)
@@ -58,8 +58,8 @@ def predict(options: argparse.Namespace) -> int:
         for run in options.runs:
             if processes.is_main and read_folds(run) is not None:
                 note(
-                    f"all but one of the models in {run} have trained on fold {options.fold} if it is of their cache: "
-                    f"{run / OUT_OF_FOLD_NAME} has what the other one predicts"
+                    f"if this is their cache, all models in {run} but one have trained on fold {options.fold}: "
+                    f"{run / OUT_OF_FOLD_NAME} has the predictions of that one"
                 )
     shares = device.cores * processes.world_size
     batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
@@ -98,7 +98,7 @@ def add(commands: Any) -> None:
         metavar="RUN",
         type=local_path,
         nargs="+",
-        help="folders of runs, whose predictions are averaged; all folds of a run of folds count",
+        help="folders of runs, whose predictions are averaged; of a run of folds, all folds",
     )
     add_cache_or_url(command)
     command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
@@ -116,13 +116,13 @@ def add(commands: Any) -> None:
         metavar="N,N",
         type=pixels,
         default=[],
-        help="average over these sizes of the image, in pixels of its shorter side; if not given it has that of the "
+        help="average over these sizes of the image, in pixels of its shorter side; default: the size of the "
         "run's evaluation",
     )
     command.add_argument(
         "--export",
         choices=("onnx", "safetensors"),
-        help="also write the models for other programs, with a card of how to preprocess, to a folder next to the CSV "
+        help="also write the models for other programs, with a card on preprocessing, to a folder next to the CSV "
         "(out_models for out.csv)",
     )
     command.add_argument(

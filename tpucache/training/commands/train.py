@@ -1,4 +1,4 @@
-"""train: a model on a cache."""
+"""train: trains a model on a cache."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def train(options: argparse.Namespace) -> int:
     if options.export is not None:
         from tpucache.training.export import check_export
 
-        check_export(options.run / _EXPORTED, options.export)  # now, not after the training
+        check_export(options.run / _EXPORTED, options.export)  # before hours of training
     from tpucache.training.run import report as of_run
 
     try:
@@ -82,13 +82,13 @@ def train(options: argparse.Namespace) -> int:
         report, manifest = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
         if current().world_size > 1:
-            signals.ignore()  # torchrun sends SIGTERM when the first process has ended
+            signals.ignore()  # torchrun sends SIGTERM when the first process ends
         report = _stopped_report(options, account) if current().is_main else None
         if options.json and report is not None:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
-        # Each epoch was a line when it ended.
+        # Each epoch has printed its line already.
         lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
         show(options, report.to_dict(), lines)
         if options.export is not None:
@@ -97,7 +97,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _settle(options: argparse.Namespace) -> None:
-    """Refuse options that do not go together, and put what some stand for in the place of others. Raises UsageError."""
+    """Refuse options that exclude each other, and replace abbreviations by what they stand for. Raises UsageError."""
     if options.refit and not options.folds:
         raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
@@ -112,7 +112,7 @@ def _settle(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
-    """Write the best weights of the run for other programs. The code that it names is what the options name."""
+    """Write the best weights of the run for other programs. The options name the code that may be called."""
     from tpucache.training.export import export_runs
 
     trust = [name for name in (options.model, options.eval_step) if name is not None]
@@ -121,7 +121,7 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop, None where RUN is not of its kind."""
+    """Return the report of a run that has to stop, or None where RUN is another kind of run."""
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -136,7 +136,7 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 def _run(
     options: argparse.Namespace, stop: StopRequest, account: Account
 ) -> tuple[FoldsReport | TrainReport, Manifest]:
-    """Train; return the report, and what the images were read as."""
+    """Train; return the report, and how the images were read."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
@@ -146,7 +146,7 @@ def _run(
     from tpucache.training.lr_finder import find_lr
 
     open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
-    # A device comes last, because it takes seconds to start; but only with it do processes know of each other.
+    # The device comes last, because it takes seconds to start; but only it lets processes know of each other.
     opened = open_it() if may_be_several(options.backend) or options.per_core else None
     processes = ALONE if opened is None else opened.processes
     cores = 1 if opened is None else opened.cores * processes.world_size
@@ -163,7 +163,10 @@ def _run(
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
-        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # what a learning rate for all is found with
+        run, train_set = (
+            folds.folds[0].run,
+            folds.folds[0].train_set,
+        )  # to find a rate for all folds
         parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
     else:
         parts = [] if valid_set is None else [("validation", train_set, valid_set)]
@@ -191,7 +194,7 @@ def _run(
 
 
 def _source(options: argparse.Namespace) -> SourceArguments | None:
-    """Return the source that is trained on, and say where its cache is; None for a cache. Raises UsageError."""
+    """Return the source to train on, and say where its cache is; None for a cache. Raises UsageError."""
     if not is_source(options.cache):
         refuse_without_source(options)
         return None
@@ -203,15 +206,17 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
         )
     source = SourceArguments(options.cache, options.build, options.size)
     if not source.names_size:
-        options.size = None  # it is that of the cache
+        options.size = None  # the cache has that size
     options.kept = options.cache_of_source or source.default_cache(options.run.absolute().parent)
     if os.environ.get("RANK", "0") == "0":  # which torchrun sets
-        note(f"{options.cache} is a source: its cache is {options.kept}, and is built while it is read")
+        note(f"{options.cache} is a source: its cache is {options.kept}, which is built while it is read")
     return source
 
 
 def _built(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
-    """Return the cache of a source, which is built while it is read. Raises UsageError, and as `open_or_build`."""
+    """Return the cache of a source, which is built while it is read. Raises UsageError, and what `open_or_build`
+    raises.
+    """
     from tpucache.loading.dataset import CachedDataset
 
     data = source.open(options.kept, memory, is_named=options.cache_of_source is not None)
@@ -220,19 +225,19 @@ def _built(options: argparse.Namespace, memory: InMemory, source: SourceArgument
         return data
     note(f"the first epoch builds the cache of {len(data):,} samples")
     if options.folds or options.lr == FIND:
-        note("--folds and --lr find begin once all of it is built")
+        note("--folds and --lr find begin when the whole cache is built")
         data.cache.wait()
         return CachedDataset(options.kept, in_memory=memory)
     return data
 
 
 def _whole(options: argparse.Namespace, memory: InMemory) -> Path | None:
-    """Return the finished cache of a source, which is built now if need be; None where there is no source."""
+    """Return the finished cache of a source, built now if need be; None where there is no source."""
     if options.source is None:
         return None
     data = _built(options, memory, options.source)
     if not data.is_finished:
-        note("several processes begin once all of it is built")
+        note("several processes begin when the whole cache is built")
         data.cache.wait()
     kept: Path = options.kept
     return kept
@@ -262,7 +267,7 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
 
 
 def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
-    """Return what gives the watchers of a run."""
+    """Return the trackers of a run."""
     from tpucache.training.watch.trackers import watch_with
 
     names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
@@ -270,7 +275,7 @@ def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
 
 
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
-    """Return the settings that the options make, on so many cores of all processes.
+    """Return the settings that the options make, for this number of cores of all processes.
 
     The learning rate is left open until it is found.
     """
@@ -278,7 +283,7 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
     if options.lr == FIND:
         others["lr"] = None
     if options.per_core and options.batch_size is None:
-        raise UsageError("--per-core is about --batch-size: give that, too, or leave --per-core out")
+        raise UsageError("--per-core changes the meaning of --batch-size: give that, too, or leave --per-core out")
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
     if options.recipe is None:
@@ -304,15 +309,15 @@ def numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(map(float, text.split(",")))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"numbers have commas between them, such as 120,110,100, not {text!r}"
-        ) from error
+        raise argparse.ArgumentTypeError(f"separate numbers by commas, such as 120,110,100, not {text!r}") from error
 
 
 def _split(
     data: CachedDataset, options: argparse.Namespace, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
-    """Return what trains (every epoch another variant, where there are any) and what validates (the clean one)."""
+    """Return the training data (another variant in each epoch, if there are any) and the validation data (clean
+    images).
+    """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
     from tpucache.store.files import is_url
@@ -327,7 +332,8 @@ def _split(
     try:
         fraction = float(valid)
     except ValueError:
-        # A folder beside a cache at a URL is read as it is; --cache-dir with two folders is for both.
+        # If one cache is at a URL and the other a folder, the folder is read directly; with two folders, --cache-dir
+        # is for both.
         kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
         return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution, **kept)
     split = stratified_split(data.labels.numpy(), fraction, options.seed)
@@ -347,7 +353,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument(
         "--run",
-        "--run-dir",  # torchrun takes --run for one of its own
+        "--run-dir",  # torchrun takes --run for its own option
         dest="run",
         type=local_path,
         required=True,
@@ -362,10 +368,10 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--export",
         choices=("onnx", "safetensors"),
-        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a card of "
-        "how to preprocess",
+        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a card on "
+        "preprocessing",
     )
-    command.add_argument("--folds", action="store_true", help="train every fold of the cache, a run for each in RUN")
+    command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
     command.add_argument(
         "--refit",
         action="store_true",
@@ -379,7 +385,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         choices=("tensorboard", "wandb", "mlflow"),
-        help="show losses and metrics there, too, where it is installed; may be given several times",
+        help="also show losses and metrics in this tracker, if it is installed; may be given several times",
     )
     command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument(
