@@ -103,7 +103,7 @@ def test_an_image_folder_is_built_while_it_is_read(
         assert np.array_equal(images, others)
         assert np.array_equal(labels, known)
     assert np.array_equal(dataset[-1][0], whole[-1][0])
-    assert "its pictures are decoded and resized once" in capfd.readouterr().err
+    assert "decoding and resizing its pictures once" in capfd.readouterr().err
     dataset.to_cached().cache.wait()
     wait_for(lambda: not (dataset.directory / WORK_NAME).exists() and not old.exists())
     assert files(dataset.directory) == files(whole.directory)

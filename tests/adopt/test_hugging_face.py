@@ -99,13 +99,13 @@ def test_what_is_no_single_data_set_of_pictures_is_refused(photos: Any, tmp_path
     for dataset, error, text in (
         (splits, UsageError, r"has the splits train, test: give one of them, dataset\[SPLIT\]"),
         (tmp_path / "splits", SourceError, "holds the splits test, train"),
-        (tmp_path, SourceError, "is no folder that save_to_disk wrote"),
+        (tmp_path, SourceError, "is not a folder that save_to_disk wrote"),
         (photos.to_iterable_dataset(), UsageError, "a stream has no items by number"),
         (photos.with_format("torch"), UsageError, r"the format or transform 'torch': give dataset.with_format\(None\)"),
         (photos.with_transform(dict), UsageError, "the format or transform 'custom'"),
         (photos.select([]), UsageError, "has no samples"),
-        ([1], UsageError, "a list is no datasets.Dataset: use tpucache.cached"),
-        (both, UsageError, "its samples have image, numbers, not a picture alone"),
+        ([1], UsageError, "a list is not a datasets.Dataset: use tpucache.cached"),
+        (both, UsageError, "its samples have image, numbers, not only a picture"),
     ):
         with pytest.raises(error, match=text):
             opened(dataset)

@@ -237,7 +237,7 @@ def test_samples_may_be_shortened_ordered_anew_and_relabelled(root: Path) -> Non
     assert labels.tolist() == [2, 2, 1, 1]
     assert torch.equal(images[0], whole[5][0])
     dataset.samples.append((str(root / "9" / "later.png"), 1))
-    with pytest.raises(UsageError, match=r"later.png is none of the pictures that"):
+    with pytest.raises(UsageError, match=r"later.png is not one of the pictures that"):
         dataset[-1]
 
 
@@ -336,7 +336,7 @@ def test_a_cache_that_lost_a_part_is_told_with_what_to_do(root: Path) -> None:
     shard = next(opened(root).directory.glob("*.lmdb"))
     os.truncate(shard, 4096)
     with pytest.raises(
-        DamageError, match=r"v00-00000.lmdb has 4,096 bytes.*made of photos: remove .*, and it is made anew"
+        DamageError, match=r"v00-00000.lmdb has 4,096 bytes.*the cache of photos: remove .*, and it will be built again"
     ):
         opened(root)
     shutil.rmtree(shard.parent)
@@ -356,7 +356,7 @@ def test_a_cache_of_somebody_else_is_refused(root: Path, kept: Path) -> None:
     ("options", "error"),
     [
         ({"transform": 224}, "transform is called with each picture.*size="),
-        ({"recipe": Recipe(size=8, variants=2)}, "augmented variants are shown by CachedDataset"),
+        ({"recipe": Recipe(size=8, variants=2)}, "only CachedDataset reads augmented variants"),
         ({"recipe": Recipe(size=8, mode="keep"), "transform": str}, None),
     ],
 )

@@ -112,7 +112,7 @@ def test_without_an_identity_the_cache_of_before_is_removed(kept: Path, capsys: 
     (place,) = kept.iterdir()
     assert [each.name for each in place.iterdir() if each.is_dir()] == ["1"]
     said = capsys.readouterr().err
-    assert "Pictures: all 40 pictures are compared with its cache. Give an identity=" in said
+    assert "Pictures: comparing all 40 pictures with its cache. To compare only a few, pass an identity=" in said
     assert f"Pictures: sample {UNSEEN} is another one than in its cache" in said
     assert "Pictures has changed since its cache was made" in said
 
@@ -161,7 +161,7 @@ def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(map_style.Kept, "build", late)
     with pytest.raises(
-        tpucache.SourceError, match=f"another process makes its cache, and sample {UNSEEN} is another one there"
+        tpucache.SourceError, match=f"another process is building its cache, and sample {UNSEEN} is another one there"
     ):
         opened(Pictures((UNSEEN,)))
 
@@ -176,16 +176,16 @@ class Flipped(Pictures):
 @pytest.mark.parametrize(
     ("dataset", "error", "text"),
     [
-        (Flipped(), UsageError, "is another one each time it is read.*give them as transform="),
+        (Flipped(), UsageError, "differs each time it is read.*pass them as transform="),
         (Items(), UsageError, "the Items has no samples"),
-        (iter([1]), UsageError, "has no length, or no items by number"),
+        (iter([1]), UsageError, "has no length, or no numbered items"),
         (
             Items({"image": np.zeros((4, 4, 3), np.uint8)}),
             SampleError,
             "is a dict, not a tuple of a picture and its label",
         ),
         (Items((1, 2, 3)), SampleError, "is a tuple of 3, not a tuple"),
-        (Items(([1, 2], 0)), SampleError, "has input_ids instead of a picture"),
+        (Items(([1, 2], 0)), SampleError, "has input_ids instead of only a picture"),
         (Items((np.full((4, 4, 3), -1.5), 0)), SampleError, "pixels are -1.5"),
     ],
 )
@@ -234,5 +234,5 @@ def test_a_recipe_says_what_is_kept() -> None:
     dataset = tpucache.cached(Pictures(), recipe=Recipe(size=(8, 12), codec="png"), jobs=1)
     assert dataset[0][0].shape == (3, 8, 12)
     next(dataset.directory.glob("*.lmdb")).write_bytes(b"")
-    with pytest.raises(DamageError, match="it is made anew"):
+    with pytest.raises(DamageError, match="it will be built again"):
         tpucache.cached(Pictures(), recipe=Recipe(size=(8, 12), codec="png"), jobs=1)

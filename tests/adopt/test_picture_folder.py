@@ -142,7 +142,7 @@ def test_changes_are_told(root: Path) -> None:
     rewritten(root / "10" / "a.png")
     after = list_pictures(str(root))
     assert before.difference(after) == "1 gone: '9/a.png'; 1 new: '9/z.png'; 1 changed: '10/a.png'"
-    assert before.difference(before) == "its classes are others"
+    assert before.difference(before) == "its classes have changed"
 
 
 def test_a_link_that_leads_back_up_is_left_out(root: Path) -> None:

@@ -38,7 +38,9 @@ def test_a_run_on_a_source_leaves_the_cache_of_warmup_next_to_it(
     assert main([*command, *QUICK, "--json"]) == 0
     out, err = capsys.readouterr()
     (cache,) = (tmp_path / "runs").glob("cache-*")
-    assert err.splitlines()[0] == f"tpucache: {photos} is a source: its cache is {cache}, and is built while it is read"
+    assert (
+        err.splitlines()[0] == f"tpucache: {photos} is a source: its cache is {cache}, which is built while it is read"
+    )
     report = json.loads(out)
     built = report["pace"]["built"]
     assert (built["cache"], built["epochs"]) == (str(cache), 1)
@@ -84,7 +86,7 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
     command = ["train", source, "--cache", str(cache), "--run", str(run), "--folds", "--size", "16"]
     options = f"--root {photos} --fold-col fold --label-col fold"
     assert main([*command, "--build", options, *QUICK, "--batch-size", "8"]) == 0
-    assert "begin once all of it is built" in capsys.readouterr().err
+    assert "begin when the whole cache is built" in capsys.readouterr().err
     assert len(CachedDataset(cache)) == 40
     assert sorted(path.name for path in run.glob("fold-*")) == ["fold-0", "fold-1"]
 
@@ -93,7 +95,7 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
     ("given", "said"),
     [
         (["--stage", "copies"], "--stage is for a finished cache"),
-        (["--build", "--dry-run"], "there is no option --dry-run. For all else run `tpucache warmup SOURCE CACHE`"),
+        (["--build", "--dry-run"], "there is no option --dry-run. For others run `tpucache warmup SOURCE CACHE`"),
         (["--build", "--codec jpg"], "did you mean jpeg?"),
     ],
 )

@@ -167,7 +167,7 @@ def test_numbers_of_16_bits_keep_their_white(tmp_path, monkeypatch):
     statistics = dataset.manifest.statistics
     numbers = np.asarray(images) * np.array(statistics.std) + np.array(statistics.mean)
     assert 20_000 < numbers.mean() < 45_000
-    with pytest.raises(UsageError, match="rand_augment is of images of bytes, not of uint16"):
+    with pytest.raises(UsageError, match="rand_augment needs images of bytes, not of uint16"):
         next(feed(CachedLoader(dataset, 8), augment=AugmentSettings(rand_augment=1)))
 
 
@@ -228,7 +228,7 @@ def test_processes_along_the_batch_have_slices_and_others_the_same(monkeypatch):
     for hosts in ([[0], [1], [0], [1]], [[0], [0, 1], [1], [1]], [[0], [0], [0], [1]]):
         with pytest.raises(UsageError, match="share a part of their samples"):
             found(hosts, 0)
-    with pytest.raises(UsageError, match="none of the devices"):
+    with pytest.raises(UsageError, match="has no device of process"):
         found([[0], [0], [1], [1]], 2)
 
 

@@ -269,7 +269,7 @@ def test_augment_on_a_cpu_names_the_hosts_way_once(
         for _ in range(2):
             Augment(CROP, [0] * 3, [1] * 3, HEIGHT, WIDTH, CPU)
     assert [record.getMessage() for record in caplog.records] == [
-        "Augment makes random crops on a CPU as on a device, some ten times more slowly than "
+        "on a CPU, Augment makes random crops about ten times more slowly than "
         "CachedLoader(dataset, …, augment=AugmentSettings(crop=True)) while it reads"
     ]
 

@@ -157,7 +157,7 @@ def test_arguments_that_cannot_be_met_are_refused(own_cache: Path, monkeypatch: 
     dataset = CachedDataset(own_cache)
     for options, text in (
         ({"augment": "flip"}, "augment is an AugmentSettings"),
-        ({"augment": AugmentSettings(rotate=True)}, "only square images turn by right angles"),
+        ({"augment": AugmentSettings(rotate=True)}, "rotate turns only square images"),
         ({"device": "cpu:x"}, "device 'cpu:x' cannot be used: "),
         ({"device": "hpu"}, "device 'hpu' cannot be used: "),
     ):

@@ -158,7 +158,7 @@ def test_digests_of_resolutions_differ(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"resolution": 7}, "from 8 pixels to twice as large"),
+        ({"resolution": 7}, "from 8 pixels to twice their own"),
         ({"resolution": 200}, "not 200x200"),
         ({"frequencies": 4}, "give resolution="),
         ({"resolution": 32, "frequencies": 9}, "from 1 to 8, not 9"),

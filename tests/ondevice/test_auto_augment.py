@@ -281,7 +281,7 @@ def test_a_magnitude_of_0_moves_nothing():
         ({"rand_augment": 99}, "rand_augment"),
         ({"rand_augment": 1, "magnitude": 31}, "magnitude"),
         ({"rand_augment": 1, "magnitude": -1}, "magnitude"),
-        ({"magnitude": 3}, "magnitude is of rand_augment"),
+        ({"magnitude": 3}, "magnitude needs rand_augment"),
         ({"rand_augment": 1, "trivial_augment": True}, "leave one of them out"),
     ],
 )
@@ -292,9 +292,9 @@ def test_settings_that_cannot_be_meant_are_refused(wrong, message):
 
 @pytest.mark.parametrize("dtype", ["<f4", "<u2", "<i2"])
 def test_images_of_other_numbers_and_channels_are_refused(dtype):
-    with pytest.raises(UsageError, match="rand_augment is of images of bytes"):
+    with pytest.raises(UsageError, match="rand_augment needs images of bytes"):
         Augment(RAND, [0.0] * 3, [1.0] * 3, 8, 8, CPU, dtype)
-    with pytest.raises(UsageError, match="trivial_augment is of images of 1 or 3 channels, not of 4"):
+    with pytest.raises(UsageError, match="trivial_augment needs images of 1 or 3 channels, not 4"):
         Augment(TRIVIAL, [0.0] * 4, [1.0] * 4, 8, 8, CPU)
     with pytest.raises(UsageError, match="give draw their size"):
         draw(TRIVIAL, 0, 0, 4)

@@ -60,5 +60,5 @@ def test_some_images_lose_their_colours_and_the_others_stay_as_they_are():
 
 @pytest.mark.parametrize("name", ["saturation", "hue", "grey"])
 def test_colours_of_other_than_three_channels_are_refused(name):
-    with pytest.raises(UsageError, match=f"{name} is of 3 channels, not of 1"):
+    with pytest.raises(UsageError, match=f"{name} needs 3 channels, not 1"):
         Augment(AugmentSettings(**{name: 0.1}), [0.0], [1.0], 8, 8, CPU)

@@ -163,7 +163,7 @@ def test_one_module_makes_many_sizes_and_keeps_what_it_made() -> None:
 @pytest.mark.parametrize(
     ("size", "fit", "said"),
     [
-        (7, "crop", "from 8 pixels to twice as large"),
+        (7, "crop", "from 8 pixels to twice their own"),
         (129, "crop", "not 129x129"),
         ((16, 129), "crop", "not 16x129"),
         ((16,), "crop", r"not \(16,\)"),

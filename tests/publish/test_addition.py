@@ -171,14 +171,14 @@ def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
     first, third = versions
     monkeypatch.setenv("PATH", "")
     assert main(["publish", str(third), *_OPTIONS, "--version-notes", "x"]) == 1
-    assert f"{_ID} is no dataset with a cache: publish it without --version-notes first" in capsys.readouterr().err
+    assert f"{_ID} is not a dataset with a cache: publish it without --version-notes first" in capsys.readouterr().err
     write_photos(tmp_path / "others", range(4))
     build_cache(tmp_path / "others", tmp_path / "other", _RECIPE, jobs=1)
     put(server, _ID, first)
     options = ["--version-notes", "all anew", "--out", str(tmp_path / "out")]
     assert main(["publish", str(tmp_path / "other"), *_OPTIONS, *options]) == 0
     out = capsys.readouterr().out
-    assert "an add-on no less: a version is made" in out
+    assert "an add-on no less: making a version" in out
 
 
 def test_an_add_on_that_is_stopped_is_continued_and_sends_nothing_twice(

@@ -155,7 +155,7 @@ def test_the_sheet_gives_way_where_files_are_many(stored, monkeypatch, caplog):
     made = make_bundle(stored, METADATA)
     assert "sheet.png" not in made.files
     assert "sheet.png" not in (made.folder / "README.md").read_text()
-    assert "no room for a sheet" in caplog.text
+    assert "too many files to add a sheet" in caplog.text
     for module in (bundle, rules):
         monkeypatch.setattr(module, "MAX_FILES", files + 2)
     with pytest.raises(PublishError, match="files are more than"):
@@ -204,14 +204,14 @@ def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, 
         with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):  # finished as it is
             build_cache(source, cache, recipe, jobs=1, target="kaggle")
         if shards == TARGET_SHARDS + 1:
-            with pytest.raises(PublishError, match=r"has 2 versions, and with the \d+ files of those before more"):
+            with pytest.raises(PublishError, match=r"has 2 versions, and with the \d+ files of earlier ones more"):
                 make_bundle(cache, METADATA)
             cache = tmp_path / "of one version"
             build_cache(source, cache, recipe, jobs=1)
             made = make_bundle(cache, METADATA)
             assert len(made.files) == MAX_FILES
             assert "sheet.png" not in made.files
-            assert "no room for a sheet" in caplog.text
+            assert "too many files to add a sheet" in caplog.text
             assert rules.breaches(made.folder) == verify_cache(made.folder) == []
         else:
             with pytest.raises(PublishError, match=f"at most {TARGET_SHARDS + 1}"):

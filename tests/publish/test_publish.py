@@ -62,7 +62,9 @@ def test_public_is_asked_for_only_where_wanted(bundle, kaggle):
 @pytest.mark.slow
 def test_a_file_that_was_left_out_is_named(bundle, kaggle):
     kaggle.mode("partial")
-    with pytest.raises(PublishError, match=rf"not what was sent: {max(bundle.files)} is missing\. Look at https"):
+    with pytest.raises(
+        PublishError, match=rf"differs from what was sent: {max(bundle.files)} is missing\. Look at https"
+    ):
         send(bundle)
 
 
@@ -86,7 +88,7 @@ def test_what_kaggle_still_prepares_is_waited_for(bundle, kaggle):
     assert send(bundle, PublishOptions(patience=PATIENCE)).uploaded
     assert sum("status" in call for call in kaggle.calls) == 5
     kaggle.wait(1000)
-    with pytest.raises(PublishError, match="still prepares it"):
+    with pytest.raises(PublishError, match="is still preparing it"):
         send(bundle, PublishOptions(patience=0))
 
 

@@ -87,7 +87,7 @@ def test_a_batch_of_images_and_boxes_trains_a_step(tmp_path: Path) -> None:
 def test_boxes_that_leave_the_image_are_reported_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         build(tmp_path, coco())
-    assert "1 boxes of 1 images reach beyond their image, such as of a.png" in caplog.text
+    assert "1 boxes of 1 images reach beyond their image, for example of a.png" in caplog.text
     assert np.asarray(CachedDataset(tmp_path / "cache").table["boxes_outside"]).tolist() == [1, 0]
 
 
@@ -134,19 +134,19 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "is no COCO JSON"),
-        ("[]", "is no COCO JSON"),
-        ('{"images": [', "is no COCO JSON"),
-        ("[" * 100_000, "is no COCO JSON"),
+        ("", "is not a COCO JSON"),
+        ("[]", "is not a COCO JSON"),
+        ('{"images": [', "is not a COCO JSON"),
+        ("[" * 100_000, "is not a COCO JSON"),
         ({"images": []}, "there is no 'categories'"),
         (json.dumps(coco()).replace('"id": 7', '"id": 8, "id": 7'), "the key 'id' is there twice"),
         (coco(annotations=[{"image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}]), "in place 0 of image 1"),
         (coco(annotations=[{"image_id": 7, "category_id": 5, "bbox": [1, 2, 3, 4]}]), "in place 0 has the category 5"),
         (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3]}]), "in place 0 has the box"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "no left, top, width, height"),
-        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "no left, top"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, -3, 4]}]), "not left, top, width, height"),
+        (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": [1, 2, float("nan"), 4]}]), "not left, top"),
         *(
-            (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": box}]), r"the box .* is no left, top, width")
+            (coco(annotations=[{"image_id": 7, "category_id": 3, "bbox": box}]), r"the box .* is not left, top, width")
             for box in (
                 *([number, 2, 3, 4] for number in (1e300, -1e300, 10**400, 2**32, float("inf"), "1", True, None, {})),
                 *(
@@ -165,7 +165,7 @@ def test_boxes_belong_to_a_cache_as_long_as_it_exists(tmp_path: Path) -> None:
         *(
             (
                 coco(annotations=[{"id": 4, "image_id": 7, "category_id": 3, **box}]),
-                "annotation 4 has no bbox: mend it in",
+                "annotation 4 has no bbox: correct it in",
             )
             for box in ({}, {"bbox": None}, {"bbox": []})
         ),
@@ -204,7 +204,7 @@ def test_a_fault_of_one_image_is_skipped_with_it_and_listed(tmp_path: Path, capl
     (skipped,) = manifest.skipped
     assert skipped.path == "b.png"
     assert "annotation 5 has the category 4, which the file does not list" in skipped.reason
-    assert "1 annotations are of images that it does not list, such as annotation 6 of image 8" in caplog.text
+    assert "1 annotations belong to images that it does not list, such as annotation 6 of image 8" in caplog.text
     assert manifest.samples == 1
 
 

@@ -281,7 +281,7 @@ def test_an_exception_of_the_dataset_is_a_sample_error_with_its_type(make: Make)
         ({"image": IMAGE, "x": {"y": 1}}, "'x' is a dict"),
         ({"image": IMAGE, "x": b"bytes"}, "'x' is a bytes"),
         ({"image": IMAGE, "x": ["a"]}, "'x' is a list of dtype <U1"),
-        ({"image": IMAGE, "x": [[1], [2, 3]]}, "'x' makes no array: ValueError"),
+        ({"image": IMAGE, "x": [[1], [2, 3]]}, "'x' cannot be made an array: ValueError"),
         ({"image": IMAGE, "x": np.array([None])}, "'x' is a ndarray of dtype object"),
         ({"image": IMAGE, "x": 1j}, "'x' is a complex"),
         ({"image": IMAGE, 5: 1}, "key 5 is a int"),

@@ -86,7 +86,7 @@ def test_longer_sequences_are_refused_or_cut():
 @pytest.mark.parametrize(
     ("items", "reason"),
     [
-        (({"ids": [1, 2], "kinds": [1, 2]}, {"ids": [1], "kinds": [1, 2]}), "'kinds' is no sequence of 1 numbers"),
+        (({"ids": [1, 2], "kinds": [1, 2]}, {"ids": [1], "kinds": [1, 2]}), "'kinds' is not a sequence of 1 numbers"),
         (({"ids": [1, 2]}, {"ids": [[1]]}), "has no sequence 'ids'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where samples come from: each source lists its samples in a stable order and loads one at a time.
+"""Where samples come from: each source lists its samples in a stable order, and loads one at a time.
 
 Other packages add kinds of sources by entry points of the group `tpucache.sources`, each naming a SourceKind.
 """
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-#: What makes a table with commas of another list of files.
+#: How to convert other lists of files to a table with commas.
 _LISTS: Final = {
     ".tsv": "`python -c \"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter='\\t'))\" "
     "< {path} > table.csv` makes one of it",
@@ -57,9 +57,9 @@ _LISTS: Final = {
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
-    """Return another package's kind of source. Raises TypeError where it is none."""
+    """Return another package's kind of source. Raises TypeError where it is not one."""
     if not isinstance(part, SourceKind):
-        raise TypeError(f"{part!r} is no tpucache.warmup.sources.SourceKind")
+        raise TypeError(f"{part!r} is not a tpucache.warmup.sources.SourceKind")
     return part
 
 
@@ -82,7 +82,7 @@ _KINDS: Final = Table[SourceKind](
 
 
 def to_source(source: str | Path | Source | Items) -> Source:
-    """Return a source as it is, or that of a path, a pattern, a name or a dataset. Raises what `open_source` does."""
+    """Return a source unchanged, or the source of a path, a pattern, a name or a dataset. Raises as `open_source`."""
     if isinstance(source, (str, Path)):
         return open_source(source)
     if hasattr(source, "list") and hasattr(source, "load"):
@@ -91,10 +91,10 @@ def to_source(source: str | Path | Source | Items) -> Source:
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
-    """Return the source that a path, pattern or name means; `options` state what its columns or features mean.
+    """Return the source that a path, pattern or name means; `options` say what its columns or features mean.
 
-    tpucache's own kinds of sources are asked first. Raises SourceError when it is no source, UsageError for options
-    that such a source does not have, and for a URL that no kind reads.
+    tpucache's own kinds of sources are tried first. Raises SourceError for text that means no source, UsageError for
+    options that such a source does not have, and for a URL that no kind reads.
     """
     kind = _find_kind(source)
     if kind is not None:
@@ -108,15 +108,16 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
         return opened if kind in map(_KINDS.__getitem__, _KINDS.own) else CheckedSource(opened)
     check_is_local(source)
     *others, last = (kind.description for kind in _KINDS.values())
-    problem = "is a file of another kind" if Path(source).exists() else "does not exist"
+    problem = "is a file of an unknown kind" if Path(source).exists() else "does not exist"
     if Path(source).is_file() and (advice := _LISTS.get(Path(source).suffix.lower())):
-        problem = f"is no .csv, which tables are: {advice.format(path=shlex.quote(str(source)))}. Otherwise"
+        problem = f"is not a .csv, as tables must be: {advice.format(path=shlex.quote(str(source)))}. Otherwise"
         raise SourceError(f"{Path(source)} {problem} give {', '.join(others)}, or {last}")
     raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")
 
 
 def _find_kind(source: str | Path) -> SourceKind | None:
-    """Return the first kind of source that a text names: a module:callable last, as it may look like a package's text.
+    """Return the first kind of source that a text names. module:callable comes last, since other kinds may look like
+    it.
 
     Raises DependencyError for a kind of another package that cannot be used, where no other kind matches.
     """

@@ -1,4 +1,4 @@
-"""The samples of a task, read by threads ahead of the one that is encoded, where their storage answers late."""
+"""Threads that read the samples of a task ahead of the one that is encoded, where their storage answers late."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Final
 
 from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_threads
 
-#: Files that a worker reads at once at most, and bytes of those that it has read or reads and has not used yet.
+#: The most files that a worker reads at once, and the most bytes that it has read ahead.
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
 _UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
-#: A disk of this machine takes less for a file, and handing it over from a thread takes about a tenth of it.
+#: A local disk takes less time for a file; passing a file on from a thread takes about a tenth of this.
 _LATE_SECONDS: Final = 0.002
-_WEIGHT: Final = 0.2  # of the newest time in a moving mean
-#: Where storage answers at once, the time of one sample among so many is taken, the first one's always.
+_WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
+#: Where storage answers at once, only one in this many samples is timed, beginning with the first.
 _MEASURED_EVERY: Final = 16
-_MOST_WAITING: Final = 0.05  # of a task's time
+_MOST_WAITING: Final = 0.05  # as a share of a task's time
 
 
 class Lateness:
     """How long a worker waits for one sample, and how long it works on one: moving means, in seconds.
 
-    Threads that read at once may each lose an update, which does no harm.
+    Threads that read at the same time may each lose an update, which does no harm.
     """
 
     def __init__(self) -> None:
@@ -37,51 +37,53 @@ class Lateness:
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """Take the time that one sample's storage took to answer."""
+        """Take the time that the storage took to answer for one sample."""
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Take the time from one sample to the next, without waiting."""
+        """Take the time from one sample to the next, without the waiting."""
         self._work = _mean(self._work, seconds)
 
     @property
     def files(self) -> int:
-        """How many files are to be under way, so that the worker waits for none: 0 where storage answers at once."""
+        """How many files to read at once, so that the worker waits for none; 0 where storage answers at once."""
         return min(MOST_FILES, 2 + math.ceil(self._samples_a_wait)) if self._samples_a_wait else 0
 
     @property
     def samples_a_task(self) -> int:
-        """How many samples a task needs at least, so that waiting for its first one takes little of its time."""
+        """How many samples a task needs at least, so that waiting for the first one takes only a small share of its
+        time.
+        """
         return max(1, math.ceil(self._samples_a_wait / _MOST_WAITING))
 
     @property
     def _samples_a_wait(self) -> float:
-        """How many samples could be worked on in the time that storage takes to answer; 0 where it is not late."""
+        """How many samples could be processed in the time that storage takes to answer; 0 where it is not late."""
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
 
 
 @functools.lru_cache(maxsize=1)
 def lateness_of(_work: Path) -> Lateness:
-    """Return what this process knows of the storage in the build with this work folder."""
+    """Return what this process has measured of the storage, in the build with this work folder."""
     return Lateness()
 
 
 class LoadAhead:
-    """Gives the items of samples in their order. Use it in a `with` block, which ends its threads."""
+    """Returns the items of samples in order. Use it in a `with` block, which ends its threads."""
 
     def __init__(
         self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
     ) -> None:
-        """Take what loads a sample, its source, and the samples that will be asked for; nothing is read yet.
+        """Take the function that loads a sample, its source, and the samples that will be asked for; read nothing yet.
 
-        `load` is called in this thread as long as storage answers at once or the source's samples may not be loaded in
-        threads, and otherwise by several threads.
+        This thread calls `load` as long as storage answers at once, or if the source's samples may not be loaded in
+        threads. Otherwise several threads do.
         """
         self._load, self._lateness = load, lateness
         self._left = deque(samples if loads_in_threads(source) else ())
         self._ahead: deque[tuple[Sample, Future[Item]]] = deque()
-        self._bytes = 0  # of those ahead
+        self._bytes = 0  # of the items read ahead
         self._pool: ThreadPoolExecutor | None = None
         self._returned: float | None = None
         self._is_at_once = False
@@ -95,7 +97,7 @@ class LoadAhead:
             self._pool.shutdown(cancel_futures=True)
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's item, or raise what loading it raised. Those before it are not asked for any more."""
+        """Return a sample's item, or raise the error of loading it. Do not ask for earlier samples after that."""
         if next(self._turns) and self._is_at_once:
             return self._load(sample)
         if self._returned is not None and not self._is_at_once:
@@ -116,7 +118,7 @@ class LoadAhead:
             self._returned = time.monotonic()
 
     def _read_ahead(self) -> None:
-        """Have as many files under way as the lateness asks for."""
+        """Start reading as many files as the lateness asks for."""
         files = self._lateness.files
         while self._left and len(self._ahead) < files:
             size = self._left[0].bytes or _UNKNOWN_BYTES

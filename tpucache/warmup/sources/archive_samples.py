@@ -1,9 +1,9 @@
-"""Samples in archives: images by folders, as on disk, or files by keys, as in WebDataset's shards.
+"""Samples in archives: images in folders, as on disk, or files grouped by keys, as in WebDataset's shards.
 
-A key is a file's path up to the first dot of its name: `0001.jpg`, `0001.cls` and `0001.json` are one sample. What
-follows the dot says what the file holds: an image by its usual suffixes; a mask where that begins with mask or seg;
-`cls` a class number or name; `json` an object of columns, and the label where there is no `cls`; `txt` a text; `npy` an
-array. Other files are left out, and nothing is ever unpickled.
+A key is a file's path up to the first dot of its name: `0001.jpg`, `0001.cls` and `0001.json` are one sample. The text
+after the dot says what the file holds: an image, by its usual suffixes; a mask, where the text begins with mask or seg;
+`cls`, the number or name of a class; `json`, an object of columns, and the label where there is no `cls`; `txt`, a
+text; `npy`, an array. Other files are left out, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _MASKS: Final = ("mask", "seg")
 
 
 class MemberFiles(Protocol):
-    """The files of archives, wherever they are: see ArchiveFiles."""
+    """The files of archives, wherever these are; see ArchiveFiles."""
 
     @property
     def is_several(self) -> bool:
-        """Whether names begin with their archive's."""
+        """Whether names begin with the name of their archive."""
         ...
 
     @property
     def inside(self) -> str:
-        """The folder in the archives that names are relative to; "" for the whole."""
+        """The folder in the archives that names are relative to; "" for all of the archive."""
         ...
 
     def list(self) -> dict[str, Member]:
@@ -66,7 +66,7 @@ class MemberFiles(Protocol):
         ...
 
     def entries(self) -> dict[str, Member]:
-        """Return all files and folders by name, of folders with a slash at its end."""
+        """Return all files and folders by name; the name of a folder ends with a slash."""
         ...
 
     def read(self, member: Member, path: str) -> bytes:
@@ -77,14 +77,15 @@ class MemberFiles(Protocol):
 class ArchiveSource:
     """The samples in one archive or several.
 
-    Where an image has a `.cls` beside it, or JSON or text and no folder that could be its class, files of one key are a
-    sample, as in WebDataset. Else images are listed as `FolderSource` does; folders that hold all of them are no class.
+    Files of one key are a sample, as in WebDataset, where an image has a `.cls` with it, or where it has JSON or text
+    and no folder that could be its class. Otherwise images are listed as `FolderSource` does; folders that hold all of
+    them are not classes.
     """
 
     loads_in_threads = True
 
     def __init__(self, files: MemberFiles, options: TableOptions | None = None) -> None:
-        """Take the files of archives, and which keys of their JSON are labels; nothing is read yet."""
+        """Take the files of archives, and which keys of their JSON are labels; read nothing yet."""
         self._files = files
         self._options = options or TableOptions()
 
@@ -92,7 +93,7 @@ class ArchiveSource:
         return str(self._files)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for archives that are broken or hold none."""
+        """Return all samples. Raises SourceError for broken archives, and where there are no samples."""
         entries = self._files.entries()
         visible = {name: entries[name] for name in without_ignored(self._files, entries)}
         files = without_folders(visible)
@@ -102,7 +103,7 @@ class ArchiveSource:
             return list_groups(files, self._files.read, self._options, str(self._files))
         own = "" if self._files.inside else _own_folder(places)
         hollow = _hollow_folders(_places(entries, self._files.is_several), visible)
-        if own:  # the archive was made of it
+        if own:  # the archive was made from that folder
             places = {name: place.relative_to(own) for name, place in places.items() if place != PurePosixPath(own)}
             hollow = {place.relative_to(own) for place in hollow if PurePosixPath(own) in place.parents}
         found = [FoundFile(PurePosixPath(name), places[name], files[name].bytes, (files[name],)) for name in files]
@@ -131,14 +132,14 @@ def _without_shared(places: Sequence[PurePosixPath]) -> list[PurePosixPath]:
 
 
 def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
-    """Return the one folder that holds everything, "" where there is none."""
+    """Return the one folder that holds everything, or "" where there is none."""
     tops = {place.parts[0] for place in places.values()}
     files = (place for name, place in places.items() if not name.endswith("/"))
     return "" if len(tops) != 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
 
 
 def _hollow_folders(places: Mapping[str, PurePosixPath], visible: Collection[str]) -> set[PurePosixPath]:
-    """Return the folders that hold what is ignored by its name: those above it, which an archive need not list."""
+    """Return the folders that hold only ignored files, and those above them, which an archive need not list."""
     ignored = (place.parts for name, place in places.items() if name not in visible)
     above = (tuple(itertools.takewhile(lambda part: not is_ignored(part), parts)) for parts in ignored)
     return {PurePosixPath(*parts) for parts in above if parts}
@@ -167,9 +168,9 @@ KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files",
 
 
 def are_groups(names: Sequence[str]) -> bool:
-    """Return whether files are to be grouped by key: an image has a class beside it.
+    """Return whether to group files by key: an image has a class in another file.
 
-    Where images are not in folders, which would be their classes, JSON or a text is enough.
+    JSON or a text is enough for images that are not in folders, which would be their classes.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:
@@ -180,9 +181,9 @@ def are_groups(names: Sequence[str]) -> bool:
 
 
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
-    """Return a sample for each key, in the order of the files. `options` are about the keys of its JSON.
+    """Return a sample for each key, in the order of the files. `options` name keys of the JSON.
 
-    Raises SourceError when there are none, or labels are of several kinds.
+    Raises SourceError where there are none, or where labels are of several kinds.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
@@ -220,7 +221,9 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
 
 
 def read_group(sample: Sample, read: Read) -> Item:
-    """Return the fields of a sample. Raises SampleError when a file cannot be read or is not what its name says."""
+    """Return the fields of a sample. Raises SampleError where a file cannot be read, or holds something else than its
+    name says.
+    """
     fields: dict[str, bytes | Array] = {}
     arrays: dict[str, Array] = {}
     for member in sample.members:
@@ -233,11 +236,11 @@ def read_group(sample: Sample, read: Read) -> Item:
         elif kind == _ARRAY:
             arrays[ending.removesuffix(_ARRAY).rstrip(".") or "array"] = _array(read(member, sample.path), sample.path)
         else:
-            _metadata(kind, read(member, sample.path), sample.path)  # what is broken is an error here
+            _metadata(kind, read(member, sample.path), sample.path)  # a broken file is an error here
     safe = field_names(arrays)
     fields |= {safe[name]: array for name, array in arrays.items()}
     if not fields:
-        raise SampleError(sample.path, "has no image and no array beside it")
+        raise SampleError(sample.path, "has no image and no array with it")
     return Item(fields)
 
 
@@ -248,7 +251,9 @@ def _sample(number: int, group: Mapping[str, str], files: Mapping[str, Member]) 
 
 
 def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
-    """Return what is known of a sample beside its fields; what cannot be read is an error only when it is loaded."""
+    """Return a sample's label, columns and text. Metadata that cannot be read are an error only when the sample is
+    loaded.
+    """
     known: dict[str, Any] = {}
     for member in sample.members:
         kind = _kind(_split(member.name)[1])
@@ -274,9 +279,9 @@ def _metadata(kind: str, data: bytes, path: str) -> dict[str, Any]:
 
 
 def _class_column(texts: Sequence[Any]) -> Sequence[Any]:
-    """Return what .cls files hold as numbers, or as texts where one is a name: the same rule as in a table.
+    """Return the contents of .cls files as numbers, or as texts if one of them is a name: the same rule as in a table.
 
-    An empty one holds no class.
+    An empty file holds no class.
     """
     texts = [text or None if isinstance(text, str) else text for text in texts]
     known = {text for text in texts if isinstance(text, str)}
@@ -312,14 +317,14 @@ def _array(data: bytes, path: str) -> Array:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return a file's key, and what follows the first dot of its name, in small letters."""
+    """Return a file's key, and the text after the first dot of its name, in lower case."""
     folder, slash, base = name.rpartition("/")
     stem, _, ending = base.partition(".")
     return folder + slash + stem, ending.lower()
 
 
 def _kind(ending: str) -> str:
-    """Return what a file holds by its ending: image, mask, cls, json, txt or npy; "" for what is not read."""
+    """Return what a file's ending says it holds: image, mask, cls, json, txt or npy; "" for a file that is not read."""
     if f".{ending.rpartition('.')[2]}" in SUFFIXES:
         return MASK if ending.startswith(_MASKS) else IMAGE
     if ending == _ARRAY or ending.endswith(f".{_ARRAY}"):

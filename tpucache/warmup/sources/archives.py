@@ -1,6 +1,6 @@
-"""ArchiveFiles: the files in .zip and .tar archives, listed once, and each read by the offset of its header.
+"""ArchiveFiles: the files in .zip and .tar archives, listed once. Each file is read by the offset of its header.
 
-Nothing is unpacked to disk. What a worker needs to read a file is in its `Member`.
+Nothing is unpacked to disk. A `Member` holds all that a worker needs to read a file.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tpucache.store.files import open_file, open_regular
 from tpucache.warmup.sources.source import Member, find_files, has_wildcard, split_pattern
 
 _ZIP: Final = ".zip"
-#: What an archive is called. Compressed ones are named here so that they are refused by what they are.
+#: The suffixes of archives. Compressed ones are listed so that the error can say what they are.
 _NAMES: Final = re.compile(r"\.(zip|tar|tgz|tbz2|txz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
-#: What is read of one file at most. Whatever claims more, such as a zip bomb, is no photograph.
+#: The most bytes that are read from one file. A file that claims more, such as a zip bomb, is not a photograph.
 _LARGEST: Final = 1 << 30
 
 _BLOCK: Final = tarfile.BLOCKSIZE
@@ -40,17 +40,17 @@ _AGAIN: Final = "copy it again"
 # Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
 _HEADER: Final = struct.Struct("<4s5H3I2H")
 _SIGNATURE: Final = b"PK\x03\x04"
-#: What most programs put behind a file's name, at most: it is read with the file.
+#: The most bytes that most programs write after a file's name: they are read together with the file.
 _EXTRA_BYTES: Final = 512
 _ENCRYPTED: Final = 1
-#: Deflate makes at most 258 bytes of two bits.
+#: Deflate makes at most 258 bytes out of two bits.
 _MOST_EXPANSION: Final = 1032
 _BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
 
 
 @dataclass(frozen=True)
 class ArchiveFiles:
-    """The files below the folder `inside` ("": all) of the archives that a pattern below `root` matches."""
+    """The files in the folder `inside` ("": all) of the archives that a pattern below `root` matches."""
 
     root: Path
     pattern: str
@@ -61,14 +61,14 @@ class ArchiveFiles:
 
     @property
     def is_several(self) -> bool:
-        """Whether a pattern may match several archives, so that names begin with their archive's."""
+        """Whether the pattern may match several archives, so that names begin with the name of their archive."""
         return has_wildcard(self.pattern) and not (self.root / self.pattern).is_file()
 
     def list(self) -> dict[str, Member]:
-        """Return all files by name: archive by archive, in the order in which each has them.
+        """Return all files by name: archive by archive, each in its own order.
 
         Names are relative to `inside`; those from several archives begin with the archive's path. Raises SourceError
-        for an archive that is broken, has a name twice or one that leads out of it, or has nothing inside.
+        for an archive that is broken, has a name twice or a name that leads out of it, or has no files inside.
         """
         return without_folders(self.entries())
 
@@ -96,11 +96,9 @@ class ArchiveFiles:
         }
 
     def read(self, member: Member, path: str) -> bytes:
-        """Return a file's content. Raises SampleError, with `path`, when it is not read as it was listed."""
+        """Return a file's content. Raises SampleError, with `path`, where it differs from the listing."""
         if member.bytes > _LARGEST:
-            raise SampleError(
-                path, f"has {member.bytes:,} bytes: of a file in an archive, at most {_LARGEST:,} are read"
-            )
+            raise SampleError(path, f"has {member.bytes:,} bytes: a file in an archive may have at most {_LARGEST:,}")
         archive = self.root / member.archive
         try:
             descriptor = open_regular(archive)
@@ -126,7 +124,7 @@ def find_archive(source: str | Path) -> ArchiveFiles | None:
 
 def _check_name(path: Path) -> None:
     if not _NAMES.search(path.name):
-        raise SourceError(f"{path} is not called .zip or .tar: give a pattern of archives alone")
+        raise SourceError(f"{path} does not end with .zip or .tar: give a pattern that matches only archives")
 
 
 def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
@@ -135,27 +133,27 @@ def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
-    """Return members by their plain names, in their order; the name of a folder ends with a slash.
+    """Return members by their plain names, in order; the name of a folder ends with a slash.
 
-    Raises SourceError where two files have one name, or an entry leads out of the archive.
+    Raises SourceError where two files have one name, or where an entry leads out of the archive.
     """
     folders = {f"{name}/": each for each in members if each.name.endswith("/") and (name := _plain_folder(each.name))}
     members = [member for member in members if not member.name.endswith("/")]
     plain = [_plain(member.name, where) for member in members]
     twice = [text for text, count in Counter(plain).items() if count > 1]
     if twice:
-        raise SourceError(f"{where} has {twice[0]!r} more than once: make the archive anew, with each file once")
+        raise SourceError(f"{where} has {twice[0]!r} more than once: make the archive again, with each file once")
     return dict(zip(plain, members, strict=True)) | folders
 
 
 def _plain_folder(name: str) -> str:
-    """Return a folder's name without `./` and a first slash; nothing for one that leads out, which has no files."""
+    """Return a folder's name without `./` and a leading slash; nothing for one that leads out, which holds no files."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return "" if ".." in parts else "/".join(parts)
 
 
 def _plain(name: str, path: str) -> str:
-    """Return an entry's name without `./` and a first slash. Raises SourceError where it leads out of the archive."""
+    """Return an entry's name without `./` and a leading slash. Raises SourceError where it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name or not parts:
         raise SourceError(f"{path}: entry {name!r} leads out of the archive: it is damaged, or made to do harm")
@@ -163,13 +161,12 @@ def _plain(name: str, path: str) -> str:
 
 
 def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files and folders of a tar in their order; `archive` is what its members call it.
+    """Return all files and folders of a tar in order; `archive` is the name of the archive in its members.
 
-    Links are the files they name; the name of a folder ends with a slash.
+    A link stands for the file that it names. The name of a folder ends with a slash. `advance` is called with the
+    number of entries found.
 
-    `advance` is called with the number of entries found.
-
-    Raises SourceError when it is compressed, broken or cut short, or has sparse files or links out of it.
+    Raises SourceError when the tar is compressed, broken or cut short, or has sparse files or links out of it.
     """
     try:
         with open_file(path) as file:
@@ -188,7 +185,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
     except _BROKEN_TAR as error:
-        raise SourceError(f"{path} is no whole .tar file: {error or type(error).__name__}; {_AGAIN}") from error
+        raise SourceError(f"{path} is not a complete .tar file: {error or type(error).__name__}; {_AGAIN}") from error
     regular = {entry.name: entry for entry in entries if entry.isreg()}
     return [
         Member(archive, f"{entry.name}/", 0, 0, 0, 0) if entry.isdir() else _member(path, archive, entry, regular)
@@ -198,7 +195,7 @@ def list_tar(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def read_tar(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open tar. Raises SampleError, with `path`, when it is not what was listed."""
+    """Return a file's content from an open tar. Raises SampleError, with `path`, where it differs from the listing."""
     whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
     try:
         header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
@@ -213,28 +210,28 @@ def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tar
     entries = []
     end = -1
     while (entry := tar.next()) is not None:
-        if tar.offset <= end:  # a negative size, with which some versions of Python never end
+        if tar.offset <= end:  # a negative size: some versions of Python would never end
             raise tarfile.ReadError(f"the size of {entry.name!r} is wrong")
         end = tar.offset
         entries.append(entry)
         advance(1)
-        tar.members.clear()  # type: ignore[attr-defined]  # no entry is kept twice; typeshed lacks the attribute
+        tar.members.clear()  # type: ignore[attr-defined]  # do not keep entries twice; typeshed lacks the attribute
     return entries
 
 
 def _check_end(path: Path, end: int) -> None:
-    """Raise SourceError unless nothing but zeros follows the last file: tarfile takes a damaged header for the end."""
+    """Raise SourceError unless only zeros follow the last file: tarfile mistakes a damaged header for the end."""
     with open_file(path) as file:
         file.seek(end)
         first = file.read(_BLOCK)
         if len(first) < _BLOCK:
             raise SourceError(f"{path} is cut short: it has no end mark; {_AGAIN}")
         if any(first):
-            raise SourceError(f"{path}, offset {end}: no file begins here, and the archive does not end; {_AGAIN}")
+            raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; {_AGAIN}")
         while block := file.read(_READ):
             if any(block):
                 raise SourceError(
-                    f"{path} has more after its end, at offset {end}: it is several archives put together, or damaged. "
+                    f"{path} has more data after its end, at offset {end}: it is several archives in one, or damaged. "
                     "Give them as separate files"
                 )
 
@@ -252,7 +249,7 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
         target = found or regular.get(name, entry)
         if _is_link(target):
             raise SourceError(
-                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is no file of it: make it with "
+                f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in it: make the archive with "
                 "`tar --dereference`"
             )
     if target.issparse():
@@ -261,12 +258,12 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
 
 
 def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return all files of a zip in the order of its directory; `archive` is what its members call it.
+    """Return all files of a zip in the order of its directory; `archive` is the name of the archive in its members.
 
-    Its folders follow, with a slash at the end of their names. `advance` is called with their number.
+    Its folders follow; their names end with a slash. `advance` is called with the number of entries.
 
-    Raises SourceError when it is broken, or when an entry is encrypted, packed otherwise than by deflate, lies over
-    another one, or claims to be larger than it can be.
+    Raises SourceError when the zip is broken, or when an entry is encrypted, compressed by another method than deflate,
+    overlaps another one, or claims an impossible size.
     """
     try:
         with open_file(path) as opened:
@@ -276,12 +273,12 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the same of an open file, which errors call `path`. Raises SourceError, OSError."""
+    """Return the same for an open file, which errors call `path`. Raises SourceError, OSError."""
     try:
         with zipfile.ZipFile(opened) as file:
             infos = file.infolist()
     except _BROKEN_ZIP as error:
-        raise SourceError(f"{path} is no whole .zip file: {error}. Copy it again") from error
+        raise SourceError(f"{path} is not a complete .zip file: {error}. Copy it again") from error
     entries = [entry for entry in infos if not entry.is_dir()]
     advance(len(entries))
     for entry in entries:
@@ -289,7 +286,7 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
             raise SourceError(f"{path}: entry {entry.filename!r} {problem}")
     ends = sorted((entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries)
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
-        raise SourceError(f"{path}: entries lie over one another: it is damaged, or made to do harm")
+        raise SourceError(f"{path}: entries overlap: it is damaged, or made to do harm")
     return [
         *(
             Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
@@ -300,9 +297,10 @@ def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[
 
 
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
-    """Return a file's content from a zip, of which `pread` reads up to so many bytes from an offset, mostly at once.
+    """Return a file's content from a zip. `pread` reads up to a number of bytes from an offset; one call is usually
+    enough.
 
-    Raises SampleError, with `path`, when it is not what was listed.
+    Raises SampleError, with `path`, where the file differs from the listing.
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):
@@ -320,7 +318,7 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
 
 
 def _inflate(data: bytes, size: int, path: str) -> bytes:
-    """Unpack deflated data up to one byte more than its size, whatever it claims to become."""
+    """Unpack deflated data, but at most one byte more than its stated size, whatever the data claim."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
     except zlib.error as error:
@@ -328,14 +326,14 @@ def _inflate(data: bytes, size: int, path: str) -> bytes:
 
 
 def _problem(entry: zipfile.ZipInfo) -> str:
-    """Return why an entry cannot be read, as the rest of a sentence; nothing where it can."""
+    """Return why an entry cannot be read, as the rest of a sentence; "" where it can be."""
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted: unpack it with its password, and zip it without one"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return f"is packed by method {entry.compress_type}: only stored and deflated files are read, zip it anew"
+        return f"is compressed by method {entry.compress_type}: only stored and deflated files are read, zip it again"
     most = entry.compress_size * (1 if entry.compress_type == zipfile.ZIP_STORED else _MOST_EXPANSION)
     if entry.file_size > most:
-        return f"claims {entry.file_size:,} bytes, packed in {entry.compress_size:,}: that is not possible"
+        return f"claims {entry.file_size:,} bytes, compressed to {entry.compress_size:,}: that is impossible"
     return ""
 
 

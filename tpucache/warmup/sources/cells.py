@@ -1,4 +1,4 @@
-"""A CSV file -> its cells, all of them text, and the numbers that they hold."""
+"""Reads a CSV file into cells, all of them text, and numbers from cells."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _PADDED: Final = re.compile(r"\s*0\d")
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a CSV file by column, and the line that each row begins on.
+    """The cells of a CSV file by column, and the line in which each row begins.
 
-    `is_own` is whether tpucache wrote it, as `predict` and `suspects` do: cells of text have lost their marks then.
+    `is_own` says whether tpucache wrote the file, as `predict` and `suspects` do: then the marks in text cells are
+    removed.
     """
 
     path: Path
@@ -40,20 +41,20 @@ class Table:
         return list(self.columns)
 
     def column(self, name: str) -> list[str]:
-        """Return a column's cells, one a row. Raises SourceError when there is no such column."""
+        """Return a column's cells, one for each row. Raises SourceError where there is no such column."""
         if name not in self.names:
             raise SourceError(f"{self.path} has no column {name!r}: there are {', '.join(map(repr, self.names))}")
         return self.columns[name]
 
     def wrong(self, row: int, column: str, reason: str) -> SourceError:
-        """Return the error that a cell is, with its line."""
+        """Return the error for a cell, with its line."""
         return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a whole CSV file: UTF-8, with or without a byte order mark, commas between the cells.
+    """Read a whole CSV file: UTF-8, with or without a byte order mark, with commas between the cells.
 
-    Raises SourceError for what is no such file, has rows of the wrong length, names a column twice or has no rows.
+    Raises SourceError for a file that is not a CSV, has rows of different lengths, names a column twice or has no rows.
     """
     path = Path(path)
     try:
@@ -70,7 +71,7 @@ def read_table(path: str | Path) -> Table:
     if not columns:
         columns, lines = _parsed_columns(text, path)
     if len(lines) < 2:
-        raise SourceError(f"{path} has no rows: the first line names the columns, and each further one is a sample")
+        raise SourceError(f"{path} has no rows: the first line names the columns, and each further line is a sample")
     names = [cells.pop(0) for cells in columns]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -85,9 +86,9 @@ def read_table(path: str | Path) -> Table:
 
 
 def _plain_columns(text: str) -> list[list[str]]:
-    """Return the columns of a text in which each comma and each line's end is one; none where a parser is needed.
+    """Return the columns of a simple text, in which each comma and each line end counts; none where a parser is needed.
 
-    It takes a fifth of the time of the parser, which counts for tables of millions of rows.
+    This takes a fifth of the parser's time, which matters for tables of millions of rows.
     """
     text = text.replace("\r\n", "\n").removesuffix("\n")
     if any(part in text for part in ('"', "\r", "\0", "\n\n")) or not text.strip("\n") or text[0] == "\n":
@@ -101,7 +102,7 @@ def _plain_columns(text: str) -> list[list[str]]:
 
 
 def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
-    """Return the columns of any CSV text, and the line that each row begins on. Raises SourceError."""
+    """Return the columns of any CSV text, and the line in which each row begins. Raises SourceError."""
     rows: list[list[str]] = []
     lines: list[int] = []
     line = 1
@@ -109,7 +110,7 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
     try:
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         for row in reader:
-            if row:  # an empty line is no row
+            if row:  # an empty line is not a row
                 rows.append(row)
                 lines.append(line)
             line = reader.line_num + 1
@@ -119,12 +120,12 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
         csv.field_size_limit(limit)
     for row, start in zip(rows, lines, strict=True):
         if len(row) != len(rows[0]):
-            raise SourceError(f"{path}, line {start}: it has {len(row)} cells, not {len(rows[0])} as the first line")
+            raise SourceError(f"{path}, line {start}: it has {len(row)} cells, and the first line has {len(rows[0])}")
     return [list(cells) for cells in zip(*rows, strict=True)], lines
 
 
 def _read(path: Path) -> bytes:
-    """Return the bytes of a file on disk or, where its path leads into an archive, there."""
+    """Return the bytes of a file on disk or, where its path leads into an archive, in that archive."""
     files = find_archive(path)
     if files is None:
         return read_file(path)
@@ -136,9 +137,10 @@ def _read(path: Path) -> bytes:
 
 
 def are_names(texts: Iterable[str]) -> bool:
-    """Return whether texts are names of classes, and not their numbers: one is no number, or all are whole, one padded.
+    """Return whether texts are names of classes, not their numbers: one is not a number, or all are whole and one is
+    padded.
 
-    007 is a name, and another one than 7.
+    So 007 is a name, and another class than 7.
     """
     distinct = set(texts)
     numbers = [to_number(text) for text in distinct]
@@ -147,9 +149,9 @@ def are_names(texts: Iterable[str]) -> bool:
 
 
 def to_number(text: str) -> int | float | None:
-    """Return the number that a cell holds, an int when it is whole; None when it holds none.
+    """Return the number in a cell, an int when it is whole; None for anything else.
 
-    Python's own way to write numbers, 1_0, is none, and neither are digits of other scripts.
+    Python's own 1_0 is not a number here, and neither are digits of other scripts.
     """
     try:
         value = float(text)
@@ -157,6 +159,6 @@ def to_number(text: str) -> int | float | None:
         return None
     if "_" in text or not text.isascii():
         return None
-    if not value.is_integer():  # nor are nan and inf
+    if not value.is_integer():  # nan and inf are not, either
         return value
     return int(text) if text.strip().lstrip("+-").isdecimal() else int(value)

@@ -1,8 +1,8 @@
 """Samples at URLs: images in a bucket, a .zip on any server, parquet files.
 
-Single files are read by the workers when they are needed; of a .zip its directory is read once, and then each file by
-its place. Parquet files are copied to this machine first. A network that fails is an error that ends the build, which
-continues when it is run again: it is never taken for a broken sample.
+Workers read single files when they need them. A .zip's directory is read once, and then each file by its offset.
+Parquet files are first copied to this machine. A failing network is an error that ends the build, which continues when
+it is run again: it never counts as a broken sample.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ _WEB: Final = ("http", "https")
 _ZIP, _PARQUET = ".zip", ".parquet"
 _TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
 _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
-#: What is read of one file at most. Whatever is larger is no photograph.
+#: The most bytes that are read from one file. A larger file is not a photograph.
 _LARGEST: Final = 1 << 30
-_BLOCK: Final = 1 << 20  # of a .zip's directory, which is read at once
+_BLOCK: Final = 1 << 20  # the part of a .zip's directory that is read at once
 
 
 class CloudFolder:
-    """Every image in a folder of an object store, in the order of their names' bytes."""
+    """Every image in a folder of an object store, in the order of the bytes of their names."""
 
     loads_in_threads = True
 
     def __init__(self, url: str) -> None:
-        """Take a URL; nothing is read yet."""
+        """Take a URL; read nothing yet."""
         self._url = url.rstrip("/")
 
     def __repr__(self) -> str:
         return shown(self._url)
 
     def list(self) -> Listing:
-        """Return all samples; a folder in it is a class, as `FolderSource` has it. Raises SourceError, StoreError."""
+        """Return all samples. Folders are classes, as in `FolderSource`. Raises SourceError, StoreError."""
         found = _files(self._url)
         files = {name: found[name] for name in without_ignored(self, found)}
         if files and all(name.lower().endswith(_PARQUET) for name in files):
-            raise SourceError(f"{self} holds parquet files: give a pattern of them, such as '{self}/*{_PARQUET}'")
+            raise SourceError(f"{self} holds parquet files: give a pattern for them, such as '{self}/*{_PARQUET}'")
         places = [FoundFile(PurePosixPath(name), PurePosixPath(name), size) for name, size in files.items()]
         return list_images(self, places)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a sample's file. Raises SampleError for one that is gone, StoreError for the network."""
+        """Return the bytes of a sample's file. Raises SampleError if it is gone, StoreError for the network."""
         remote = _open(self._url)
         try:
             return Item({IMAGE: remote.read(sample.path, _LARGEST)})
         except FormatError:
-            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, which are not read") from None
+            raise SampleError(sample.path, f"has more than {_LARGEST:,} bytes, the most that is read") from None
         except StoreError:
             if remote.size(sample.path) is None:
                 raise SampleError(sample.path, f"is no longer at {self}") from None
@@ -86,13 +86,13 @@ class CloudFolder:
 
 
 class CloudZip:
-    """The files of a .zip at a URL, as `ArchiveFiles` has those of one on a disk."""
+    """The files of a .zip at a URL, with the methods of `ArchiveFiles`."""
 
     is_several = False
     inside = ""
 
     def __init__(self, url: str) -> None:
-        """Take a URL; nothing is read yet."""
+        """Take a URL; read nothing yet."""
         self._url = url
         self._folder, self._name = _split(url)
 
@@ -100,11 +100,11 @@ class CloudZip:
         return shown(self._url)
 
     def list(self) -> dict[str, Member]:
-        """Return all files by name. Raises SourceError for what is no whole .zip, StoreError."""
+        """Return all files by name. Raises SourceError for a .zip that is not complete, StoreError."""
         return without_folders(self.entries())
 
     def entries(self) -> dict[str, Member]:
-        """Return all files and folders by name, of folders with a slash at its end. Raises as `list` does."""
+        """Return all files and folders by name; the name of a folder ends with a slash. Raises as `list` does."""
         remote = _open(self._folder)
         size = remote.size(self._name)
         if size is None:
@@ -119,7 +119,7 @@ class CloudZip:
     def read(self, member: Member, path: str) -> bytes:
         """Return a file's content, mostly in one request. Raises SampleError, StoreError."""
         if member.bytes > _LARGEST:
-            raise SampleError(path, f"has {member.bytes:,} bytes: at most {_LARGEST:,} are read")
+            raise SampleError(path, f"has {member.bytes:,} bytes: a file may have at most {_LARGEST:,}")
         remote = _open(self._folder)
         size = _size(self._folder, self._name)
 
@@ -209,7 +209,7 @@ def _size(folder: str, name: str) -> int:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the URL of a file's folder, with the query of the whole, and the file's name."""
+    """Return the URL of a file's folder, including the query, and the file's name."""
     parts = urlsplit(url)
     folder, _, name = parts.path.rpartition("/")
     return urlunsplit(parts._replace(path=folder)), name
@@ -220,7 +220,7 @@ def _is_at_url(source: str | Path) -> bool:
 
 
 def _open_source(source: str | Path, options: TableOptions | None) -> Source:
-    """Return the source at a URL. Raises SourceError, UsageError for options that it has not."""
+    """Return the source at a URL. Raises SourceError, and UsageError for options that it does not have."""
     url = as_url(source)
     path = PurePosixPath(urlsplit(url).path)
     suffix = path.suffix.lower()
@@ -230,7 +230,7 @@ def _open_source(source: str | Path, options: TableOptions | None) -> Source:
         check_is_local(url)
     if suffix in _TARS:
         raise SourceError(
-            f"{shown(url)}: of a tar at a URL no single file can be read: copy it here, or make a .zip of it"
+            f"{shown(url)}: single files of a tar at a URL cannot be read: copy it here, or make it a .zip"
         )
     if suffix == _PARQUET:
         copies = copy_parquet(url)

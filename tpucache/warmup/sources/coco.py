@@ -20,12 +20,12 @@ from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
 from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_in_threads, source_name
 
-#: The column of how many boxes of a sample reach beyond its image, in the samples table.
+#: The column of the samples table that counts the boxes which reach beyond a sample's image.
 OUTSIDE: Final = "boxes_outside"
 _UNLISTED: Final = "(not in the JSON)"
 _STRAY: Final = "(annotation of an image that is not in the JSON)"
-_ID: Final = (int, float, str)  # what JSON has as an id
-_LARGEST: Final = 1 << 31  # what no image's side has
+_ID: Final = (int, float, str)  # the types of ids in JSON
+_LARGEST: Final = 1 << 31  # more pixels than the side of any image
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -34,9 +34,9 @@ _log: Final = logging.getLogger("tpucache")
 class _Boxes:
     """The boxes of one image, float64 (n, 5) of left, top, right, bottom, class.
 
-    `outside` is how many of them reach beyond the image, `crowds` how many boxes of crowds there are besides, and
-    `size` is the image's (width, height), None where the file does not state it. `fault` names an annotation of the
-    image that cannot be used, and says why.
+    `outside` counts the boxes that reach beyond the image, and `crowds` the boxes of crowds, which are left out. `size`
+    is the image's (width, height), None where the file does not state it. `fault` names an annotation of the image that
+    cannot be used, and says why.
     """
 
     boxes: npt.NDArray[np.float64]
@@ -48,10 +48,10 @@ class _Boxes:
 
 @dataclasses.dataclass(frozen=True)
 class _Coco:
-    """The boxes of each image by its file's name, and the names of the classes.
+    """The boxes of each image by the name of its file, and the names of the classes.
 
-    `plain` has the names by those without their folders, where these are unique. `strays` names the annotations of
-    images that the file does not list.
+    `plain` maps names without folders to full names, where they are unique. `strays` names the annotations of images
+    that the file does not list.
     """
 
     images: Mapping[str, _Boxes]
@@ -60,12 +60,12 @@ class _Coco:
     strays: Sequence[str]
 
     def find(self, path: str) -> str | None:
-        """Return the name that a sample's path has in the file."""
+        """Return the name in the file for a sample's path."""
         return path if path in self.images else self.plain.get(posixpath.basename(path))
 
 
 def box_source(source: Source, path: str | Path) -> Source:
-    """Return a source of the images of another one that a COCO JSON file lists, with their boxes."""
+    """Return a source with those images of another source that a COCO JSON file lists, and their boxes."""
     return BoxSource(source, Path(path).absolute())
 
 
@@ -73,10 +73,10 @@ def box_source(source: Source, path: str | Path) -> Source:
 class BoxSource:
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
-    A sample is found by its path, or else by its file's name where that is unique in both. Classes are the file's
-    categories in the order of their ids, and are named so where the other source has no labels. A box of a crowd,
-    `iscrowd`, is of no single object and is left out. A sample with an annotation that has no box, or no category of
-    the file, does not load. Annotations of images that the file does not list are counted as left out.
+    A sample is found by its path, or else by the name of its file where that is unique in both. Classes are the file's
+    categories in the order of their ids; they give the names of classes where the other source has no labels. A crowd's
+    box, `iscrowd`, does not belong to a single object and is left out. A sample does not load if one of its annotations
+    has no box, or no category of the file. Annotations of images that the file does not list are counted as left out.
     """
 
     source: Source
@@ -84,14 +84,14 @@ class BoxSource:
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether the other source's samples may be loaded by threads."""
+        """Whether threads may load the other source's samples."""
         return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return the samples that the file lists; those that it does not are counted as left out.
+        """Return the samples that the file lists; others are counted as left out.
 
         Boxes that reach beyond their image are reported and counted in a column. Raises SourceError.
         """
@@ -108,7 +108,7 @@ class BoxSource:
         if outside.any():
             worst = listing.samples[kept[int(outside.argmax())]].path
             _log.warning(
-                "%s: %d boxes of %d images reach beyond their image, such as of %s: they are clipped, and "
+                "%s: %d boxes of %d images reach beyond their image, for example of %s: they are clipped, and "
                 "counted in the column %s", self.path, outside.sum(), (outside > 0).sum(), worst, OUTSIDE,
             )  # fmt: skip
         crowds = sum(each.crowds for each in found)
@@ -116,7 +116,7 @@ class BoxSource:
             _log.warning("%s: %d boxes of crowds are left out", self.path, crowds)
         if coco.strays:
             _log.warning(
-                "%s: %d annotations are of images that it does not list, such as %s: they are left out",
+                "%s: %d annotations belong to images that it does not list, such as %s: they are left out",
                 self.path, len(coco.strays), coco.strays[0],
             )  # fmt: skip
         missing = len(coco.images) - len(kept)
@@ -157,18 +157,18 @@ class BoxSource:
             raise SampleError(sample.path, f"is no longer in {self.path}: bring it back as it was")
         found = coco.images[name]
         if found.fault:
-            raise SampleError(sample.path, f"{found.fault}: mend it in {self.path}, or skip such images")
+            raise SampleError(sample.path, f"{found.fault}: correct it in {self.path}, or skip such images")
         return dataclasses.replace(item, fields={**item.fields, BOXES: found.boxes}, boxes_size=found.size)
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-    """Return the name that each path has in the file, for those that it lists."""
+    """Return the name in the file for each path that it lists."""
     found = {path: coco.find(path) for path in paths}
     names = {path: name for path, name in found.items() if name is not None}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
         first, second = [path for path, name in names.items() if name == twice[0]][:2]
-        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: name folders there, too")
+        raise SourceError(f"{first!r} and {second!r} may both be {twice[0]!r} in the JSON: add folders there")
     return names
 
 
@@ -182,7 +182,7 @@ def _coco_of(path: Path) -> _Coco:
 
 @functools.lru_cache(maxsize=2)
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
-    """Read a COCO JSON file. Its size and time of change are part of the cache's key. Raises SourceError."""
+    """Read a COCO JSON file. Its size and time of change are in the cache key. Raises SourceError."""
     try:
         content = parse_json(read_file(path))
         _check_ids(content)
@@ -213,9 +213,9 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
     except KeyError as error:
-        raise SourceError(f"{path} is no COCO JSON of boxes: there is no {error!s:.60}") from error
+        raise SourceError(f"{path} is not a COCO JSON file of boxes: there is no {error!s:.60}") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise SourceError(f"{path} is no COCO JSON of boxes: {error!s:.200}") from error
+        raise SourceError(f"{path} is not a COCO JSON file of boxes: {error!s:.200}") from error
     if len(found) != len(images):
         raise SourceError(f"{path} lists a file twice among its images: give each its own name")
     counts = Counter(map(posixpath.basename, found))
@@ -224,7 +224,7 @@ def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
 
 
 def _check_ids(content: Mapping[str, Any]) -> None:
-    """Raise ValueError for an id that is there twice: boxes would come to another image or class."""
+    """Raise ValueError for a repeated id: boxes would go to another image or class."""
     for part in ("images", "categories"):
         twice = [value for value, count in Counter(item["id"] for item in content[part]).items() if count > 1]
         if twice:
@@ -232,19 +232,21 @@ def _check_ids(content: Mapping[str, Any]) -> None:
 
 
 def _category_names(categories: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """Return the name of each category by its id, in the order of ids; those of one name have their id in it."""
+    """Return the name of each category by its id, in the order of ids. Equal names get their ids added."""
     counts = Counter(str(item["name"]) for item in categories)
     names = {item["id"]: str(item["name"]) for item in categories}
     return {key: name if counts[name] == 1 else f"{name} (id {key})" for key, name in sorted(names.items())}
 
 
 def _annotation(item: Mapping[str, Any], number: int) -> str:
-    """Return what an annotation is called in messages: its id, or its place in the file."""
+    """Return the name of an annotation in messages: its id, or its place in the file."""
     return f"annotation {item['id']!r:.60}" if "id" in item else f"the annotation in place {number}"
 
 
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
-    """Return left, top, right, bottom and class of an annotation. Raises ValueError, to be read after its name."""
+    """Return left, top, right, bottom and class of an annotation. Raises ValueError; its text follows the annotation's
+    name.
+    """
     category = item.get("category_id")
     if not isinstance(category, _ID) or category not in numbers:
         raise ValueError(f"has the category {category!r:.60}, which the file does not list")
@@ -255,22 +257,22 @@ def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
 
 
 def _box(value: Any) -> tuple[float, float, float, float]:
-    """Return a box's left, top, width and height. Raises ValueError for anything else, and for what no image has."""
+    """Return a box's left, top, width and height. Raises ValueError for anything else, and for impossible sizes."""
     is_box = isinstance(value, list) and len(value) == 4 and all(map(_is_length, value))
     if not is_box or min(value[2:]) < 0:
         raise ValueError(
-            f"has the box {value!r:.60}, which is no left, top, width, height: numbers of pixels, {_LARGEST:,} at most"
+            f"has the box {value!r:.60}, which is not left, top, width, height in pixels, {_LARGEST:,} at most"
         )
     left, top, width, height = map(float, value)
     return left, top, width, height
 
 
 def _is_length(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= _LARGEST  # which nan is not, either
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # this excludes nan, too
 
 
 def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the (width, height) of an image; None where the file does not state it."""
+    """Return the (width, height) of an image, or None where the file does not state it."""
     width, height = item.get("width"), item.get("height")
     if not all(isinstance(side, (int, float)) and 1 <= side <= _LARGEST for side in (width, height)):
         return None
@@ -278,7 +280,7 @@ def _image_size(item: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _count_outside(boxes: npt.NDArray[np.float64], size: tuple[int, int] | None) -> int:
-    """Return how many boxes reach more than a pixel beyond an image; 0 where it is not known how large it is."""
+    """Return how many boxes reach more than a pixel beyond an image; 0 where its size is unknown."""
     if size is None:
         return 0
     low = (boxes[:, :2] < -1).any(axis=1)

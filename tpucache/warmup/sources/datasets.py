@@ -1,6 +1,6 @@
-"""Samples of a dataset, as torch and others have them: anything with a length and items by number, or a stream.
+"""Samples of a dataset as torch and other libraries define it: with a length and numbered items, or a stream.
 
-Sequences of different lengths become arrays of one length, and a mask of what is not padding.
+Sequences of different lengths become arrays of one length, with a mask that marks what is not padding.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-#: How large a pickled dataset may be: it is sent to the workers with each of their tasks.
+#: The largest size of a pickled dataset: it is sent to the workers with each task.
 _MOST_BYTES: Final = 16 << 20
 
 _SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
 
-#: What a sequence of numbers alone is called.
+#: The name of a field when an item is just a sequence of numbers.
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
-_KEPT: Final = "give an image, numbers, or arrays of them; text only beside them"
+_KEPT: Final = "give an image, numbers, or arrays of numbers; text only in addition"
 _TEXT: Final = (
-    "give the image itself, not its path; of text, the numbers that a tokenizer makes of it: tokenise first, and give "
+    "give the image itself, not its path; give text as the numbers of a tokenizer: tokenise first, and give "
     "{'input_ids': [...], 'label': ...}"
 )
-#: Modes of PIL images that a PNG holds as they are, so that they are taken as those of a file are.
+#: Modes of PIL images that a PNG can hold unchanged, so that they are treated like those of a file.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
 _TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
-_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF that they write of it
+_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read their own TIFF of this mode
 
 ATTENTION: Final = "attention_mask"
-#: What the sequence that others follow is called, the first of these that there is; else it is the first.
+#: Names of the main sequence, whose length others follow: the first name that exists; else the first sequence.
 _MAIN: Final = (SEQUENCE, "ids", "tokens")
-#: The column with each sequence's own length.
+#: The column that holds each sequence's own length.
 LENGTH: Final = "length"
 _TRIED: Final = 8
 
 
 class DatasetSource:
-    """The items of a dataset, or of what `module:callable` returns, called without arguments, once a process.
+    """The items of a dataset, or of the result of `module:callable`, which each process calls once, without arguments.
 
-    One that only gives one item after another, such as torch's IterableDataset, Hugging Face's stream, or a generator,
-    is read once, when it is listed, into a copy on this machine.
+    A dataset that only gives one item after another, such as torch's IterableDataset, Hugging Face's stream, or a
+    generator, is read once, when it is listed, into a copy on this machine.
 
     An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
-    label. In a dictionary `label`, `target`, `labels` or `targets` is the label, single numbers and text are columns
-    (`path` is the column `id` where there is no `id`), and images, arrays, tensors and lists of numbers are arrays of
-    their key's name. An image may be `{"bytes": …}`, as Hugging Face has it.
+    label. In a dictionary, `label`, `target`, `labels` or `targets` is the label; single numbers and text are columns
+    (`path` becomes the column `id` where there is no `id`); images, arrays, tensors and lists of numbers are arrays
+    named by their keys. An image may be `{"bytes": …}`, as in Hugging Face's datasets.
     """
 
     def __init__(self, dataset: str | Items) -> None:
-        """Take `module:callable`, of which nothing is imported yet, or a dataset. Raises UsageError."""
+        """Take `module:callable`, which is not imported yet, or a dataset. Raises UsageError."""
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
         self._stream = dataset if not isinstance(dataset, str) and is_stream(dataset) else None
         self._dataset: str | bytes = b""
@@ -100,7 +100,7 @@ class DatasetSource:
         """Return all items as samples, named by the dataset's `paths` where it has them, else by number.
 
         Class names are its `classes`, or those of the label in Hugging Face's `features`. Raises UsageError when the
-        callable cannot be imported, SourceError when it returns no such dataset.
+        callable cannot be imported, SourceError when it does not return a dataset.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -120,7 +120,7 @@ class DatasetSource:
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return an item's content. Raises SampleError when the dataset fails at it, or gives what cannot be kept."""
+        """Return an item's content. Raises SampleError where the dataset fails, or the item cannot be stored."""
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)
@@ -132,13 +132,15 @@ class DatasetSource:
         return labelled_item(value, sample.path)
 
     def read_label(self, sample: Sample) -> Any:
-        """Return an item's label alone. Raises SampleError as `load` does."""
+        """Return only an item's label. Raises SampleError as `load` does."""
         if self._copy is not None:
             return self._copy.label(int(sample.path), sample.path)
         return self.load(sample).label
 
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
-        """Yield the items of a stream, or why one cannot be kept. Raises SourceError where the stream fails."""
+        """Yield the items of a stream, or the error for an item that cannot be stored. Raises SourceError where the
+        stream fails.
+        """
         done = 0
         try:
             for done, value in enumerate(stream, 1):
@@ -153,13 +155,13 @@ class DatasetSource:
 
 
 def is_stream(dataset: Any) -> bool:
-    """Return whether a dataset has no length, or no items by number, but can be iterated."""
+    """Return whether a dataset can only be iterated: it has no length, or no numbered items."""
     is_named = any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__)  # torch's, Hugging Face's
     return hasattr(dataset, "__iter__") and (is_named or not hasattr(dataset, "__len__"))
 
 
 def labelled_item(value: Any, path: str) -> Item:
-    """Return what an item of a dataset holds, which may be a tuple with its label. Raises SampleError."""
+    """Return the content of an item, which may be a tuple with its label. Raises SampleError."""
     if not isinstance(value, tuple):
         return to_item(value, path)
     if len(value) != 2:
@@ -184,7 +186,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
 
 @functools.cache
 def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset that a callable makes, or that was pickled, once a process."""
+    """Return the dataset that a callable makes, or the one that was pickled; each process makes it once."""
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
         dataset = make()
@@ -192,22 +194,23 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
         raise SourceError(f"{name} raised {type(error).__name__}: {error}") from error
     if not is_stream(dataset) and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise SourceError(
-            f"{name} returned a {type(dataset).__name__}: give a dataset with a length and items by number, or one to "
+            f"{name} returned a {type(dataset).__name__}: give a dataset with a length and numbered items, or one to "
             "iterate"
         )
     return _undecoded(dataset)
 
 
 def _undecoded(dataset: Any) -> Any:
-    """Return a dataset of Hugging Face with its images as the bytes of their files, which are decoded as files are.
+    """Return a dataset of Hugging Face with its images as the bytes of their files, so that they are decoded like
+    files.
 
-    A single column of images is the image, whatever it is called, and one of classes the label, as in parquet. Raises
-    SourceError for several columns of classes.
+    A single column of images is the image, whatever its name, and a single column of classes is the label, as in
+    parquet. Raises SourceError for several columns of classes.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
         return dataset
-    if getattr(dataset, "format", {}).get("type") is not None:  # the user transforms the items
+    if getattr(dataset, "format", {}).get("type") is not None:  # otherwise the user transforms the items
         return dataset
     images = {name: type(feature) for name, feature in features.items() if type(feature).__name__ == "Image"}
     for name, kind in images.items():
@@ -231,7 +234,7 @@ def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
     dataset = _dataset(made_by, name)
     paths = _texts(dataset, "paths", name)
     if paths and len(paths) != len(dataset):
-        raise SourceError(f"{name}: the dataset has {len(dataset)} items but {len(paths)} paths: give each its own")
+        raise SourceError(f"{name}: the dataset has {len(dataset)} items but {len(paths)} paths: give each one path")
     return {path: number for number, path in enumerate(unique(paths))}
 
 
@@ -246,14 +249,14 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of the items of one that is a list of classes; none for any other."""
+    """Return the class names of a feature, or of the items of a list feature; none for any other."""
     is_list = isinstance(feature, list) and len(feature) == 1
     inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
     return tuple(getattr(inner, "names", None) or ())
 
 
 def _feature_names(dataset: Any) -> tuple[str, ...]:
-    """Return the class names of the label in a dataset of Hugging Face; none for any other."""
+    """Return the class names of the label in a dataset of Hugging Face; none for any other dataset."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return ()
@@ -289,7 +292,7 @@ def is_saved(source: str | Path) -> bool:
 
 
 def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    """Return what such a folder holds, read as the object is. Raises what `load_saved` raises."""
+    """Return what such a folder holds; it is read like the dataset object. Raises what `load_saved` raises."""
     return DatasetSource(load_saved(source))
 
 
@@ -306,7 +309,7 @@ def load_saved(source: str | Path) -> Any:
         raise DependencyError("a folder of save_to_disk needs datasets: `pip install datasets`") from error
     try:
         return load_from_disk(str(path))
-    except Exception as error:  # of a library that raises anything
+    except Exception as error:  # the library may raise anything
         raise SourceError(f"{path} cannot be read as a dataset ({type(error).__name__}: {error})") from error
 
 
@@ -314,7 +317,7 @@ SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets
 
 
 def to_item(value: Any, path: str) -> Item:
-    """Return what an item holds, as `DatasetSource` describes it. Raises SampleError for what cannot be kept."""
+    """Return the content of an item, as `DatasetSource` describes it. Raises SampleError for what cannot be stored."""
     if not isinstance(value, Mapping) or _is_encoded(value):
         single = _field(value, IMAGE, path)
         is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
@@ -353,7 +356,7 @@ def _field(value: Any, key: str, path: str) -> bytes | Array:
 
 
 def _is_encoded(value: Mapping[Any, Any]) -> bool:
-    """Return whether a dictionary is an image as Hugging Face has it undecoded."""
+    """Return whether a dictionary is an undecoded image in Hugging Face's form."""
     return {"bytes"} <= set(value) <= {"bytes", "path"}
 
 
@@ -367,12 +370,14 @@ def _encoded(value: Mapping[Any, Any], key: str, path: str) -> bytes:
 
 
 def _is_pil_image(value: Any) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # whoever made such an image has imported it
+    pillow = sys.modules.get("PIL.Image")  # a program that made a PIL image has imported it
     return pillow is not None and isinstance(value, pillow.Image)
 
 
 def _pixels(image: Image, key: str, path: str) -> bytes | Array:
-    """Return an image's pixels as they are: what is not plain grey or RGB as a PNG or TIFF, to be decoded as a file."""
+    """Return an image's pixels unchanged. An image that is not plain grey or RGB becomes a PNG or TIFF, to be decoded
+    like a file.
+    """
     if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
         known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")
@@ -380,14 +385,14 @@ def _pixels(image: Image, key: str, path: str) -> bytes | Array:
         if image.mode in ("L", "RGB") and "transparency" not in image.info:
             return np.asarray(image)
         if key == MASK and image.mode == "P" and np.asarray(image).max() >= len(image.getpalette() or ()) // 3:
-            return np.asarray(image)  # a PNG loses palette indices that are beyond the palette
+            return np.asarray(image)  # a PNG would lose palette indices beyond the end of the palette
         if image.mode == _YCBCR:
             return np.asarray(image.convert("RGB"))
         target = io.BytesIO()
         options: dict[str, Any] = {"compress_level": 0} if image.mode in _PNG_MODES else {}
-        # The image is turned by its EXIF already, or meant as it is.
+        # The image is turned by its EXIF already, or should not be turned.
         image.save(target, "PNG" if image.mode in _PNG_MODES else "TIFF", exif=b"", **options)
-    except Exception as error:  # an image that is decoded only now raises what its decoder raises
+    except Exception as error:  # an image that is decoded only now may raise any error of its decoder
         raise SampleError(path, f"{key!r} does not decode: {type(error).__name__}: {error}") from error
     return target.getvalue()
 
@@ -401,7 +406,7 @@ def _array(value: Any, key: str, path: str) -> Array:
     try:
         array = np.asarray(numpy() if callable(numpy) else value)
     except Exception as error:  # a user's tensor raises anything
-        raise SampleError(path, f"{key!r} makes no array: {type(error).__name__}: {error}") from error
+        raise SampleError(path, f"{key!r} cannot be made an array: {type(error).__name__}: {error}") from error
     if array.dtype.kind not in "biuf":
         raise SampleError(path, f"{key!r} is a {type(value).__name__} of dtype {array.dtype}: {_KEPT}")
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -412,7 +417,7 @@ def _scalar(array: Array) -> int | float:
 
 
 def to_label(value: Any, key: str, path: str) -> Any:
-    """Return a label: a class number or name, numbers, names, or None. Raises SampleError for anything else."""
+    """Return a label: the number or name of a class, numbers, names, or None. Raises SampleError for anything else."""
     if value is None or isinstance(value, str):
         return value if value is None or value.strip() else None
     if isinstance(value, (list, tuple)) and value and all(isinstance(part, str) for part in value):
@@ -426,7 +431,7 @@ def to_label(value: Any, key: str, path: str) -> Any:
 
 
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
-    """Return a source whose sequences have one length: `pad`, or that of the longest one, which is looked for.
+    """Return a source whose sequences all have the length `pad`, or that of the longest one, which is searched for.
 
     `truncate` cuts longer ones; without it they do not load. Raises UsageError.
     """
@@ -440,11 +445,12 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
 
 @dataclasses.dataclass(frozen=True)
 class PaddedSource:
-    """The samples of another source, with zeros after the sequences of those that have no image.
+    """The samples of another source; samples without an image get zeros at the end of their sequences.
 
-    Sequences are arrays of one dimension, as long as the sample's main one, `input_ids`, `ids`, `tokens` or the first.
-    A padded sample has a mask besides, `attention_mask`, uint8 (length,) of 1 and 0, unless it has one of that name or
-    called `mask`, and a column `length`. Where all sequences have one length and `pad` is None, nothing is changed.
+    Sequences are arrays of one dimension, as long as the sample's main one, which is `input_ids`, `ids`, `tokens` or
+    the first. A padded sample also has a mask, `attention_mask`, uint8 (length,) of 1 and 0, unless it has one of that
+    name or called `mask`, and a column `length`. Where all sequences have one length and `pad` is None, nothing
+    changes.
     """
 
     source: Source
@@ -453,7 +459,7 @@ class PaddedSource:
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether the other source's samples may be loaded by threads."""
+        """Whether threads may load the other source's samples."""
         return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
@@ -488,7 +494,7 @@ class PaddedSource:
         fields = dict(item.fields)
         for name, dtype in names.items():
             padded = _padded(item, name, len(main), length, sample.path)
-            fields[name] = padded if len(main) else padded.astype(dtype)  # an empty list has no dtype of its own
+            fields[name] = padded if len(main) else padded.astype(dtype)  # an empty list has no dtype
         if not {ATTENTION, MASK} & set(fields):
             fields[ATTENTION] = (np.arange(length) < len(main)).astype(np.uint8)
         name = column_names([*item.columns, LENGTH])[LENGTH] if LENGTH not in item.columns else f"{LENGTH}_"
@@ -498,7 +504,7 @@ class PaddedSource:
     def _shape(self) -> tuple[dict[str, str], int]:
         """The dtypes of the sequences by name, the main one first, and their length; none where nothing is padded.
 
-        It is found once, when the source is listed, and sent to the workers with it.
+        It is found once, when the source is listed, and sent to the workers with the source.
         """
         return self._find_shape(self.source.list().samples)
 
@@ -525,15 +531,15 @@ class PaddedSource:
                 main = next((name for name in _MAIN if name in arrays), next(iter(arrays)))
                 names = (main, *(name for name in arrays if name != main and len(arrays[name]) == len(arrays[main])))
                 found = {name: arrays[name].dtype.str for name in names}
-                if len(arrays[main]):  # those of empty lists say little
+                if len(arrays[main]):  # empty lists do not show the dtype
                     break
         return found
 
 
 def _padded(item: Item, name: str, own: int, length: int, path: str) -> Array:
-    """Return a sequence of a sample, which has to have its `own` length, with zeros up to `length`."""
+    """Return a sample's sequence with zeros up to `length`. It must have `own` numbers."""
     value = item.fields.get(name)
     if not isinstance(value, np.ndarray) or value.shape != (own,):
-        raise SampleError(path, f"{name!r} is no sequence of {own:,} numbers, as long as the others")
+        raise SampleError(path, f"{name!r} is not a sequence of {own:,} numbers, as the others are")
     kept = value[:length]
     return np.concatenate([kept, np.zeros(length - len(kept), kept.dtype)])
