@@ -1,4 +1,4 @@
-"""Images in a folder: a class per subfolder, or flat, with no label."""
+"""Images in a folder: one subfolder for each class, or a flat folder without labels."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tpucache.warmup.sources.source import (
     split_pattern,
 )
 
-#: What counts as an image by its name; other files are not samples. Whether it is one shows when it is decoded.
+#: Suffixes of images; other files are not samples. Decoding shows whether a file really is an image.
 _NAMES: Final = (
     "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga heic heif hif dcm dicom"
 )
 SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
-#: What counts as an image where there is no other: a file of this type beside images is rarely one.
+#: Suffixes that count as images only where there are no others: next to images, such files rarely are samples.
 _ARRAY_SUFFIX: Final = ".npy"
-#: What a file without a suffix counts as, where it is left out.
+#: The name under which files without a suffix are counted as left out.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
-#: What operating systems, NAS and tools add to folders and archives of their own accord; other such names are hidden.
+#: Names that operating systems, NAS and tools add to folders and archives; other such names are hidden.
 JUNK: Final = frozenset(
     (
         *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),
@@ -49,7 +49,7 @@ JUNK: Final = frozenset(
         *("__pycache__", "icon\r"),
     )
 )
-#: Folders of these names are the parts that a data set is divided into, where one for training is beside another.
+#: Names of the parts of a data set. Folders count as parts where there is one for training and another one.
 _TRAIN: Final = frozenset(("train", "training", "trainset", "train_set"))
 _HELD_OUT: Final = frozenset(
     (
@@ -65,7 +65,7 @@ _MOST_DIGITS: Final = 20
 
 
 class FoundFile(NamedTuple):
-    """A file that may be a sample, or may not: its name, its path below the class folders' folder, and its size."""
+    """A file that may be a sample: its name, its path below the class folders' parent, and its size."""
 
     name: PurePath
     place: PurePath
@@ -74,23 +74,25 @@ class FoundFile(NamedTuple):
 
 
 class FolderSource:
-    """Every image file at or below a folder, in the order of their path's bytes; links are followed, not in circles."""
+    """Every image file at or below a folder, in the order of the bytes of their paths. Links are followed, but never in
+    circles.
+    """
 
     loads_in_threads = True
 
     def __init__(self, root: str | Path, pattern: str = "") -> None:
-        """Take a folder, and a pattern of the files in it that are meant; nothing is read yet."""
+        """Take a folder, and a pattern for the files in it; read nothing yet."""
         self._root, self._pattern = Path(root).absolute(), pattern
 
     def __repr__(self) -> str:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all samples; a subfolder of the root is a class, with all images at any depth below it.
+        """Return all samples. A subfolder of the root is a class with all images at any depth below it.
 
-        Files of other types are counted as left out, but for hidden ones and what systems add to folders.
+        Files of other types are counted as left out, except hidden files and those that systems add to folders.
 
-        Raises SourceError when there are no images, or some beside the class folders as well as in them.
+        Raises SourceError when there are no images, or when images lie both in class folders and next to them.
         """
         if self._pattern:
             paths = find_files(self._root, self._pattern)
@@ -111,13 +113,13 @@ class FolderSource:
 
 
 def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PurePath] = ()) -> Listing:
-    """Return the images among files, in the order of their names' bytes, as `FolderSource.list` describes them.
+    """Return the images among files, in the order of the bytes of their names; see `FolderSource.list`.
 
-    Folders that hold all images in further folders are no classes: the innermost such folder has the class folders.
-    `empty` are the places of folders without files, which are classes without samples where others are classes. A
-    listing whose classes are the parts of a data set, such as train and test, has a `doubt`.
+    A folder whose images are all in one of its subfolders is not a class: the innermost such folder holds the class
+    folders. `empty` are folders without files, which are classes without samples where other folders are classes. A
+    listing whose classes are parts of a data set, such as train and test, has a `doubt`.
 
-    Raises SourceError that names `where` they are.
+    Raises SourceError that names `where` the files are.
     """
     suffix_of = [file.name.suffix.lower() for file in files]
     suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}
@@ -140,7 +142,7 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
     loose = [file.name for file in images if len(file.place.parts) == depth + 1]
     if loose and classes:
         raise SourceError(
-            f"{where} holds images such as {str(loose[0])!r} beside folders such as {classes[0]!r}: "
+            f"{where} holds images such as {str(loose[0])!r} next to folders such as {classes[0]!r}: "
             "put every image into the folder of its class, or all into one folder"
         )
     if above and classes:
@@ -151,7 +153,7 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
         )
     unused = {file.place.parts[depth] for file in files if len(file.place.parts) > depth + 1} - {*classes}
     if classes and unused:
-        _log.warning("%s: folders without an image are no classes: %s", where, _some(unused))
+        _log.warning("%s: folders without an image are not classes: %s", where, _some(unused))
     numbers = {name: number for number, name in enumerate(classes)}
     return Listing(
         [
@@ -171,19 +173,19 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
 
 
 def _passed_over(folders: set[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the folders that hold everything in further folders: those above the classes."""
+    """Return the folders above the class folders, each of which holds only one further folder."""
     shared = shared_folders(folders)
     return shared[:-1] if shared in folders else shared
 
 
 def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the folders that all of these paths, of which there is one at least, begin with."""
-    pairs = zip(min(paths), max(paths), strict=False)  # those in between begin with what these two share
+    """Return the folders that all of these paths begin with. There is at least one path."""
+    pairs = zip(min(paths), max(paths), strict=False)  # paths in between begin with what these two share
     return tuple(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _doubt(where: str, classes: Sequence[str]) -> str:
-    """Return why the names of class folders cannot be meant, where they are those of the parts of a data set."""
+    """Return why class folders are probably not classes: their names are those of the parts of a data set."""
     train = [name for name in classes if name.lower() in _TRAIN]
     held_out = [name for name in classes if name.lower() in _HELD_OUT]
     if not train or not held_out:
@@ -195,8 +197,8 @@ def _doubt(where: str, classes: Sequence[str]) -> str:
         f"`warmup {other} CACHE/{name} --like CACHE/{train[0]}`" for other, name in zip(others, names, strict=True)
     ]
     return (
-        f"{where} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set and not classes: "
-        f"warm up each of them, {' and '.join(commands)}. Where they are classes, give --classes FILE with their names"
+        f"{where} holds the folders {', '.join((*train, *held_out))}, which are parts of a data set, not classes: "
+        f"warm up each of them, {' and '.join(commands)}. If they are classes, give --classes FILE with their names"
     )
 
 
@@ -206,18 +208,18 @@ def _some(names: Iterable[str]) -> str:
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a file or folder of this name is hidden, or is what systems add to folders."""
+    """Return whether a file or folder with this name is hidden, or is one that systems add to folders."""
     return name.startswith(".") or name.lower() in JUNK
 
 
 def tell_of_ignored(where: object, names: Iterable[str]) -> None:
-    """Say which folders and files are ignored by their names, hidden files excepted."""
+    """Log which folders and files are ignored by their names, except hidden files."""
     if shown := {*names}:
-        _log.warning("%s: hidden, or made by systems, and ignored: %s", where, _some(shown))
+        _log.warning("%s: ignored, because they are hidden or made by systems: %s", where, _some(shown))
 
 
 def without_ignored(where: object, names: Iterable[str]) -> list[str]:
-    """Return the paths that are not ignored, of files with slashes between the parts of their names; say what is."""
+    """Return the paths that are not ignored, with slashes between the parts; log the others."""
     kept, ignored = [], set[str]()
     for name in names:
         *folders, last = name.split("/")
@@ -233,8 +235,8 @@ def without_ignored(where: object, names: Iterable[str]) -> list[str]:
 def read_file(path: str | Path, name: str) -> bytes:
     """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe would wait for ever
-            raise SampleError(name, "is no regular file")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could wait for ever
+            raise SampleError(name, "is not a regular file")
         with io.FileIO(path) as file:
             return file.readall()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
@@ -244,15 +246,15 @@ def read_file(path: str | Path, name: str) -> bytes:
 
 
 def _advice(path: Path) -> str:
-    """Return what to do about a file that does not exist where one of a similar name does.
+    """Return advice about a missing file where one with a similar name exists.
 
-    Another suffix, slashes instead of backslashes, or a number with zeros before it.
+    The similar name has another suffix, slashes instead of backslashes, or a number with leading zeros.
     """
     if "\\" in str(path) and (found := Path(str(path).replace("\\", "/"))).is_file():
         return f", but {found} is there: write / instead of \\ in the table, `sed -i 's|\\\\|/|g' TABLE`"
     if (padded := _padded(path)) is not None:
         return (
-            f", but {padded.name} is there: a program that took the names for numbers cut their zeros. Write them with "
+            f", but {padded.name} is there: a program read the names as numbers and cut their zeros. Write them with "
             f"{len(padded.stem)} digits, in pandas `table[column].astype(str).str.zfill({len(padded.stem)})`"
         )
     suffixes = sorted(SUFFIXES)
@@ -265,9 +267,9 @@ def _advice(path: Path) -> str:
 
 
 def _padded(path: Path) -> Path | None:
-    """Return the file that has the number of one that does not exist as its name, with zeros before it; None for none.
+    """Return the file whose name is the number of a missing one with leading zeros, or None.
 
-    Its suffix may be another one of images where the name has none.
+    Where the name has no suffix, any suffix of images will do.
     """
     if not path.stem.isdecimal():
         return None
@@ -279,9 +281,10 @@ def _padded(path: Path) -> Path | None:
 
 
 def find_below(root: Path, name: str) -> str | None:
-    """Return the path of a file that a table names, None where it is not below `root`, an absolute path.
+    """Return the path of a file that a table names, or None where it is not below `root`, an absolute path.
 
-    A table may be somebody else's: it does not choose among all files that its reader may read. Links are followed.
+    The table may come from somebody else, and must not choose among all files that its reader may read. Links are
+    followed.
     """
     top = os.path.normpath(root)
     path = os.path.normpath(os.path.join(top, name))
@@ -289,7 +292,7 @@ def find_below(root: Path, name: str) -> str | None:
 
 
 def read_below(root: Path, name: str, sample: str) -> bytes:
-    """Return the bytes of a file that a table names for a sample.
+    """Return the bytes of the file that a table names for a sample.
 
     Raises SampleError when it cannot be read, or is not below `root`.
     """
@@ -302,7 +305,7 @@ def read_below(root: Path, name: str, sample: str) -> bytes:
 
 
 def _type(path: PurePath) -> str:
-    """Return a file's suffix; what is too long for one, or a mere number as in the names of DICOM files, is none."""
+    """Return a file's suffix; "" where it is too long for one, or just a number, as in the names of DICOM files."""
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
     return f".{name}" if named else NO_SUFFIX
@@ -310,7 +313,7 @@ def _type(path: PurePath) -> str:
 
 @dataclass
 class _Walk:
-    """What a walk through folders found beside files: empty folders, and the names that were ignored."""
+    """What a walk through folders found in addition to files: empty folders, and names that were ignored."""
 
     empty: list[PurePath] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
@@ -319,7 +322,7 @@ class _Walk:
 def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
     """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
 
-    A link that leads nowhere is a sample of 0 bytes: the error when it is read names it.
+    A broken link is a sample of 0 bytes: reading it raises an error that names it.
     """
     above: list[tuple[int, int]] = []
 
@@ -329,7 +332,7 @@ def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
         if identity in above:
             return
         above.append(identity)
-        with os.scandir(folder) as scanned:  # closed before folders in it are opened
+        with os.scandir(folder) as scanned:  # close this folder before opening those in it
             found = list(scanned)
         entries = [entry for entry in found if not is_ignored(entry.name)]
         walked.ignored.update(
@@ -355,23 +358,23 @@ def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
 
 
 def _is_folder(source: str | Path) -> bool:
-    """Return whether a path is a folder, but for one of parquet files, which is another kind of source."""
+    """Return whether a path is a folder, except one of parquet files, which is another kind of source."""
     return Path(source).is_dir() and next(Path(source).glob("*.parquet"), None) is None
 
 
 def _is_pattern(source: str | Path) -> bool:
-    """Return whether a text is a pattern of images, such as `photos/*.jpg` or `photos/*/*.{jpg,png}`."""
+    """Return whether a text is a pattern for images, such as `photos/*.jpg` or `photos/*/*.{jpg,png}`."""
     if not has_wildcard(str(source)) or Path(source).exists():
         return False
     return {Path(each).suffix.lower() for each in expand_braces(str(source))} <= SUFFIXES
 
 
 def _open(source: str | Path, _: object) -> FolderSource:
-    """Return the source of a folder. Raises SourceError for that of a cache."""
+    """Return the source of a folder. Raises SourceError if the folder is a cache."""
     folder = Path(source)
     if (folder / WORK_NAME).is_dir() or ((folder / MANIFEST_NAME).is_file() and any(folder.glob("*.lmdb"))):
         raise SourceError(
-            f"{source} is a cache, which is made already: train, bench and CachedDataset read it as it is, and "
+            f"{source} is a finished cache: train, bench and CachedDataset read it directly, and "
             "`tpucache relabel` changes its labels. For another size or codec give the images that it was made of, and "
             "another folder for the new cache"
         )

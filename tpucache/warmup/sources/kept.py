@@ -1,4 +1,4 @@
-"""What a build keeps of its sources until it is finished: listings of URLs, and copies of streams of items."""
+"""What a build stores about its sources until it is finished: listings of URLs, and copies of streams."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _kept: ContextVar[KeptListings | None] = ContextVar("kept", default=None)
 
 
 class KeptListings:
-    """What was found in sources, kept in the work folder of a build, so that the next run of it does not look again."""
+    """Listings of sources in the work folder of a build, so that the next run of the build does not list them again."""
 
     def __init__(self, work: Path) -> None:
-        """Take the work folder, which need not be there yet."""
+        """Take the work folder, which need not exist yet."""
         self._work = work
         self._found: dict[str, Files] = {}
         self._copies: set[Path] = set()
 
     def get(self, name: str) -> Files | None:
-        """Return the files and sizes that an earlier run of the same build found at a URL, None where there was none.
+        """Return the files and sizes that an earlier run of this build found at a URL, or None.
 
-        Of a stream it is how many items were copied.
+        For a stream, the size is the number of copied items.
         """
         try:
             content = parse_json(read_file(self._path(name)))
@@ -44,18 +44,18 @@ class KeptListings:
         self._found[name] = files
 
     def save(self) -> None:
-        """Write what was found into the work folder. Raises OSError."""
+        """Write the listings into the work folder. Raises OSError."""
         for name, files in self._found.items():
             write_atomically(self._path(name), json.dumps(files).encode())
 
     def copy_folder(self, name: str) -> Path:
-        """Return the folder for a copy of a stream, which belongs to this build."""
+        """Return this build's folder for the copy of a stream."""
         folder = sources_folder() / f"stream-{digest(f'{name} {self._work}')}"
         self._copies.add(folder)
         return folder
 
     def discard(self) -> None:
-        """Remove the copies of streams: the build is finished."""
+        """Remove the copies of streams, because the build is finished."""
         for folder in self._copies:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -65,7 +65,7 @@ class KeptListings:
 
 @contextmanager
 def keeping_listings(work: Path) -> Iterator[KeptListings]:
-    """Have sources look whether this build has listed them before, while the context lasts."""
+    """While the context lasts, let sources look up what this build has listed before."""
     kept = KeptListings(work)
     token = _kept.set(kept)
     try:
@@ -75,17 +75,17 @@ def keeping_listings(work: Path) -> Iterator[KeptListings]:
 
 
 def kept_listings() -> KeptListings | None:
-    """Return what the build keeps that lists its source now, None outside of one."""
+    """Return the listings of the build that lists its source now, or None outside of a build."""
     return _kept.get()
 
 
 def sources_folder() -> Path:
-    """Return the folder of this machine for copies of sources."""
+    """Return this machine's folder for copies of sources."""
     from tpucache.store.remote.cache import COPIES, default_directory
 
     return default_directory() / COPIES
 
 
 def digest(name: str) -> str:
-    """Return a short name of a URL or a stream, which is a file's name."""
+    """Return a short name for a URL or a stream, to be used as a file name."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Labels read as the user states, whatever they look like, and classes in an order that the user gives."""
+"""Labels read as the user states, regardless of what they look like, and classes in an order that the user gives."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tpucache.warmup.sources.reading import (
 )
 from tpucache.warmup.sources.source import Item, Label, Listing, Sample, Source, loads_in_threads, source_name
 
-#: Why a sample cannot be used that has no label among others that have one.
+#: Why a sample without a label cannot be used where other samples have one.
 NO_LABEL_REASON: Final = (
     "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
     "samples out with --on-error skip"
 )
-#: Samples whose labels are looked at, evenly over all, where only the samples state them.
+#: How many samples, evenly spread, are read to find out what labels mean, where only the samples state them.
 _LOOKED_AT: Final = 64
-#: The same where a finished cache states already what labels are.
+#: The same where a finished cache already states what labels mean.
 _LOOKED_AT_AGAIN: Final = 8
 
 _log: Final = logging.getLogger("tpucache")
@@ -52,19 +52,21 @@ def label_source(
     missing: Sequence[str] | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Return a source whose labels are of a kind, with these classes if any are given, and none where they are missing.
+    """Return a source whose labels are of a kind, with these classes if any are given; `missing_label` texts mean no
+    label.
 
-    `before` is how the labels of a finished cache were read, as `labels_before` returns it: those of samples are read
-    in the same way. Raises UsageError.
+    `before` is the result of `labels_before` for a finished cache: labels of samples are read in the same way as its
+    labels. Raises UsageError.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, classes, _missing_texts(missing), before)
 
 
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
-    """Return how the labels of a finished cache were read, None where there is no cache or its labels are others now.
+    """Return how the labels of a finished cache were read; None without a cache, or where its labels have changed
+    since.
 
-    What is wrong with a cache is found where it is opened.
+    Faults of the cache are found where it is opened.
     """
     if isinstance(cache, Path):
         try:
@@ -76,14 +78,14 @@ def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
 
 
 def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Return the texts of values that are no label, None for the default. Raises UsageError for a single text."""
+    """Return the texts that mean no label, or None for the default. Raises UsageError for a single text."""
     if isinstance(missing, str):
         raise UsageError(f"missing_label is a list of values, such as [{missing!r:.60}], not one text")
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
-    """Raise UsageError for a kind that there is not, and for classes of labels that are numbers."""
+    """Raise UsageError for an unknown kind, and for classes of labels that are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels are one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
@@ -91,9 +93,9 @@ def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
 
 
 def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
-    """Return class names in their order: the names given, those of a cache, or the lines of a text file.
+    """Return class names in order: the given names, those of a cache, or the lines of a text file.
 
-    Empty lines are no names. Raises UsageError for a name that is there twice and where there are none, and what
+    Empty lines are skipped. Raises UsageError for a repeated name and where there are no names, and what
     `Manifest.load` raises for a folder.
     """
     if classes is None:
@@ -111,9 +113,9 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
 def labels_like(
     cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
-    """Return what the labels of a finished cache were read as, and its classes, for a cache that belongs to it.
+    """Return the kind of the labels of a finished cache, and its classes, for a new cache that belongs to it.
 
-    Raises UsageError for a kind or classes that are other ones, and what `Manifest.load` raises.
+    Raises UsageError for a different kind or other classes, and what `Manifest.load` raises.
     """
     manifest, names = Manifest.load(cache), class_names(classes)
     if names and names != manifest.classes:
@@ -146,10 +148,11 @@ def read_labels_as(
     paths: Sequence[str],
     missing: Sequence[str] | None = None,
 ) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels as a kind, and their classes; `own` are the classes as they come, `classes` those wanted, if any.
+    """Return labels as a kind, and their classes. `own` are the source's classes, and `classes` the wanted ones, if
+    any.
 
-    A class that no label has is no error. Raises SampleError for a label that cannot be of this kind, and for a class
-    that is not wanted.
+    A class without a sample is fine. Raises SampleError for a label that does not fit the kind, or whose class is not
+    wanted.
     """
     asked = _missing_texts(missing)
     read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
@@ -174,7 +177,7 @@ def _read_all(
     where: str,
     may_index: bool,
 ) -> _Read:
-    """Return labels, their classes, and why some cannot be read, by their position."""
+    """Return labels, their classes, and why some cannot be read, by their positions."""
     given, stated = values, missing
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
     if missing is None and kind != "numbers" and are_counted_from_minus_one(numbers):
@@ -194,7 +197,7 @@ def _read_all(
         except LabelFault as fault:
             return fault
 
-    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # as classes have many samples each
+    once = {key: read(key[1]) for key in dict.fromkeys(keys)}  # each distinct label once
     found = list(map(once.__getitem__, keys))
     faults: dict[int, str] = {}
     if any(isinstance(label, LabelFault) for label in once.values()):
@@ -212,13 +215,13 @@ def _read_all(
 def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> None:
     if reading.kind == "auto" and reading.form == "marks" and is_one_hot(labels):
         _log.warning(
-            "%s: samples have a 1 for exactly one of %d classes, and are read as having several labels at once: give "
+            "%s: each sample has a 1 for exactly one of %d classes. They are read as samples with several labels: give "
             "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
         )  # fmt: skip
 
 
 def classes_of(reading: Reading) -> tuple[str, ...]:
-    """Return the classes that labels of a reading are numbers of."""
+    """Return the classes that the labels of a reading are numbers of."""
     if reading.form in ("number", "numbers"):
         return ()
     if reading.form == "class" and not reading.names and reading.length:
@@ -229,9 +232,9 @@ def classes_of(reading: Reading) -> tuple[str, ...]:
 def _without_missing(
     values: Sequence[Any], own: tuple[str, ...], missing: tuple[str, ...] | None
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
-    """Return labels and classes without the classes whose names are missing texts.
+    """Return labels and classes without the classes whose names mean no label.
 
-    Where all others are numbers then, these are in the order of numbers.
+    If the remaining names are all numbers, they are in numerical order.
     """
     gone = {number for number, name in enumerate(own) if missing and name.strip() in missing}
     if not gone or not all(value is None or isinstance(value, int) for value in values):
@@ -250,15 +253,14 @@ def _without_missing(
 
 
 class UnreadLabelError(SampleError):
-    """A sample has no label, or one that cannot be read as those of others."""
+    """A sample has no label, or a label that cannot be read like the others."""
 
 
 class LabelledSource:
-    """The samples of another source, with labels of one kind. One whose label cannot be of it does not load.
+    """The samples of another source, with labels of one kind. A sample whose label does not fit does not load.
 
-    What labels are is decided by all of them where the listing has them. Where only the samples state them, it is
-    decided by some, evenly over all samples; of texts, by all samples. `list` is called before the source is sent to
-    workers.
+    All labels decide what they mean, if the listing has them. Where only the samples state them, some samples decide,
+    evenly spread; for texts, all samples. Call `list` before the source is sent to workers.
     """
 
     def __init__(
@@ -275,7 +277,7 @@ class LabelledSource:
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether the other source's samples may be loaded by threads."""
+        """Whether threads may load the other source's samples."""
         return loads_in_threads(self._source)
 
     def __repr__(self) -> str:
@@ -337,7 +339,7 @@ class LabelledSource:
         )
 
     def _look(self, listing: Listing) -> Reading:
-        """Return how labels are read that only the samples state. Raises SourceError."""
+        """Return how to read labels that only the samples state. Raises SourceError."""
         samples, where, before = listing.samples, repr(self), self._before.get("kind")
         if before == "none" and self._kind == "auto":
             return Reading("none", missing=self._missing)
@@ -353,7 +355,7 @@ class LabelledSource:
             kind = "classes"
         needs_all = not names and (any(map(_has_text, values)) or _has_lists(values, kind))
         if needs_all and not is_all and kind != "numbers":
-            _log.warning("%s: the labels are texts or lists, and all samples are read for their classes", where)
+            _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values, is_all = self._labels_of(samples), True
         reading = find_reading(values, kind, names, self._missing, where=where, is_all=False, may_index=True)
         _tell_of_one_hot(where, reading, values)
@@ -366,7 +368,7 @@ class LabelledSource:
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
         source: Any = self._source
         while not hasattr(source, "read_label") and hasattr(source, "source"):
-            source = source.source  # of another source's items, which have the same labels
+            source = source.source  # the other source's items have the same labels
         read = getattr(source, "read_label", None) or (lambda sample: self._source.load(sample).label)
         values: list[Any] = []
         with Progress(len(samples), "read labels", "samples", is_brief=True) as progress:
@@ -382,7 +384,7 @@ def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
 
 
 def _are_single_floats(values: Sequence[Any]) -> bool:
-    """Return whether some values are a float each, and none several."""
+    """Return whether some values are single floats, and none are several."""
     lengths = {len(value) for value in values if isinstance(value, tuple)}
     return lengths == {1}
 
@@ -392,7 +394,7 @@ def _has_text(value: Any) -> bool:
 
 
 class _Conversion:
-    """Labels of known classes -> labels of the classes wanted. Numbers without names are positions already."""
+    """Converts labels of known classes to labels of the wanted classes. Numbers without names are positions already."""
 
     def __init__(self, known: Sequence[str], classes: Sequence[str]) -> None:
         self._known, self._classes = known, classes
@@ -400,7 +402,7 @@ class _Conversion:
         self._places = [places.get(name) for name in known]
 
     def __call__(self, label: Label) -> Label:
-        """Return a label of the wanted classes. Raises LabelFault for one that is none of them."""
+        """Return a label of the wanted classes. Raises LabelFault where its class is not wanted."""
         if label is None:
             return None
         if isinstance(label, int):

@@ -1,4 +1,4 @@
-"""Labels and columns: out of the cells of a table, which are text, and of values as JSON and parquet have them."""
+"""Labels and columns from the cells of a table, which are text, and from values as JSON and parquet have them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tpucache.redact import part_names
 from tpucache.warmup.sources.cells import Table, are_names, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
-#: What a label is called, the first of these that there is.
+#: Names of labels; the first name that exists is used.
 LABEL_NAMES: Final = ("label", "target", "labels", "targets", "class", "cls")
 _TRUTH: Final = ("False", "True")
-#: What says in a column of numbers that there is none: what pandas reads so, in small letters.
+#: Texts that mean "no number" in a column of numbers, in lower case: those that pandas reads so.
 MISSING_WORDS: Final = frozenset(
     ("na", "n/a", "nan", "-nan", "null", "none", "<na>", "#n/a", "#na", "#n/a n/a", "1.#qnan", "-1.#ind")
 )
@@ -27,7 +27,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class TableLabels(NamedTuple):
-    """Each row's label, None where it has none, the classes' names, and by row why a label cannot be read."""
+    """The label of each row (None: no label), the names of the classes, and by row why a label cannot be read."""
 
     labels: Sequence[Label]
     classes: tuple[str, ...]
@@ -37,9 +37,9 @@ class TableLabels(NamedTuple):
 def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> TableLabels:
     """Return the labels of a table's rows.
 
-    One column of whole numbers is classes in the order of their numbers, one of other numbers values to regress, one of
-    anything else, such as 007, classes in the order of their names. Several columns are a vector: of classes when all
-    are 0 or 1, else of values. With a separator, one column of several names is a vector of classes, all 0 in an empty
+    One column of whole numbers holds classes in numerical order; one of other numbers holds values to regress; one of
+    anything else, such as 007, holds classes in alphabetical order. Several columns are a vector: of classes when all
+    are 0 or 1, else of values. With a separator, one column of several names is a vector of classes, all 0 for an empty
     cell. Raises SourceError for a column without labels.
     """
     if not columns:
@@ -59,9 +59,9 @@ def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> 
 
 
 def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return the label of each text, None for an empty one, and the names of the classes, as `read_labels` has them.
+    """Return the label of each text, None for an empty one, and the names of the classes; see `read_labels`.
 
-    Where all others are numbers, texts such as NA and nan are no label.
+    Where all others are numbers, texts such as NA and nan mean no label.
     """
     distinct = without_words(cells, where)
     if are_names(distinct):
@@ -77,22 +77,22 @@ def labels_of_texts(cells: Sequence[str], where: str) -> tuple[list[Label], tupl
 
 
 def check_any(labels: Sequence[Label], columns: Sequence[str], where: str) -> None:
-    """Raise SourceError, with `where`, where columns of labels are named and no sample has one."""
+    """Raise SourceError, with `where`, if columns of labels are named and no sample has a label."""
     if columns and all(label is None for label in labels):
         raise SourceError(f"{where} has no label in any row of {', '.join(map(repr, columns))}")
 
 
 def tell_of_others(where: str, used: str, others: Sequence[str]) -> None:
-    """Warn, with `where`, of what is called as labels are and is not the label that was found."""
+    """Warn, with `where`, of other columns that are named like labels but are not used as the label."""
     if others:
         shown = ", ".join(map(repr, others))
-        _log.warning("%s: labels are those of %r, not of %s: --label-col names others", where, used, shown)
+        _log.warning("%s: using the labels in %r, not in %s: --label-col chooses others", where, used, shown)
 
 
 def without_words(cells: Collection[str], where: str) -> set[str]:
-    """Return the distinct texts that are labels, without those such as NA and nan where all others are numbers.
+    """Return the distinct texts that are labels, without words such as NA and nan where all others are numbers.
 
-    Warns, with `where`, of what somebody may mean otherwise.
+    Warns, with `where`, where a user may mean something else.
     """
     distinct = {cell for cell in set(cells) if cell.strip()}
     words = {cell for cell in distinct if cell.strip().lower() in MISSING_WORDS}
@@ -100,13 +100,13 @@ def without_words(cells: Collection[str], where: str) -> set[str]:
     shown = ", ".join(map(repr, sorted(words)))
     if words and others and all(to_number(cell) is not None for cell in others):
         distinct = others
-        _log.warning("%s: %s among numbers is no label", where, shown)
+        _log.warning("%s: %s among numbers means no label", where, shown)
     elif words:
-        _log.warning("%s: %s is a class: give --missing-label where it means that there is no label", where, shown)
+        _log.warning("%s: %s is a class: if it means that there is no label, give --missing-label", where, shown)
     numbers = sum(to_number(name) is not None for name in distinct)
     if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
         odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
-        _log.warning("%s: %r is no number, so that all labels are names of classes", where, odd)
+        _log.warning("%s: %r is not a number, so all labels are names of classes", where, odd)
     return distinct
 
 
@@ -125,7 +125,7 @@ def split_names(
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Return lists of names in one text as a 0 or 1 for each of all names, which are the classes.
 
-    `is_own` is whether tpucache wrote them, with marks before odd names.
+    `is_own` says whether tpucache wrote them, with marks before odd names.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
@@ -136,9 +136,9 @@ def split_names(
 
 
 def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | float | None]:
-    """Return a label column's numbers, None where a cell is empty or says that there is none, or is a fault.
+    """Return the numbers of a label column: None where a cell is empty or means no label, or the fault of the cell.
 
-    Raises SourceError for a column of which no cell is a number.
+    Raises SourceError for a column in which no cell is a number.
     """
     cells = table.column(name)
     numbers: dict[str, int | float | None] = {}
@@ -148,7 +148,7 @@ def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | floa
         if value is None or not math.isfinite(value):
             numbers[cell] = None
             wrong |= {cell} if cell.strip() and cell.strip().lower() not in MISSING_WORDS else set()
-    reason = "is no number: leave the cell empty where there is no label"
+    reason = "is not a number: leave the cell empty where there is no label"
     if wrong and all(value is None for value in numbers.values()):
         row = next(row for row, cell in enumerate(cells) if cell in wrong)
         raise table.wrong(row, name, f"{cells[row]!r} {reason}")
@@ -164,10 +164,10 @@ def labels_of_values(
 ) -> tuple[list[Label], tuple[str, ...]]:
     """Return each sample's label, None where it has none, and the names of the classes.
 
-    With `classes`, which the source states, numbers and texts are these, and lists of them a 0 or 1 for each. Without,
-    whole numbers are class numbers as they are, texts what they are in a table, truth values the classes False and
-    True, other numbers values to regress, lists of numbers vectors, and lists of texts a 0 or 1 for each class. Raises
-    SourceError, with `where`, for values of several kinds.
+    With `classes`, which the source states, numbers and texts are these classes, and lists of them become a 0 or 1 for
+    each class. Without, whole numbers are class numbers, texts mean the same as in a table, truth values are the
+    classes False and True, other numbers are values to regress, lists of numbers are vectors, and lists of texts become
+    a 0 or 1 for each class. Raises SourceError, with `where`, for values of several kinds.
     """
     values = [None if _is_nothing(value) else value for value in values]
     known = [value for value in values if value is not None]
@@ -192,10 +192,10 @@ def labels_of_values(
 
 
 def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
-    """Return numbers and texts as they are, and lists of numbers as vectors.
+    """Return numbers and texts unchanged, and lists of numbers as vectors.
 
-    Where most are of one kind, each of the others is the fault of its sample, which is found later. Raises SourceError
-    for other values.
+    Where most values are of one kind, each of the others is a fault of its sample, found later. Raises SourceError for
+    other mixtures.
     """
     known = [value for value in values if value is not None]
     vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
@@ -206,9 +206,10 @@ def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
 
 
 def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels that are one value in each of several columns; classes are named where all values are 0 or 1.
+    """Return labels that consist of one value in each of several columns. Classes have names where all values are 0 or
+    1.
 
-    A sample that lacks one of the values has no label. Raises SourceError, with `where`, for what is no number.
+    A sample that lacks a value has no label. Raises SourceError, with `where`, for a value that is not a number.
     """
     columns = {name: [None if _is_nothing(value) else value for value in values] for name, values in columns.items()}
     for name, values in columns.items():
@@ -222,9 +223,9 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 
 
 def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return a 0 or 1 for each class, of lists of class numbers or names. Raises SourceError for others.
+    """Return a 0 or 1 for each class from lists of class numbers or names. Raises SourceError for other values.
 
-    A class number of -1 is none. Without `classes`, these are all texts in the order of their names.
+    The class number -1 means none. Without `classes`, the classes are all texts in alphabetical order.
     """
     texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
     names = tuple(classes) or tuple(sorted(texts))
@@ -234,10 +235,10 @@ def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[l
     labels: list[Label] = []
     for value in values:
         if value is not None and not isinstance(value, (list, tuple)):
-            raise SourceError(f"{where}: {value!r:.60} is no list of classes, as other labels are")
+            raise SourceError(f"{where}: {value!r:.60} is not a list of classes, as other labels are")
         found = {places.get(part) for part in value or () if part is not None and (part != -1 or not classes)}
         if None in found:
-            raise SourceError(f"{where}: {value!r} are no numbers of the {len(names)} classes")
+            raise SourceError(f"{where}: {value!r} are not numbers of the {len(names)} classes")
         labels.append(None if value is None else tuple(float(number in found) for number in range(len(names))))
     return labels, names
 
@@ -251,7 +252,7 @@ def _plain_number(value: Any) -> Label:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return whether a value is that of a cell without any."""
+    """Return whether a value stands for an empty cell."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))
@@ -260,7 +261,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def columns_of_values(columns: Mapping[str, Sequence[Any]]) -> dict[str, Column]:
-    """Return columns of the samples table: int64, float64 or text, as their values are; missing ones are NaN or ""."""
+    """Return columns of the samples table as int64, float64 or text, by their values; missing values are NaN or ""."""
     names = column_names(columns)
     return {names[name]: _column(values) for name, values in columns.items()}
 
@@ -277,15 +278,15 @@ def _column(values: Sequence[Any]) -> Column:
 def _is_number(value: Any) -> bool:
     try:
         return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float64 is near
+    except OverflowError:  # a whole number beyond float64
         return False
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a float, or has one near it. Infinity is a fault of its sample alone."""
+    """Return whether a value is a float, or close to one. Infinity counts: it is a fault of its sample alone."""
     return isinstance(value, float) or _is_number(value)
 
 
 def _is_exact(value: Any) -> bool:
-    """Return whether a number is the same as a float64."""
+    """Return whether float64 holds a number exactly."""
     return isinstance(value, int) and abs(value) <= 2**53

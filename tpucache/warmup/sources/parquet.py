@@ -1,4 +1,4 @@
-"""Samples in parquet files, one a row, as Hugging Face and pandas write them. Only here is pyarrow imported."""
+"""Samples in parquet files, one for each row, as Hugging Face and pandas write them. Only this file imports pyarrow."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ from tpucache.warmup.sources.source import (
 from tpucache.warmup.sources.table import PATH_NAMES, TableOptions
 
 _SUFFIX: Final = ".parquet"
-#: `train-00000-of-00002.parquet`: Hugging Face's name of a part of a split.
+#: `train-00000-of-00002.parquet`: Hugging Face's name for a part of a split.
 _SPLIT: Final = re.compile(r"(.+)-\d{5}-of-\d{5}(-\w+)?\.parquet")
 
-#: What numpy calls otherwise than Arrow. `to_pandas_dtype` would say so, too, and needs pandas in some releases.
+#: Types whose names differ between numpy and Arrow. `to_pandas_dtype` knows them, too, but may need pandas.
 _DTYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 _log: Final = logging.getLogger("tpucache")
 
 _FEATURES: Final = b"huggingface"
 
-#: Rows that are decoded at a time: a batch of large photographs should not fill the memory.
+#: Rows that are decoded at a time, few enough that large photographs do not fill the memory.
 _BATCH: Final = 16
 _BUFFER: Final = 1 << 20
 
 
 class ParquetSource:
-    """The rows of parquet files, file by file in the order of their names' bytes."""
+    """The rows of parquet files, file by file in the order of the bytes of their names."""
 
     def __init__(
         self, pattern: str | Path, options: TableOptions | None = None, copies: Mapping[str, Path] | None = None
     ) -> None:
-        """Take a file, a folder of such files, or a pattern, and what columns mean; nothing is read yet.
+        """Take a file, a folder of such files, or a pattern, and what columns mean; read nothing yet.
 
-        Of files at a URL, `copies` are where they are on this machine, by their names there, and `pattern` is the URL
-        of their folder.
+        For files at a URL, `copies` are their copies on this machine by their names at the URL, and `pattern` is the
+        URL of their folder.
         """
         path = Path(pattern)
         self._copies = copies
@@ -86,9 +86,9 @@ class ParquetSource:
         return self._where
 
     def list(self) -> Listing:
-        """Return all rows as samples, called `file#row`.
+        """Return all rows as samples, named `file#row`.
 
-        Raises SourceError when a file is broken or has other columns than the first, or there are files of several
+        Raises SourceError when a file is broken or has other columns than the first, or when files belong to several
         splits; DependencyError without pyarrow.
         """
         if self._copies is None:
@@ -114,7 +114,7 @@ class ParquetSource:
         if not samples:
             raise SourceError(f"{where} holds no rows")
         if roles.unread:
-            _log.warning("columns of %s that are neither numbers nor text are left out: %s", where, roles.unread)
+            _log.warning("leaving out columns of %s that are neither numbers nor text: %s", where, roles.unread)
         if roles.labels and not self._options.label_cols:
             tell_of_others(where, roles.labels[0], [name for name in LABEL_NAMES if name in roles.kept])
         labels, classes = _labels(values, roles, self._options.label_sep, where)
@@ -133,7 +133,7 @@ class ParquetSource:
             roles = self._roles(name)
             cells = open_rows(self._path(name)).row(int(row), roles.heavy)
         except IndexError as error:
-            raise SampleError(sample.path, "is no longer in its file, which holds fewer rows now") from error
+            raise SampleError(sample.path, "is no longer in its file, which has fewer rows now") from error
         except SourceError as error:
             raise SampleError(sample.path, f"cannot be read: {error}") from error
         fields: dict[str, bytes | Array] = {}
@@ -159,14 +159,14 @@ class ParquetSource:
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
-        """Return the bytes of an image: those in the cell, or those of the file that it names."""
+        """Return the bytes of an image: those in the cell, or those of the file that the cell names."""
         if isinstance(cell, Mapping):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
             return cell
         if isinstance(cell, str) and cell and self._images is None:
             raise SampleError(
-                path, f"{cell!r} is a file's name: copy these files here, and give their folder as --root"
+                path, f"{cell!r} is the name of a file: copy these files here, and give their folder as --root"
             )
         if isinstance(cell, str) and cell and self._images is not None:
             name = cell + self._options.suffix
@@ -200,7 +200,7 @@ def _folds(values: Sequence[Any], where: str) -> Array:
     wrong = [value for value in values if type(value) is not int or not -1 <= value < 2**31]
     if wrong:
         raise SourceError(
-            f"{where}: {wrong[0]!r} is no fold: a fold is a whole number from 0, or -1 for a sample that trains in all"
+            f"{where}: {wrong[0]!r} is not a fold: folds are whole numbers from 0, or -1 for samples that train in all"
         )
     return np.array(values, np.int64)
 
@@ -236,9 +236,9 @@ KIND: Final = SourceKind(
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column is what: the image and its mask ("" where there is none), labels, the fold, arrays and the rest.
+    """The meaning of each column: the image and its mask ("" where there is none), labels, the fold, arrays and others.
 
-    `classes` are the names of the classes where the metadata has them. `unread` are columns of kinds that are not kept.
+    `classes` are the names of the classes, if the metadata has them. `unread` are columns of types that are not kept.
     """
 
     image: str
@@ -256,7 +256,7 @@ class Roles:
 
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return what the columns of an Arrow schema are. Raises SourceError, with `where`, for what is ambiguous."""
+    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, for ambiguous ones."""
     features = _features(schema)
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
     for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
@@ -282,7 +282,7 @@ def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return what Hugging Face's metadata says of each column; nothing where there is none, or it cannot be read."""
+    """Return what Hugging Face's metadata say about each column; nothing where they are missing or cannot be read."""
     try:
         features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -324,7 +324,7 @@ def _class_names(features: Mapping[str, Any], labels: Sequence[str]) -> tuple[st
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of the items of a feature that is a list of classes."""
+    """Return the class names of a feature, or of the items of a list feature."""
     for part in _parts(feature):
         names = part.get("names")
         if (
@@ -363,7 +363,7 @@ def _is_numbers(kind: Any) -> bool:
     """Return whether a column holds lists of numbers, or lists of such lists."""
     from pyarrow import types
 
-    kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays are an extension type
+    kind = getattr(kind, "storage_type", kind)  # Hugging Face's arrays have an extension type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inner = kind.value_type
         return _is_numbers(inner) or (_is_plain(inner) and not _is_text(inner))
@@ -371,10 +371,10 @@ def _is_numbers(kind: Any) -> bool:
 
 
 class ParquetRows:
-    """An open parquet file. Checksums of its pages are verified where it has any."""
+    """An open parquet file. Checksums of its pages are verified if it has them."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file's end, which describes it. Raises SourceError, and DependencyError without pyarrow."""
+        """Read the end of the file, which describes it. Raises SourceError, and DependencyError without pyarrow."""
         self._path = path
         self._file = _checked(path, lambda: _open(path))
         metadata = self._file.metadata
@@ -397,7 +397,7 @@ class ParquetRows:
         return {name: _checked(self._path, table.column(name).to_pylist) for name in names}
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return about how many bytes each row's large columns take in the file: the mean of its row group."""
+        """Return about how many bytes the large columns of each row take in the file: the mean of its row group."""
         sizes: list[int] = []
         for group in self._groups:
             chunks = [group.column(number) for number in range(group.num_columns)]
@@ -406,7 +406,8 @@ class ParquetRows:
         return sizes
 
     def row(self, number: int, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the cells of a row, as Arrow scalars by column. Rows in order are read once; IndexError for no row.
+        """Return the cells of a row, as Arrow scalars by column. Reading rows in order reads each once. IndexError for
+        no row.
 
         Raises SourceError when the file is broken.
         """
@@ -431,7 +432,7 @@ class ParquetRows:
 
 
 def open_rows(path: Path) -> ParquetRows:
-    """Return an open file, opened once a process as long as it does not change. Raises SourceError."""
+    """Return an open file; each process opens it once, as long as the file does not change. Raises SourceError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -441,7 +442,7 @@ def open_rows(path: Path) -> ParquetRows:
 
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, size: int, changed: int) -> ParquetRows:
-    """Return an open file. The size and time of change are part of the cache's key."""
+    """Return an open file. Its size and time of change are in the cache key."""
     return ParquetRows(path)
 
 
@@ -450,14 +451,14 @@ def _open(path: Path) -> Any:
 
 
 def _checked(path: Path, read: Any) -> Any:
-    """Return what a function of pyarrow returns. Raises SourceError for whatever it raises on a broken file."""
+    """Return the result of a pyarrow function. Raises SourceError for any error that it raises on a broken file."""
     try:
         return read()
     except TpucacheError:
         raise
     except Exception as error:
         text = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise SourceError(f"{path} is no whole parquet file: {text}. Copy it again") from error
+        raise SourceError(f"{path} is not a complete parquet file: {text}. Copy it again") from error
 
 
 @functools.cache

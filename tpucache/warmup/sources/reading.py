@@ -1,4 +1,4 @@
-"""What the labels of a source mean: decided from many of them, and then applied to each."""
+"""What the labels of a source mean: decided from many labels, and then applied to each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tpucache.warmup.sources.source import Label
 
 Form = Literal["none", "class", "number", "numbers", "marks", "indices"]
 
-#: The class number of a sample without a label, as Hugging Face and TensorFlow Datasets have it.
+#: The class number of a sample without a label in Hugging Face's datasets and TensorFlow Datasets.
 UNLABELLED: Final = -1
 
 
-#: Classes that have no names, at most: each gets one in the manifest.
+#: The most classes without names: each gets a name in the manifest.
 MOST_CLASSES: Final = 1 << 22
 
 _NAMED: Final = 8
 
 
 def class_range(classes: int) -> str:
-    """Return which numbers are classes, of so many or of an unknown number (0) of them."""
+    """Return which numbers are classes, for a number of classes or, with 0, for an unknown number."""
     if classes:
         return f"the {classes:,} classes are 0 to {classes - 1:,}"
     return (
@@ -38,17 +38,17 @@ def class_range(classes: int) -> str:
 
 
 class LabelFault(Exception):
-    """A label that cannot be read; the text is the rest of a sentence that begins with the sample's path."""
+    """A label that cannot be read. The text is the rest of a sentence that begins with the sample's path."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How the labels of a source are read.
+    """How to read the labels of a source.
 
-    `form` is what one is: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or numbers of
-    classes to mark (`indices`). `names` are what class numbers and texts mean in the source, () where numbers are the
-    classes themselves. `length` is that of a vector, `missing` are texts of values that are no label, None for the
-    default: -1 where class numbers are meant. With `is_int`, a float is no class.
+    `form` is the form of a label: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or
+    numbers of classes to mark (`indices`). `names` are the meanings of class numbers and texts in the source, () where
+    numbers are the classes themselves. `length` is the length of a vector. `missing` are texts that mean no label; None
+    stands for the default: -1 where labels are class numbers. With `is_int`, a float is not a class.
     """
 
     form: Form
@@ -60,13 +60,13 @@ class Reading:
     is_int: bool = False
 
     def is_missing(self, value: Any) -> bool:
-        """Return whether a value is no label."""
+        """Return whether a value means no label."""
         if self.missing is None and self.form in ("class", "indices") and not self.by_value:
             return _single(value) == UNLABELLED
         return is_missing(value, self.names if self.form in ("class", "indices") else (), self.missing)
 
     def read(self, value: Any) -> Label:
-        """Return a label of this form, None for none. Raises LabelFault."""
+        """Return a label of this form, or None for no label. Raises LabelFault."""
         if value is None or self.form == "none" or self.is_missing(value):
             return None
         if self.form == "class":
@@ -84,7 +84,7 @@ class Reading:
                 return self.names.index(_text(number))
             if not self.names:
                 raise LabelFault(
-                    f"has the label {value!r:.60}, and most labels are numbers: give --labels classes where all of "
+                    f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all of "
                     "them are names"
                 )
             raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {named(self.names)}")
@@ -103,7 +103,7 @@ class Reading:
             raise LabelFault(f"has the label {text}, which is none of the classes {named(self.names)}")
         if not _is_whole(number) or (self.is_int and isinstance(value, tuple)):
             raise LabelFault(
-                f"has the label {shown(value)}, and those that were looked at are whole numbers: a class is one whole "
+                f"has the label {shown(value)}, and the labels looked at are whole numbers: a class is one whole "
                 "number or name a sample. Give --labels numbers where they are values"
             )
         if not 0 <= number < (len(self.names) or MOST_CLASSES):
@@ -119,7 +119,7 @@ class Reading:
                 raise LabelFault(f"has the label {value!r:.60}, which is no number")
             return (float(number),)
         values = tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
-        if any(map(math.isinf, values)):  # of several values, some may be unknown
+        if any(map(math.isinf, values)):  # in a vector, some values may be unknown
             raise LabelFault(f"has the label {shown(value)}, which is no finite number")
         if len(values) != self.length:
             raise LabelFault(f"has a label of {len(values)} numbers, and most samples have {self.length}")
@@ -127,7 +127,7 @@ class Reading:
 
     def _marks(self, value: Any) -> Label:
         several = "several labels a sample are a 0 or 1 for each class"
-        if self.form == "indices" and isinstance(value, (str, int)):  # a TFRecord's list of one
+        if self.form == "indices" and isinstance(value, (str, int)):  # a list of one value in a TFRecord
             value = (value,)
         if not isinstance(value, tuple):
             raise LabelFault(f"has the label {shown(value)}: {several}")
@@ -152,13 +152,13 @@ def find_reading(
     is_all: bool,
     may_index: bool,
 ) -> Reading:
-    """Return how labels are read, given those of all samples (`is_all`) or of many.
+    """Return how to read labels, given those of all samples (`is_all`) or of many.
 
-    `names` are the classes that the source states. `may_index` is whether lists of whole numbers may be those of
-    classes. Raises SourceError for labels that may mean several things, with the options that decide.
+    `names` are the classes that the source states. `may_index` says whether lists of whole numbers may be class
+    numbers. Raises SourceError for ambiguous labels, with the options that decide.
     """
     if {*map(type, values)} == {int}:
-        values = list(dict.fromkeys(values))  # how often each is there decides nothing
+        values = list(dict.fromkeys(values))  # how often a value occurs does not matter
     known = [value for value in values if value is not None and not is_missing(value, names, missing)]
     if not known:
         return Reading("none", names, missing=missing, kind=kind)
@@ -175,12 +175,12 @@ def find_reading(
         parts = sorted({part for value in lists for part in value if isinstance(part, str)} | {*texts})
         return Reading("indices", names or tuple(parts), missing=missing, kind=kind)
     if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
-        known = [value for value in known if not isinstance(value, str)]  # a few texts are faults of their samples
+        known = [value for value in known if not isinstance(value, str)]  # a few texts count as faults of their samples
     elif texts and kind != "numbers":
         return _text_reading(known, kind, names, missing, where)
     singles = [value for value in known if isinstance(value, int)]
     if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
-        known, lists = singles, []  # a few lists among class numbers are faults of their samples
+        known, lists = singles, []  # a few lists among class numbers count as faults of their samples
     if not lists or kind == "classes":
         return _single_reading(known, kind, names, missing, is_all)
     return _list_reading(known, kind, names, missing, where, may_index)
@@ -189,7 +189,7 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how texts are read, of which a few may be numbers: as in a table."""
+    """Return how to read texts, a few of which may be numbers: as in a table."""
     if names:
         return Reading("class", names, missing=missing, kind=kind)
     texts = {value for value in known if isinstance(value, str)}
@@ -212,7 +212,7 @@ def _single_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, is_all: bool
 ) -> Reading:
     found = [number for value in known if (number := _single(value)) is not None]
-    numbers = [number for number in found if _is_finite(number)]  # others are faults of their samples
+    numbers = [number for number in found if _is_finite(number)]  # others count as faults of their samples
     are_whole = all(map(_is_whole, numbers or found))
     has_floats = any(isinstance(value, tuple) for value in known) and len(found) == len(known)
     if kind == "multilabel":
@@ -234,12 +234,12 @@ def _single_reading(
 
 
 def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
-    """Return whether numbers are those of classes and -1 for no label: -1 and 0 are among them, and nothing below."""
+    """Return whether numbers are classes, and -1 no label: -1 and 0 are among them, and nothing below."""
     return UNLABELLED in numbers and 0 in numbers and min(numbers) == UNLABELLED
 
 
 def _are_counted(numbers: Sequence[float]) -> bool:
-    """Return whether the values of floats are 0, 1, 2 and so on, so that they are classes and no measurements."""
+    """Return whether floats are 0, 1, 2 and so on, so that they are classes and not measurements."""
     values = {number for number in numbers if number != UNLABELLED}
     return len(values) > 1 and values == set(range(len(values)))
 
@@ -275,7 +275,7 @@ def _list_reading(
 
 
 def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None) -> bool:
-    """Return whether a value, or the name of its class, or a number of a vector, is one of the missing texts."""
+    """Return whether a value, the name of its class, or a number of a vector is one of the missing texts."""
     if isinstance(value, tuple):
         return _is_missing_vector(value, missing)
     if isinstance(value, float) and math.isnan(value):
@@ -288,7 +288,9 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 
 
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
-    """Return whether numbers are missing: all of them, or one that is a missing text. NaN alone is an unknown value."""
+    """Return whether a vector means no label: all its numbers do, or one is a missing text. A single NaN is an unknown
+    value.
+    """
     if not value or not all(isinstance(part, (int, float)) for part in value):
         return False
     found = [is_missing(part, (), missing) for part in value]
@@ -297,13 +299,13 @@ def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) 
 
 
 def is_one_hot(labels: Sequence[Label]) -> bool:
-    """Return whether each of several vectors of marks has exactly one of them, and not always the same."""
+    """Return whether each of several vectors of marks has exactly one mark, and not always the same."""
     known = [label for label in labels if isinstance(label, tuple)]
     return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
 
 
 def _single(value: Any) -> int | float | None:
-    """Return the number that a value is, or a vector of one; None for any other."""
+    """Return the number that a value is, or that a vector of one holds; None for any other value."""
     if isinstance(value, tuple):
         value = value[0] if len(value) == 1 else None
     return value if isinstance(value, (int, float)) else None
@@ -314,7 +316,7 @@ def _are_marks(values: Sequence[Any]) -> bool:
 
 
 def _position(value: Any, classes: int) -> int | None:
-    """Return the class that a number is, None for any other."""
+    """Return the class with this number, or None."""
     return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
 
 

@@ -1,4 +1,4 @@
-"""A part of a source's samples: those whose paths match patterns, or a limited number of them."""
+"""Selects some samples of a source: those whose paths match patterns, or a limited number."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_
 def select_source(
     source: Source, *, limit: int | None = None, include: Iterable[str] = (), exclude: Iterable[str] = ()
 ) -> Source:
-    """Return a source of some of the samples of another one.
+    """Return a source with some of the samples of another one.
 
-    `include` and `exclude` are patterns of paths, in which `*` is any text, `/` too. `limit` is how many samples are
-    left at most: they are spread over the whole source, and are among those that a larger limit leaves. Raises
-    UsageError.
+    `include` and `exclude` are patterns for paths, in which `*` matches any text, even `/`. `limit` is the most samples
+    to keep: they are spread over the whole source, and a larger limit keeps all of them and more. Raises UsageError.
     """
     included, excluded = tuple(include), tuple(exclude)
     if limit is not None and limit < 1:
@@ -31,7 +30,7 @@ def select_source(
 
 @dataclasses.dataclass(frozen=True)
 class SelectedSource:
-    """The samples of another source that `select_source` describes, numbered anew in the same order."""
+    """The samples of another source that `select_source` keeps, numbered again in the same order."""
 
     source: Source
     limit: int | None
@@ -40,23 +39,23 @@ class SelectedSource:
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether the other source's samples may be loaded by threads."""
+        """Whether threads may load the other source's samples."""
         return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return the samples that are left; classes that patterns leave without a sample are left out.
+        """Return the kept samples. Classes that patterns leave without a sample are left out.
 
-        Raises SourceError where none are left.
+        Raises SourceError where no samples are left.
         """
         listing = self.source.list()
         paths = [sample.path for sample in listing.samples]
         kept = [at for at, path in enumerate(paths) if self._matches(path)]
         if not kept:
             raise SourceError(
-                f"none of the {len(paths):,} samples of {source_name(self.source)} is left by --include and --exclude: "
+                f"--include and --exclude leave none of the {len(paths):,} samples of {source_name(self.source)}: "
                 f"their paths are such as {paths[0]!r}"
                 if paths
                 else f"{source_name(self.source)} has no samples"
@@ -80,7 +79,7 @@ class SelectedSource:
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return the other source's item of the sample with this path. Raises SampleError."""
+        """Return the other source's item for the sample with this path. Raises SampleError."""
         return self.source.load(sample)
 
     def _matches(self, path: str) -> bool:
@@ -89,13 +88,13 @@ class SelectedSource:
 
 
 def _is_meant(path: str, pattern: str) -> bool:
-    """Return whether a path is a pattern itself, or matches it; `./` before one counts for nothing."""
+    """Return whether a path equals a pattern or matches it, ignoring `./` at its beginning."""
     path, pattern = path.removeprefix("./"), pattern.removeprefix("./")
     return path == pattern or fnmatch.fnmatchcase(path, pattern)
 
 
 def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequence[int]:
-    """Return as many positions as the limit allows: those whose paths have the lowest hashes, in their order."""
+    """Return as many positions as the limit allows: those whose paths have the lowest hashes, in order."""
     if limit is None or limit >= len(kept):
         return kept
     hashes = {at: hashlib.sha256(os.fsencode(paths[at])).digest() for at in kept}
@@ -103,7 +102,7 @@ def _few(kept: Sequence[int], paths: Sequence[str], limit: int | None) -> Sequen
 
 
 def _without_unused(listing: Listing, used: set[object]) -> Listing:
-    """Return a listing without the classes that no sample has, where each sample has one class or none."""
+    """Return a listing without the classes that no sample has, if each sample has at most one class."""
     if not listing.classes or not all(isinstance(label, int) for label in used):
         return listing
     left = [number for number in range(len(listing.classes)) if number in used]

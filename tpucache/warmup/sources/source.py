@@ -1,4 +1,4 @@
-"""What a source is and what it returns; how its files are found and its samples and fields named."""
+"""What a source is and what it returns; how its files are found, and its samples and fields named."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tpucache.store.fields import BOXES, FIELD_NAME, IMAGE, KEYPOINTS, LABEL, MA
 from tpucache.store.samples import IMAGE_COLUMNS
 from tpucache.types import Array
 
-#: A class's number; numbers, one a column (several labels at once, or values to regress); or nothing.
+#: The number of a class; one number for each column (several labels, or values to regress); or None.
 Label = int | tuple[float, ...] | None
-#: A further column of the samples table: text, or numbers (n,).
+#: Another column of the samples table: text, or numbers (n,).
 Column = Sequence[str] | Array
 
 #: Columns of the samples table that have a meaning.
@@ -35,11 +35,11 @@ _MOST_PATTERNS: Final = 100_000
 
 
 class Member(NamedTuple):
-    """A file in an archive, by what it takes to read it without the archive's directory.
+    """A file in an archive, and all that is needed to read it without the archive's directory.
 
     `archive` is the archive's path below the source's root, `name` the file's path in it. Its header begins at
-    `offset`; the file has `bytes` bytes, which take `packed` bytes in the archive, and `checksum` is what the archive
-    states of the content (zip) or the header (tar).
+    `offset`. The file has `bytes` bytes, which take `packed` bytes in the archive; `checksum` is the archive's checksum
+    of the content (zip) or the header (tar).
     """
 
     archive: str
@@ -54,9 +54,9 @@ class Member(NamedTuple):
 class Sample:
     """One sample of a source.
 
-    `number` is its key, `path` its unique name, and `bytes` its size in the source (0: not known), by which a change is
-    noticed. `members` are its files, where they lie in an archive. `fault` is why it cannot be used, if the listing
-    knows a reason, such as a label that is none: the rest of a sentence that begins with the path.
+    `number` is its key, `path` its unique name, and `bytes` its size in the source (0: unknown), which shows changes.
+    `members` are its files, if they are in an archive. `fault` says why it cannot be used, if the listing knows that
+    already, for example for a bad label: the rest of a sentence that begins with the path.
     """
 
     number: int
@@ -69,12 +69,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Listing:
-    """All samples of a source, numbered from 0 in a stable order, and what is known of them unread.
+    """All samples of a source, numbered from 0 in a stable order, and what is known before reading them.
 
-    `classes` are the names of the labels' numbers, or of their columns (empty: no names). `columns` are kept in the
-    samples table as they are, one item a sample. `left_out` counts files that are no samples, by their name's suffix.
-    `asked` is what the user asked of the source, as JSON values: patterns, a limit, whether classes were given. `doubt`
-    is why its classes cannot be meant, unless the user names them. Raises SourceError for two classes of one name.
+    `classes` are the names for the labels' numbers, or for their columns (empty: no names). `columns` go into the
+    samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by suffix.
+    `asked` are the user's wishes as JSON values: patterns, a limit, whether classes were given. `doubt` says why its
+    classes are probably not meant, unless the user names them. Raises SourceError for two classes of one name.
     """
 
     samples: Sequence[Sample]
@@ -92,17 +92,17 @@ class Listing:
 
 @dataclass(frozen=True)
 class Item:
-    """One sample, read.
+    """One sample that has been read.
 
-    `fields` are by name: `image` as encoded bytes, or pixels (height, width), (height, width, channels) or (channels,
-    height, width); `mask`, over the image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of left,
-    top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
-    arrays of any other name, kept as they are, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
-    image as displayed or as stored, which the recipe's `coordinates` states. `label` and `columns` are what is known
-    only once the sample is read; a label may also be a class's name, or a tuple of them.
-    `mask_runs` are the mask in place of a field: rows of class, first pixel and length,
-    int64 (n, 3), down the columns of the image. `boxes_size` is the (width, height) of the image that the boxes are of,
-    where the source states it.
+    `fields` are its fields by name: `image` as encoded bytes, or pixels (height, width), (height, width, channels) or
+    (channels, height, width); `mask` of the image, as encoded bytes or uint8 (height, width); `boxes` float (n, 4) of
+    left, top, right, bottom in the image's pixels, or (n, 5) with a class number; `keypoints` float (n, 2) of x, y; and
+    arrays of any other name, stored unchanged, of one dtype and shape in all samples. Pixel i covers [i, i + 1) of the
+    image as displayed or as stored, which the recipe's `coordinates` states.
+
+    `label` and `columns` are known only once the sample is read; a label may also be the name of a class, or a tuple of
+    names. `mask_runs` can replace the field `mask`: rows of class, first pixel and length, int64 (n, 3), down the
+    columns of the image. `boxes_size` is the (width, height) of the image of the boxes, where the source states it.
     """
 
     fields: Mapping[str, bytes | Array]
@@ -112,7 +112,7 @@ class Item:
     boxes_size: tuple[int, int] | None = None
 
     def sha256(self, *labels: Label) -> str:
-        """Return a hash of the fields, run lengths and size of boxes, and of these labels."""
+        """Return a hash of the fields, the run lengths, the size of the boxes' image, and these labels."""
         digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
         for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
             kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
@@ -130,14 +130,14 @@ class Items(Protocol):
 
 
 class Source(Protocol):
-    """Something samples come from. It is pickled to every worker, so it must be small and safe to copy.
+    """Where samples come from. It is pickled for every worker, so it must be small and safe to copy.
 
-    One with an attribute `loads_in_threads` that is true has several samples loaded at once, by threads of a worker,
-    where loading one waits for its storage.
+    If its attribute `loads_in_threads` is true, threads of a worker load several samples at once where its storage
+    answers late.
     """
 
     def list(self) -> Listing:
-        """Return all samples, the same in the same order for the same source. Raises SourceError."""
+        """Return all samples. The same source gives the same samples in the same order. Raises SourceError."""
         ...
 
     def load(self, sample: Sample) -> Item:
@@ -146,26 +146,26 @@ class Source(Protocol):
 
 
 def loads_in_threads(source: Source) -> bool:
-    """Return whether a source says by `loads_in_threads` that threads may load several of its samples at once."""
+    """Return whether a source's `loads_in_threads` says that threads may load several of its samples at once."""
     return bool(getattr(source, "loads_in_threads", False))
 
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A source of somebody else's code, whose mistakes are errors that name it."""
+    """A source in other people's code. Its mistakes become errors that name it."""
 
     source: Source
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether the source says that its samples may be loaded by threads."""
+        """Whether the source says that threads may load its samples."""
         return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError also for whatever the code raises, and for what is no listing."""
+        """Return all samples. Raises SourceError for any error of the code, and where it returns no valid listing."""
         try:
             listing = self.source.list()
         except TpucacheError:
@@ -182,7 +182,7 @@ class CheckedSource:
         return listing
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's content. Raises SourceError for whatever else than a SampleError the code raises."""
+        """Return a sample's content. Raises SourceError for any error of the code except SampleError."""
         try:
             item = self.source.load(sample)
         except TpucacheError:
@@ -203,12 +203,12 @@ def _text(error: Exception) -> str:
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
-    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most first."""
+    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most frequent first."""
     return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
 def source_name(source: Source) -> str:
-    """Return what a source is called in messages; one of the user's own may have no text of itself."""
+    """Return the name of a source in messages. A user's own source may have no text of itself."""
     return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
 
 
@@ -216,7 +216,8 @@ class SourceKind(NamedTuple):
     """A kind of source that a user can name by a path, a pattern or a name.
 
     `description` completes "give …" in errors. `matches` returns whether a user's text names such a source, and `open`
-    returns the source; its second argument is what columns, features and keys mean, of which `options` are used.
+    returns the source. The second argument of `open` says what columns, features and keys mean; `options` lists the
+    ones that it uses.
     """
 
     description: str
@@ -226,7 +227,7 @@ class SourceKind(NamedTuple):
 
 
 def column_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the name that each column has in the samples table: plain, not a reserved one, and no two alike."""
+    """Return the name of each column in the samples table: plain, not reserved, and unique."""
     given: dict[str, str] = {}
     for name in names:
         safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
@@ -237,7 +238,7 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def field_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the name that each array has in a record: plain, none that means an image's own, and no two alike."""
+    """Return the name of each array in a record: plain, not one of an image's own names, and unique."""
     names = list(names)
     given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
     for name in names:
@@ -251,7 +252,7 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Return unique names: the second of one name has `#2` after it, and so on."""
+    """Return unique names: a second equal name gets `#2` appended, and so on."""
     used: Counter[str] = Counter()
     result = []
     for name in names:
@@ -265,14 +266,14 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def has_wildcard(text: str) -> bool:
-    """Return whether a text is a pattern: it has wildcards, `*`, `**`, `?`, `[…]`, or braces, `{00..31}`, `{a,b}`."""
+    """Return whether a text is a pattern: it has wildcards `*`, `**`, `?`, `[…]`, or braces `{00..31}`, `{a,b}`."""
     return _WILDCARD.search(text) is not None
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the patterns without braces that one with them stands for, in its order; numbers keep their zeros.
+    """Return the patterns without braces that one with braces stands for, in order. Numbers keep their zeros.
 
-    Raises SourceError where they are more than 100,000.
+    Raises SourceError for more than 100,000 patterns.
     """
     patterns, complete = [pattern], list[str]()
     while patterns:
@@ -284,7 +285,7 @@ def expand_braces(pattern: str) -> list[str]:
         start, stop, names = found.groups()
         count = 1 + int(stop) - int(start) if names is None else 1 + names.count(",")
         if not 0 < count <= _MOST_PATTERNS - len(patterns) - len(complete):
-            raise SourceError(f"{pattern}: {found[0]} stands for no name, or for more than {_MOST_PATTERNS:,}")
+            raise SourceError(f"{pattern}: {found[0]} stands for no names, or for more than {_MOST_PATTERNS:,}")
         parts = (
             [f"{number:0{len(start)}}" for number in range(int(start), int(stop) + 1)]
             if names is None
@@ -297,8 +298,8 @@ def expand_braces(pattern: str) -> list[str]:
 def split_pattern(pattern: str | Path) -> tuple[Path, str]:
     """Return the folder above the first wildcard, or above the file, and the rest of the pattern.
 
-    A part that is the name of a file or folder is no pattern, whatever is in it. Names of files relative to that folder
-    do not change when files are added.
+    A part that names an existing file or folder is not a pattern, whatever it contains. File names relative to that
+    folder do not change when files are added.
     """
     path = Path(pattern).absolute()
     last = len(path.parts) - 1
@@ -308,10 +309,10 @@ def split_pattern(pattern: str | Path) -> tuple[Path, str]:
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
-    """Return the files below a root that match, without hidden ones, in the order of their names' bytes.
+    """Return the files below a root that match, without hidden files, in the order of the bytes of their names.
 
-    Their paths are relative to the root. Raises SourceError when there are none, also for one of the names that braces
-    stand for.
+    Paths are relative to the root. Raises SourceError when nothing matches, also for a single name that braces stand
+    for.
     """
     path = root / pattern
     names: set[Path] = set()

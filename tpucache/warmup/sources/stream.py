@@ -1,7 +1,7 @@
 """Streams: datasets that only give one item after another. They are copied to this machine when they are listed.
 
-Workers need any item at any time, in any order, and again after a kill. So the items of a stream are written into one
-file, with where each begins in another; nothing in these files is executed when they are read.
+Workers need any item at any time, in any order, and again after a kill. So all items of a stream are written into one
+file, and where each begins into another. Reading these files never executes anything.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from tpucache.warmup.sources.source import Item, Label
 
 _ITEMS, _STARTS = "items", "starts.npy"
 _LENGTH: Final = struct.Struct("<I")
-#: Bytes that are read of an item for its label, where they are enough.
+#: The bytes of an item that are read for its label; usually they are enough.
 _FIRST: Final = 4096
 
 T = TypeVar("T")
 
 
 class Copy:
-    """The copied items of a stream, numbered from 0; its folder goes with it unless a build keeps it."""
+    """The copied items of a stream, numbered from 0. Its folder is removed with it, unless a build keeps it."""
 
     def __init__(self, name: str) -> None:
-        """Take the stream's name; nothing is copied yet."""
+        """Take the name of the stream; copy nothing yet."""
         self._name = name
         self._folder = Path()
 
     def make(self, items: Iterable[Item | SampleError]) -> int:
-        """Copy all items, unless an earlier run of this build has; return how many there are.
+        """Copy all items, unless an earlier run of this build has done so; return how many there are.
 
-        An error stands for an item that cannot be kept. Raises SourceError where there is no room for the items, and
-        what the stream raises.
+        An error stands in the place of an item that cannot be stored. Raises SourceError where there is no room for the
+        items, and what the stream raises.
         """
         kept = kept_listings()
         try:
@@ -70,11 +70,11 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return an item. Raises SampleError for one that cannot be kept, SourceError where the copy is gone."""
+        """Return an item. Raises SampleError for one that could not be stored, SourceError where the copy is gone."""
         return self._read(number, lambda read, size: _decoded(read(0, size), path))
 
     def label(self, number: int, path: str) -> Label:
-        """Return the label of an item alone. Raises as `load` does."""
+        """Return only the label of an item. Raises as `load` does."""
         return self._read(number, lambda read, _: _label(_head(read(0, _FIRST), read, path)))
 
     def _read(self, number: int, decode: Callable[[Callable[[int, int], bytes], int], T]) -> T:
@@ -113,7 +113,7 @@ def _count(folder: Path) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
-    """Return a copy's file, and where its items begin; a copy that was made anew in the folder has another version."""
+    """Return the file of a copy, and where its items begin. A copy that is made again has another `version`."""
     return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
 
 

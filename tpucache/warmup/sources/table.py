@@ -1,6 +1,6 @@
-"""Samples that a CSV table lists, one a row: the path of an image, and its labels, mask, fold and anything else.
+"""Samples that a CSV table lists, one in each row: the path of an image, and its label, mask, fold and anything else.
 
-Masks may be run lengths in its cells, in the order of Kaggle: down the columns, the first pixel is 1.
+Masks may be run lengths in cells, in Kaggle's order: down the columns, and the first pixel is 1.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
 
-#: What the column of paths is called, the first of these that there is; without one it is the first column.
+#: Names of the column of paths; the first name that exists is used, or else the first column.
 PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
-#: What a column of labels is called that is found by itself, where there is exactly one of these.
+#: Names of a column of labels that is found automatically, where exactly one of them exists.
 LABEL_NAMES: Final = ("label", "target", "class", "species")
 
-#: Cells of images without anything to mask.
+#: Cells that stand for an image with an empty mask.
 _NOTHING: Final = ("", "-1", "nan")
 _MOST_CLASSES: Final = 255
 
@@ -45,34 +45,42 @@ _log: Final = logging.getLogger("tpucache")
 class TableOptions:
     """What the columns of a table mean, or the features of a record.
 
-    `path_col` holds the images' paths, below `root` (default: the table's folder), without `suffix`. `label_cols`:
-    one column of class names or numbers, or several of numbers; with `label_sep` one column of several names a row.
-    `mask_col` holds the masks' paths below `root`, `fold_col` whole numbers from 0. `rle_cols` hold masks as run
-    lengths, of the class that `rle_class_col` names or, of several columns, of classes 1, 2, …. What else there is and
-    has no meaning is kept where its name matches a pattern of `keep` (none: all), and none of `drop`.
+    `path_col` holds the paths of images, below `root` (default: the table's folder), without `suffix`. `label_cols` is
+    one column of class names or numbers, or several columns of numbers; with `label_sep` one column with several names
+    in each row. `mask_col` holds the paths of masks below `root`, `fold_col` whole numbers from 0. `rle_cols` hold
+    masks as run lengths; `rle_class_col` names their class, and several columns are the classes 1, 2, …. Other columns
+    are kept if their name matches a pattern of `keep` (none: all), and none of `drop`.
 
     Raises UsageError.
     """
 
-    path_col: str | None = option(None, "paths of the images; path, file, image, id … if not given", metavar="NAME")
-    label_cols: tuple[str, ...] = option(
-        (), "labels; repeat it for several (a column called label, target …)", metavar="NAME", flag="label-col"
+    path_col: str | None = option(
+        None, "the column with the paths of images; default: path, file, image, id …", metavar="NAME"
     )
-    label_sep: str | None = option(None, "separator of several names in one label column", metavar="TEXT")
-    suffix: str = option("", "text to add to each path", metavar=".jpg")
-    root: str | Path | None = option(None, "folder of the paths; the table's own if not given", metavar="DIR")
-    mask_col: str | None = option(None, "paths of masks", metavar="NAME")
-    fold_col: str | None = option(None, "fold numbers, for train --valid fold=N", metavar="NAME")
+    label_cols: tuple[str, ...] = option(
+        (),
+        "the column of labels; repeat it for several (a column called label, target …)",
+        metavar="NAME",
+        flag="label-col",
+    )
+    label_sep: str | None = option(None, "the separator between several names in the label column", metavar="TEXT")
+    suffix: str = option("", "the text to add to each path", metavar=".jpg")
+    root: str | Path | None = option(
+        None, "the folder that paths are relative to; default: the table's folder", metavar="DIR"
+    )
+    mask_col: str | None = option(None, "the column with the paths of masks", metavar="NAME")
+    fold_col: str | None = option(None, "the column of fold numbers, for train --valid fold=N", metavar="NAME")
     rle_cols: tuple[str, ...] = option(
         (),
-        "masks as run lengths, down the columns from pixel 1; an image may have several rows, or each class a column",
+        "the column of masks as run lengths, down the columns from pixel 1; one image may have several rows, or each "
+        "class a column",
         metavar="NAME",
         flag="rle-col",
     )
-    rle_class_col: str | None = option(None, "the class of each row's run lengths", metavar="NAME")
-    rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as SIIM-ACR's")
-    keep: tuple[str, ...] = option((), "what else is kept, such as 'age*'; all if not given", metavar="PATTERN")
-    drop: tuple[str, ...] = option((), "what is not kept", metavar="PATTERN")
+    rle_class_col: str | None = option(None, "the column with the class of each row's run lengths", metavar="NAME")
+    rle_relative: bool = option(False, "run lengths count from the end of the run before, from 0, as in SIIM-ACR")
+    keep: tuple[str, ...] = option((), "other columns to keep, such as 'age*'; default: all", metavar="PATTERN")
+    drop: tuple[str, ...] = option((), "columns to leave out", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         if isinstance(self.label_cols, str) or len(set(self.label_cols)) != len(self.label_cols):
@@ -88,33 +96,33 @@ class TableOptions:
 
     def _check_runs(self) -> None:
         if (self.rle_class_col or self.rle_relative) and not self.rle_cols:
-            raise UsageError("the class and the form of run lengths are of a column of them: give rle_cols, too")
+            raise UsageError("rle_class_col and rle_relative need a column of run lengths: give rle_cols, too")
         if self.rle_class_col and len(self.rle_cols) > 1:
-            raise UsageError("several rle_cols are a class each: leave rle_class_col out")
+            raise UsageError("each of several rle_cols is a class: leave rle_class_col out")
         if self.rle_cols and self.mask_col:
             raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
-        """Return whether something without a meaning is kept."""
+        """Return whether to keep a column without a meaning."""
         is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
         return is_wanted and not self.is_dropped(name)
 
     def is_dropped(self, name: str) -> bool:
-        """Return whether something is not to be read, whatever it means."""
+        """Return whether to leave a column out, whatever it means."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
 
 
 class TableSource:
-    """The rows of a CSV file, in their order.
+    """The rows of a CSV file, in order.
 
-    A path that several rows name has `#2`, `#3` … after it from its second row on. A row that lacks its path, label
-    or mask is a sample that does not load.
+    If several rows have the same path, the second and later ones get `#2`, `#3` … appended. A row that lacks its path,
+    label or mask is a sample that does not load.
     """
 
     loads_in_threads = True
 
     def __init__(self, path: str | Path, options: TableOptions | None = None) -> None:
-        """Take a CSV file; nothing is read yet."""
+        """Take a CSV file; read nothing yet."""
         self._path = Path(path).absolute()
         self._options = options or TableOptions()
         self._root = Path(self._options.root or self._path.parent).absolute()
@@ -126,14 +134,14 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, with every column that is not a path or label as it is.
+        """Return all rows as samples, with every column that is not a path or label unchanged.
 
-        `read_labels` describes the labels. Raises SourceError for a table that does not hold what it should.
+        `read_labels` describes the labels. Raises SourceError for a table with missing or wrong contents.
         """
         table, files, options = _read(self._path, self._options)
         if options != self._options:
             _log.warning(
-                "%s: labels are those of column %r; --label-col names another, --keep %s makes it a column like others",
+                "%s: using the labels in column %r; --label-col chooses another, --keep %s makes it a plain column",
                 self._path, options.label_cols[0], options.label_cols[0],
             )  # fmt: skip
         labels, classes, faults = read_labels(table, options.label_cols, options.label_sep)
@@ -147,9 +155,9 @@ class TableSource:
         return Listing(samples, classes, kept_columns(table, options))
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a row's image, and of its mask. Raises SampleError when it lacks one or it is not read.
+        """Return the bytes of a row's image, and of its mask. Raises SampleError when one is missing or cannot be read.
 
-        The table is read once a process, as often as it changes.
+        Each process reads the table once, and again when it changes.
         """
         try:
             status = self._stored_in.stat()
@@ -174,7 +182,7 @@ class TableSource:
         return Item(fields, mask_runs=runs)
 
     def _read(self, sample: Sample, place: int, name: str) -> bytes:
-        """Return the bytes of one of a sample's files, which is at this place among its members in an archive."""
+        """Return the bytes of one of a sample's files; in an archive, the member at this place."""
         if self._archive is None:
             return read_file(self._root / name, sample.path)
         if not sample.members:
@@ -182,7 +190,7 @@ class TableSource:
         return self._archive.read(sample.members[place], sample.path)
 
     def _bytes(self, files: _Files, number: int) -> int:
-        """Return the size of a row's files; a missing file counts as 0, and is an error when it is loaded."""
+        """Return the size of a row's files. A missing file counts as 0, and is an error when it is loaded."""
         total = 0
         for name in files.names(number):
             try:
@@ -194,7 +202,7 @@ class TableSource:
 
 @dataclass(frozen=True)
 class _Files:
-    """What loading needs to know of every row, by its number; `lacks` has the reasons why some cannot be loaded."""
+    """What loading needs to know of every row, by its number; `lacks` says why some rows cannot be loaded."""
 
     rows: dict[str, int]
     images: list[str]
@@ -203,16 +211,16 @@ class _Files:
     runs: RunTable | None = None
 
     def names(self, number: int) -> list[str]:
-        """Return the paths of a row's image and of its mask, where the table has masks; "" for one that it lacks."""
+        """Return the paths of a row's image and mask, if the table has masks; "" for a missing one."""
         return [column[number] for column in (self.images, self.masks) if column]
 
     def run_bytes(self, number: int) -> int:
-        """Return how long the run lengths of a row are."""
+        """Return the length of a row's run lengths in bytes."""
         return 0 if self.runs is None else self.runs.bytes(number)
 
 
 def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
-    """Return a row's files in an archive, none unless it has all of them."""
+    """Return a row's files in an archive; none unless the archive has all of them."""
     members = [found.get(posixpath.normpath(name)) for name in names]
     known = tuple(member for member in members if member is not None)
     return known if len(known) == len(names) else ()
@@ -239,7 +247,7 @@ def _files(table: Table, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return what loading needs to know of a table. The size and time of change are part of the cache's key."""
+    """Return what loading needs to know of a table. Its size and time of change are in the cache key."""
     return _read(path, options)[1]
 
 
@@ -255,10 +263,10 @@ def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOption
 
 
 def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
-    """Return options whose label column is the one of a table that is called so, where no other column has a meaning.
+    """Return options with the label column that a table's names suggest, if no other column has a meaning.
 
-    It is taken where it is the only one of `LABEL_NAMES`, has any text, and is not named by `keep` or `drop`. Masks
-    and run lengths are targets already.
+    The column must be the only one of `LABEL_NAMES`, have any text, and not be named by `keep` or `drop`. Masks and run
+    lengths are targets already.
     """
     if options.label_cols or options.mask_col or options.rle_cols or options.label_sep:
         return options
@@ -277,14 +285,14 @@ def path_column(table: Table, options: TableOptions) -> str:
     others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
     free = [name for name in table.names if name not in others]
     if not free:
-        raise SourceError(f"{table.path} has no column of paths beside {', '.join(map(repr, table.names))}")
+        raise SourceError(f"{table.path} has no column of paths: there are {', '.join(map(repr, table.names))}")
     return next((name for known in PATH_NAMES for name in free if name.lower() == known), free[0])
 
 
 def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
-    """Return the columns that are kept: the fold, and those without a meaning here.
+    """Return the columns to keep: the fold, and those without a meaning here.
 
-    Raises SourceError for a fold that is no whole number from -1.
+    Raises SourceError for a fold that is not a whole number from -1.
     """
     columns: dict[str, Column] = {}
     if options.fold_col is not None:
@@ -302,7 +310,7 @@ def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
 
 
 def _column(cells: Sequence[str]) -> Column:
-    """Return cells as int64 or float64 where nothing of them is lost by it, else as text."""
+    """Return cells as int64 or float64 if that loses nothing, else as text."""
     known = {cell: to_number(cell) for cell in set(cells)}
     numbers = [number for number in known.values() if number is not None]
     if len(numbers) < len(known) or any(re.match(r"\s*[+-]?0\d", cell) for cell in known):  # 007 is a name
@@ -347,9 +355,9 @@ def join_rows(
 ) -> RunTable:
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
-    One column of run lengths is class 1, or the class that `class_col` names in its row; several are classes 1, 2, …
-    in their order. Columns that differ within an image are left out, with a warning. Raises SourceError where one of
-    the `labels` differs, and for classes beyond 255.
+    One column of run lengths is class 1, or the class that `class_col` names in its row; several columns are the
+    classes 1, 2, … in order. Columns that differ within an image are left out, with a warning. Raises SourceError where
+    one of the `labels` differs, and for classes beyond 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
@@ -371,7 +379,7 @@ def join_rows(
     if differing := [name for name in labels if name not in alike]:
         raise SourceError(f"{table.path}: rows of the same image differ in column {differing[0]!r}: make them alike")
     if left_out := [name for name in table.names if name not in alike | used]:
-        _log.warning("columns that differ within an image are left out: %s", ", ".join(left_out))
+        _log.warning("leaving out columns that differ within an image: %s", ", ".join(left_out))
     firsts = [group[0] for group in rows.values()]
     kept = {name: [table.column(name)[row] for row in firsts] for name in table.names if name in alike}
     return RunTable(Table(table.path, kept, [table.lines[row] for row in firsts]), runs)
@@ -380,17 +388,19 @@ def join_rows(
 def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray[np.int64]:
     """Return run lengths as rows of class, first pixel (from 0) and length: int64 (n, 3), classes ascending.
 
-    Relative runs count from the end of the one before, as SIIM-ACR's do. Raises SampleError for what are none.
+    Relative runs count from the end of the run before, as in SIIM-ACR. Raises SampleError for malformed run lengths.
     """
     parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), np.int64)]
     for number, text in sorted(runs, key=lambda each: each.class_number):
         try:
             values = np.array(text.split(), np.int64)
         except (ValueError, OverflowError) as error:
-            raise SampleError(path, f"its run lengths {_short(text)} are no whole numbers") from error
+            raise SampleError(path, f"its run lengths {_short(text)} are not whole numbers") from error
         starts, lengths = values[::2], values[1::2]
         if len(starts) != len(lengths) or (lengths < 1).any():
-            raise SampleError(path, f"its run lengths {_short(text)} are no pairs of a start and a length from 1")
+            raise SampleError(
+                path, f"its run lengths {_short(text)} are not pairs of a start and a length, both from 1"
+            )
         first = np.cumsum(starts + lengths) - lengths if is_relative else starts - 1
         if (first < 0).any():
             raise SampleError(path, f"its run lengths {_short(text)} begin before the first pixel")
@@ -399,14 +409,14 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
 
 
 def _class_numbers(table: Table, name: str) -> Sequence[int]:
-    """Return the class of each row: whole numbers as they are, names by their order from 1."""
+    """Return the class of each row: whole numbers unchanged, names by their order from 1."""
     cells = [cell.strip() for cell in table.column(name)]
     known: Mapping[str, Any] = {cell: to_number(cell) for cell in set(cells)}
     if not all(isinstance(number, int) for number in known.values()):
         known = {cell: number for number, cell in enumerate(sorted(known), 1)}
     if min(known.values()) < 1 or max(known.values()) > _MOST_CLASSES:
         raise SourceError(
-            f"{table.path}, column {name!r}: classes of masks are 1 to {_MOST_CLASSES}, as 0 is what is not masked, "
+            f"{table.path}, column {name!r}: classes of masks are 1 to {_MOST_CLASSES}, as 0 means not masked, "
             f"not {min(known.values())} to {max(known.values())}"
         )
     return [known[cell] for cell in cells]

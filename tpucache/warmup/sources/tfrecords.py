@@ -1,4 +1,4 @@
-"""Samples in TFRecord files, one a record: a serialised `tf.train.Example`. TensorFlow is not needed."""
+"""Samples in TFRecord files, one for each record: a serialised `tf.train.Example`. TensorFlow is not needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tpucache.warmup.sources.source import (
 )
 from tpucache.warmup.sources.table import TableOptions
 
-#: What a TFRecord file is called; `-00000-of-00010` may follow.
+#: The suffixes of TFRecord files; `-00000-of-00010` may follow.
 _NAMES: Final = re.compile(r"(\.(tfrec|tfrecord|tfrecords)(-\d+-of-\d+)?|-\d{5}-of-\d{5})$", re.IGNORECASE)
 
 # A record is its length (u64), the length's checksum (u32), its data, and the data's checksum (u32), little-endian.
@@ -42,10 +42,10 @@ _HEADER: Final = 12
 _FRAME: Final = 16
 
 _MOST_WALKED: Final = 64
-#: Records that are looked at, spread over all, for what several label features are.
+#: How many records, evenly spread, are read to find out what several label features mean.
 _LOOKED_AT: Final = 64
-_NAMES_LOOKED_AT: Final = 8  # for what features are called
-#: The bounds of files by path, size and time of change, the latest last.
+_NAMES_LOOKED_AT: Final = 8  # to find the names of features
+#: The bounds of records in files, by path, size and time of change; the latest file is last.
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
 _log: Final = logging.getLogger("tpucache")
 _lock: Final = threading.Lock()  # a Dask worker has several threads
@@ -59,7 +59,7 @@ _IMAGE_START: Final = re.compile(
 
 _ANY: Final = TableOptions()
 _INSTALL: Final = "`pip install --upgrade protobuf`"
-#: Older ones have no such factory, or crash once the classes that it made for inner messages are collected.
+#: Older releases have no such factory, or crash when its classes for inner messages are garbage-collected.
 _LEAST_PROTOBUF: Final = (4, 25)
 
 _EXAMPLE: Final = """
@@ -94,13 +94,15 @@ message_type {
 OBJECTS: Final = "image/object/"
 LEFT: Final = f"{OBJECTS}bbox/xmin"
 _CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
-#: The classes of the boxes, the first of these that there is: of that API, and of ImageNet's records.
+#: Features with the classes of boxes; the first that exists is used: that API's, and that of ImageNet's records.
 _CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
 _SIZE: Final = ("image/width", "image/height")
 
 
 class TFRecordSource:
-    """The records of TFRecord files, file by file in the order of their names' bytes; compressed files are not read."""
+    """The records of TFRecord files, file by file in the order of the bytes of their names. Compressed files are not
+    read.
+    """
 
     def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
         """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`, and what features mean."""
@@ -111,11 +113,11 @@ class TFRecordSource:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all records as samples, called `file#record`.
+        """Return all records as samples, named `file#record`.
 
-        Several label features are classes of their names where records, spread over all, have 0 or 1 in each.
+        Several label features are classes with their names if all examined records, evenly spread, have 0 or 1 in each.
 
-        Raises SourceError naming file and offset for a file that is broken or cut off, DependencyError.
+        Raises SourceError with file and offset for a file that is broken or cut off, DependencyError.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
@@ -134,7 +136,7 @@ class TFRecordSource:
     def load(self, sample: Sample) -> Item:
         """Return a record's content.
 
-        Raises SampleError when its data is damaged, is no Example, or has features that cannot be kept.
+        Raises SampleError when its data are damaged, are not an Example, or have features that cannot be kept.
         """
         return read_example(self._data(sample.path), sample.path, self._options)
 
@@ -148,7 +150,7 @@ class TFRecordSource:
         return self._options.label_cols if found and all(found) else ()
 
     def _tell_of_others(self, samples: Sequence[Sample]) -> None:
-        """Warn where records have more than one feature that is called as labels are."""
+        """Warn where records have more than one feature that is named like a label."""
         found, used = set[str](), set[str]()
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
@@ -164,7 +166,7 @@ class TFRecordSource:
             )  # fmt: skip
 
     def _data(self, name: str) -> bytes:
-        """Return the data of the record of that name, verified. Raises SampleError."""
+        """Return the verified data of the record with this name. Raises SampleError."""
         file_name, _, record = name.rpartition("#")
         path, number = self._root / file_name, int(record)
         try:
@@ -183,13 +185,13 @@ class TFRecordSource:
 
 
 def _find(root: Path, pattern: str) -> list[str]:
-    """Return the names, relative to the root, of the files that a pattern matches, in order. Raises SourceError."""
+    """Return the names, relative to the root, of the files that match a pattern, in order. Raises SourceError."""
     names = find_files(root, pattern)
     for name in names:
         if not _NAMES.search(name.name):
             raise SourceError(
                 f"{root / name} is not called .tfrec, .tfrecord or .tfrecords: "
-                "give a pattern of such files alone, decompressed where they were compressed"
+                "give a pattern that matches only such files, and decompress compressed ones"
             )
     return [name.as_posix() for name in names]
 
@@ -197,7 +199,7 @@ def _find(root: Path, pattern: str) -> list[str]:
 def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
     """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError.
 
-    A file is walked through once a process, as long as it does not change; `advance` is called with each record then.
+    Each process scans a file once, as long as it does not change; during the scan, `advance` is called for each record.
     """
     try:
         status = path.stat()
@@ -213,7 +215,7 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
-    """Walk through a file from length to length."""
+    """Scan a file by going from one length to the next."""
     bounds = [0]
     with open_file(path) as file:
         while (start := bounds[-1]) < size:
@@ -223,7 +225,7 @@ def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArra
             if len(header) == _HEADER and not _intact(header[:8], header[8:]):
                 raise SourceError(f"{path}, offset {start}: {_what_else(start, header)}")
             if len(header) < _HEADER or end > size:
-                raise SourceError(f"{path}, offset {start}: the record is cut off: bring the whole file of it")
+                raise SourceError(f"{path}, offset {start}: the record is cut off: copy the whole file again")
             bounds.append(end)
             advance(1)
     return np.array(bounds, np.int64)
@@ -235,11 +237,11 @@ def _what_else(start: int, header: bytes) -> str:
     zlib = header[0] == 0x78 and int.from_bytes(header[:2], "big") % 31 == 0
     if start == 0 and (gzip or zlib):
         return f"the file is compressed ({'gzip' if gzip else 'zlib'}), which is not read: decompress it first"
-    return "no record begins here, or its length is damaged: bring an undamaged TFRecord file"
+    return "no record begins here, or its length is damaged: give an undamaged TFRecord file"
 
 
 def _intact(data: bytes, stored: bytes) -> bool:
-    """Return whether data has the masked CRC-32C that is stored with it."""
+    """Return whether data match the masked CRC-32C that is stored with them."""
     crc = _crc32c().value(data)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     return bool(masked == int.from_bytes(stored, "little"))
@@ -270,19 +272,17 @@ KIND: Final = SourceKind(
 
 
 def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
-    """Return what a serialised Example holds; `path` names it in errors.
+    """Return the content of a serialised Example; `path` names it in errors.
 
-    The image is the feature called image, image_raw or image/encoded, else the only one that begins as an image does;
-    its mask is the one called mask. The label is what `options` name; by default the first numeric feature called
-    class, label, target or image/class/label, or else the first such text,
-    the name of a class.
-    One whole number is a class, others are a vector. In the schema of the TF
-    Object Detection API, `image/object/bbox/…` are the boxes, with their class numbers, and nothing else below
-    `image/object/` is kept. Of the other features, single values become columns (bytes as UTF-8 text), several numbers
-    an array of int64 or float32, and empty ones nothing; their names are made plain, so that `image/class/text` becomes
-    image_class_text.
+    The image is the feature called image, image_raw or image/encoded, else the only one that begins like an image file.
+    Its mask is the feature called mask. `options` name the label; by default it is the first numeric feature called
+    class, label, target or image/class/label, or else the first such text, which is the name of a class. One whole
+    number is a class, other numbers are a vector. In the schema of the TF Object Detection API, `image/object/bbox/…`
+    are the boxes, with their class numbers, and nothing else below `image/object/` is kept. Of the other features,
+    single values become columns (bytes as UTF-8 text), several numbers become an array of int64 or float32, and empty
+    ones are left out. Their names are made plain: `image/class/text` becomes image_class_text.
 
-    Raises SampleError when that cannot be done, DependencyError without protobuf.
+    Raises SampleError when that is impossible, DependencyError without protobuf.
     """
     texts, numbers = _features(data, path, options)
     fields: dict[str, bytes | Array] = {}
@@ -317,7 +317,7 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
 
 def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
-    """Return whether features of an Example are 0 or 1 each, or are not there. Raises SampleError."""
+    """Return whether features of an Example are 0 or 1 each, or are missing. Raises SampleError."""
     _, numbers = _features(data, path, _ANY)
     found = [numbers.get(name, np.empty(0)) for name in names]
     return all(not len(values) or (len(values) == 1 and values[0] in (0, 1)) for values in found)
@@ -329,7 +329,7 @@ def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, 
     try:
         example = example_class.FromString(data)
     except decode_error as error:
-        raise SampleError(path, f"is no tf.train.Example: {error}") from error
+        raise SampleError(path, f"is not a tf.train.Example: {error}") from error
     texts: dict[str, list[bytes]] = {}
     numbers: dict[str, Array] = {}
     for name, feature in sorted(example.features.feature.items()):
@@ -358,7 +358,8 @@ def _image_name(texts: dict[str, list[bytes]], path: str) -> str | None:
 def _one(values: list[bytes], name: str, path: str) -> bytes:
     if len(values) != 1:
         raise SampleError(
-            path, f"feature {name!r} has {len(values)} values: of bytes only one can be kept. --drop leaves it out"
+            path,
+            f"feature {name!r} has {len(values)} values: only one value of bytes can be kept. --drop leaves it out",
         )
     return values[0]
 
@@ -368,12 +369,12 @@ def _text(value: bytes, name: str, path: str) -> str:
         return value.decode()
     except UnicodeDecodeError as error:
         raise SampleError(
-            path, f"feature {name!r} is neither UTF-8 text nor called as an image is: --drop leaves it out"
+            path, f"feature {name!r} is not UTF-8 text, and its name is not that of an image: --drop leaves it out"
         ) from error
 
 
 def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequence[str], path: str) -> Any:
-    """Take the label out of the numbers or texts, and return it."""
+    """Remove the label from the numbers or texts, and return it."""
     names = names or _found_label(texts, numbers)
     for name in names:
         if name in texts:
@@ -387,7 +388,9 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
         return int(values[0][0])
     several = next((name for name, value in zip(names, values, strict=True) if len(names) > 1 != len(value)), None)
     if several is not None:
-        raise SampleError(path, f"feature {several!r} has several values: of several label features each has one")
+        raise SampleError(
+            path, f"feature {several!r} has several values: each of several label features may have only one"
+        )
     return tuple(np.concatenate(values).astype(np.float64).tolist()) if values else None
 
 
@@ -397,9 +400,9 @@ def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array])
 
 
 def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) -> Any:
-    """Take a label that is text out of the texts, and return it: a class's name, or a tuple of several."""
+    """Remove a label that is text from the texts, and return it: the name of a class, or a tuple of names."""
     if len(names) > 1:
-        raise SampleError(path, f"feature {names[0]!r} or another is text: several label features hold numbers")
+        raise SampleError(path, f"feature {names[0]!r} or another is text: several label features must hold numbers")
     values = texts.pop(names[0])
     labels = tuple(_text(value, names[0], path) for value in values)
     if not any(label.strip() for label in labels):
@@ -409,7 +412,9 @@ def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) 
 
 @functools.cache
 def _reader() -> tuple[Any, Any]:
-    """Return the class of `tf.train.Example`, in a pool of its own as TensorFlow may be loaded too, and its error."""
+    """Return the class of `tf.train.Example`, in its own pool because TensorFlow may be loaded, too; and its error
+    class.
+    """
     try:
         from google.protobuf import __version__ as version
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
@@ -424,10 +429,10 @@ def _reader() -> tuple[Any, Any]:
 
 
 def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
-    """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) where there is no class.
+    """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class.
 
-    Behind them: the (width, height) of the image that they are of. The schema has corners as parts of these. Raises
-    SampleError where parts are missing.
+    The second result is the (width, height) of their image. The schema stores corners as fractions of these. Raises
+    SampleError where some are missing.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
@@ -436,7 +441,7 @@ def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[in
     parts = [numbers[name].astype(np.float64) for name in _CORNERS]
     columns = parts if classes is None else [*parts, classes.astype(np.float64)]
     if len(set(map(len, columns))) > 1 or any(len(numbers[name]) != 1 for name in _SIZE):
-        raise SampleError(path, f"has boxes of which some lack a corner or a class: {list(map(len, columns))} values")
+        raise SampleError(path, f"has boxes without a corner or a class: {list(map(len, columns))} values")
     width, height = (int(numbers[name][0]) for name in _SIZE)
     boxes: Array = np.stack(columns, axis=1)
     boxes[:, :4] *= (width, height, width, height)
