@@ -35,7 +35,7 @@ _ODD = {
     "beyond the classes": (0, 2, ("ant", "bee"), "has the label 2: the 2 classes are 0 to 1"),
     "missing": (0, None, (), _NONE),
     "longer": ((0.5, 1.0), (1.0, 2.0, 3.0), (), "has a label of 3 numbers, and most samples have 2"),
-    "no class": (1, (1.0,), (), "has the label 1.0, and those that were looked at are whole numbers"),
+    "no class": (1, (1.0,), (), "has the label 1.0, and the labels looked at are whole numbers"),
     "a list": (1, (1.0, 2.0, 3.0), (), r"has the label \(1.0, 2.0, 3.0\): a class is one whole number"),
 }
 

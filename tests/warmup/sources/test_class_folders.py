@@ -96,7 +96,7 @@ def test_a_folder_of_other_files_is_no_class_and_is_named(
 ) -> None:
     source = _make(tmp_path, kind, "cat/1.png", "dog/2.png", "notes/a.txt")
     assert _found(source)[0] == ("cat", "dog")
-    assert "folders without an image are no classes: 'notes'" in caplog.text
+    assert "folders without an image are not classes: 'notes'" in caplog.text
 
 
 JUNK = ("@eaDir", "$RECYCLE.BIN", "__MACOSX", ".ipynb_checkpoints", "lost+found", "System Volume Information")

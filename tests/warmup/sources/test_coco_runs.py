@@ -86,7 +86,7 @@ def test_rows_of_one_image_are_one_sample_with_a_class_each(tmp_path: Path, capl
         [7, 8],
         False,
     )
-    assert "columns that differ within an image are left out: note" in caplog.text
+    assert "leaving out columns that differ within an image: note" in caplog.text
 
 
 def test_several_columns_are_a_class_each_and_names_are_numbered_in_their_order(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("1 2 3", "no pairs"),
-        ("1 0", "length from 1"),
-        ("a b", "no whole numbers"),
-        ("1.5 2", "no whole numbers"),
+        ("1 0", "both from 1"),
+        ("a b", "not whole numbers"),
+        ("1.5 2", "not whole numbers"),
         ("0 2", "begin before the first pixel"),
         ("24 2", "end at pixel 25, and the image has 6 x 4 = 24"),
         ("9223372036854775807 1", "run lengths"),
-        ("99999999999999999999 1", "no whole numbers"),
+        ("99999999999999999999 1", "not whole numbers"),
     ],
 )
 def test_what_are_no_run_lengths_of_the_image_is_refused(text: str, reason: str, tmp_path: Path) -> None:

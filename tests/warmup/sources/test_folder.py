@@ -167,7 +167,7 @@ def test_a_link_to_nothing_is_listed_and_does_not_load(tmp_path: Path) -> None:
 def test_what_is_no_regular_file_is_a_sample_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     source = FolderSource(tmp_path)
-    with pytest.raises(SampleError, match="no regular file"):
+    with pytest.raises(SampleError, match="not a regular file"):
         source.load(source.list().samples[0])
 
 
@@ -227,10 +227,10 @@ def test_a_pattern_of_images_is_what_it_matches_in_the_folder_above_its_first_wi
 
 
 def test_a_cache_is_no_source_and_the_error_says_what_to_do_with_it(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="is a cache, which is made already: train, bench and CachedDataset read it"):
+    with pytest.raises(SourceError, match="is a finished cache: train, bench and CachedDataset read it"):
         open_source(cache)
     (tmp_path / "unfinished" / ".warmup").mkdir(parents=True)
-    with pytest.raises(SourceError, match="is a cache"):
+    with pytest.raises(SourceError, match="is a finished cache"):
         open_source(tmp_path / "unfinished")
     _touch(tmp_path / "photos", "manifest.json", "1.jpg")  # of images, and something else's manifest
     assert [sample.path for sample in open_source(tmp_path / "photos").list().samples] == ["1.jpg"]

@@ -135,7 +135,7 @@ def test_a_word_that_may_mean_no_label_is_a_class_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert _table(tmp_path, ["cat", "NA"]).list().classes == ("NA", "cat")
-    assert "'NA' is a class: give --missing-label" in caplog.text
+    assert "'NA' is a class: if it means that there is no label, give --missing-label" in caplog.text
 
 
 def test_one_hot_vectors_are_told_of_and_read_as_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,11 +274,11 @@ def test_another_column_that_may_be_the_label_is_told_of(tmp_path: Path, caplog:
     for name in ("rows.parquet", "rows.tar"):
         caplog.clear()
         assert _read(tmp_path / name, tmp_path / f"{name} cache")[1] == [0, 1]
-        assert "labels are those of 'label', not of 'class': --label-col names others" in caplog.text
+        assert "using the labels in 'label', not in 'class': --label-col chooses others" in caplog.text
         caplog.clear()
         named = open_source(tmp_path / name, TableOptions(label_cols=("class",)))
         assert _read(named, tmp_path / f"{name} named")[:2] == (("cat", "dog"), [1, 0])
-        assert "labels are those" not in caplog.text
+        assert "using the labels" not in caplog.text
 
 
 def test_a_named_column_without_any_label_is_refused_in_all_sources(tmp_path: Path) -> None:

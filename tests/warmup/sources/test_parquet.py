@@ -228,7 +228,7 @@ def test_a_flipped_or_missing_byte_is_an_error_or_changes_nothing(tmp_path_facto
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + bytes(40) + b"PAR1", b"<html>"], ids=len)
 def test_what_is_no_parquet_file_is_refused(tmp_path, data):
     (tmp_path / "a.parquet").write_bytes(data)
-    with pytest.raises(SourceError, match=r"a\.parquet is no whole parquet file"):
+    with pytest.raises(SourceError, match=r"a\.parquet is not a complete parquet file"):
         open_source(tmp_path / "a.parquet").list()
 
 

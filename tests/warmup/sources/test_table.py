@@ -386,7 +386,7 @@ def test_the_only_column_that_is_called_so_is_the_label_and_that_is_said(
     (tmp_path / "t.csv").write_text("\n".join([header, *rows]))
     listing = TableSource(tmp_path / "t.csv", TableOptions(**options)).list()
     assert [sample.label for sample in listing.samples] == [*(labels or (None, None))]
-    assert ("labels are those of column" in caplog.text) is (labels is not None)
+    assert ("using the labels in column" in caplog.text) is (labels is not None)
 
 
 def test_a_column_of_labels_without_any_is_none(tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def test_records_without_a_known_label_are_reported(tmp_path, caplog):
 def test_another_feature_that_may_be_the_label_is_told_of(tmp_path, caplog):
     path = _write(tmp_path / "a.tfrec", [{"image": _jpeg(n), "class": b"cd"[n : n + 1], "label": n} for n in range(2)])
     build_cache(path, tmp_path / "cache", Recipe(size=8), jobs=1)
-    assert "labels are those of 'label', not of 'class': --label-col names others" in caplog.text
+    assert "using the labels in 'label', not in 'class': --label-col chooses others" in caplog.text
     caplog.clear()
     source = open_source(path, TableOptions(label_cols=("class",)))
     assert build_cache(source, tmp_path / "named", Recipe(size=8), jobs=1).classes == ("c", "d")
-    assert "labels are those" not in caplog.text
+    assert "using the labels" not in caplog.text
     mixed = [{"image": _jpeg(0), "class": b"c"}, {"image": _jpeg(1), "label": 1}, {"image": _jpeg(2), "label": 0}]
     path = _write(tmp_path / "b.tfrec", mixed)
     assert len(build_cache(path, tmp_path / "mixed", Recipe(size=8), jobs=1, on_error="skip").skipped) == 1

@@ -286,7 +286,7 @@ def test_tokens_need_no_image() -> None:
     [
         ({"a": [JPEG], "b": [PNG]}, "several images, a, b"),
         ({"id": [b"x"], "width": [1]}, "no image and no array among its features id, width"),
-        ({"image": [JPEG], "sound": [b"\xff\x00"]}, "'sound' is neither UTF-8"),
+        ({"image": [JPEG], "sound": [b"\xff\x00"]}, "'sound' is not UTF-8"),
         ({"image": [JPEG], "tags": [b"a", b"b"]}, "'tags' has 2 values"),
         ({"image": [JPEG, JPEG]}, "'image' has 2 values"),
         ({"image": [1, 2], "photo": [JPEG]}, "an image in feature 'photo', and numbers"),
