@@ -125,7 +125,7 @@ def test_a_cell_of_any_length_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("1 2 3", "no pairs"),
+        ("1 2 3", "not pairs"),
         ("1 0", "both from 1"),
         ("a b", "not whole numbers"),
         ("1.5 2", "not whole numbers"),
