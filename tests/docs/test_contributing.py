@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from patience import PATIENCE
 
+from scripts.dispatch import find_commands
+
 ROOT = Path(__file__).parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
@@ -53,3 +55,11 @@ def test_each_release_has_a_date_and_says_what_a_user_has_to_do() -> None:
     for heading, text in releases.items():
         assert heading == "[Unreleased]" or re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading)
         assert not text.strip() or "### What you have to do\n" in text, heading
+
+
+def test_each_benchmark_and_check_is_named_by_a_page_or_run_by_ci() -> None:
+    users = [*ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.*"), ROOT / "README.md", ROOT / ".ci" / "run"]
+    text = "\n".join(path.read_text() for path in users)
+    for package in ("bench", "checks"):
+        for name in find_commands(ROOT / "scripts" / package):
+            assert re.search(rf"scripts\.{package}[ .]{name}\b", text), f"no page says when to run scripts.{package} {name}"
