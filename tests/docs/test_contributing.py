@@ -62,4 +62,4 @@ def test_each_benchmark_and_check_is_named_by_a_page_or_run_by_ci() -> None:
     text = "\n".join(path.read_text() for path in users)
     for package in ("bench", "checks"):
         for name in find_commands(ROOT / "scripts" / package):
-            assert re.search(rf"scripts\.{package}[ .]{name}\b", text), f"no page says when to run scripts.{package} {name}"
+            assert re.search(rf"scripts\.{package}[ .]{name}\b", text), f"no page names {package} {name}"

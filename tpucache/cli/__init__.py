@@ -113,6 +113,6 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         added = commands._choices_actions[already:]
         for choice in added:
             choice.help = missing_part(group[choice.dest][0]) or group[choice.dest][1]
-        # Groups of arguments are for help alone, as these are: what names of commands stand for has been said.
+        # Groups of arguments only structure the help: the commands themselves have been added above.
         parser.add_argument_group(title)._group_actions.extend(added)
     return parser

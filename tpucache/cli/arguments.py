@@ -234,7 +234,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     """Add --resolution, --threads, --in-memory and --stage."""
     from tpucache.loading.options import ReadingOptions
 
-    add_resolution(command, "read images in this size, out of the frequencies that it needs")
+    add_resolution(command, "read images in this size, from only the frequencies that it needs")
     add_options(command, ReadingOptions)
     command.add_argument(
         "--in-memory",

@@ -253,7 +253,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _report_findings(options: argparse.Namespace) -> int:
-    """Write the page of pictures that look alike, leaks, suspects and extremes, to tick."""
+    """Write the page of pictures that look alike, leaks, suspects and extremes, with boxes to tick."""
     if options.valid is not None:
         raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
     stages = _Stages()

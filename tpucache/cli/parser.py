@@ -101,8 +101,8 @@ class Parser(argparse.ArgumentParser):
 class CommandParser(Parser):
     """The parser of one command.
 
-    `basic` are the flags of the options that --help lists, None for all of them; --help-all lists all in any case.
-    Of a command that is not installed, `missing` says so.
+    `basic` are the flags of the options that --help lists, None for all of them. --help-all always lists all. `missing`
+    says that the command is not installed.
     """
 
     def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
@@ -123,7 +123,7 @@ class CommandParser(Parser):
         return self._to_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the words of this command, and of the settings file that they name: nothing in them may be unknown."""
+        """Parse the words of this command, and of the settings file that they name. An unknown word is an error."""
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
         words = sys.argv[1:] if args is None else [*args]

@@ -342,7 +342,7 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 
 class _InsteadOfTable(argparse.Action):
-    """Stores a value, and lets a table be left out. (What may always be left out cannot follow options.)"""
+    """Stores a value, and makes the table optional. (argparse does not find an optional argument after options.)"""
 
     def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
         super().__init__(*given, **keywords)
@@ -362,18 +362,18 @@ def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None
         table=table,
         type=positive,
         metavar="N",
-        help="divide the samples into so many folds; a table is not needed then",
+        help="divide the samples into N folds; no table is needed then",
     )
     group.add_argument(
         "--groups",
         metavar="duplicates|COLUMN",
-        help="what is never divided: pictures that look alike, or samples with one value in a column",
+        help="keep in one fold: pictures that look alike, or samples with the same value in a column",
     )
     group.add_argument(
         "--stratify",
         metavar="COLUMN|label|none",
         default="label",
-        help="of what each fold has equal shares",
+        help="give each fold equal shares of these values",
     )
     group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
 

@@ -1,4 +1,4 @@
-"""The commands of the wing `insight`, compare and suspects, and the folds that `relabel --make-folds` makes."""
+"""The commands of the wing `insight`: compare, suspects, and the folds of `relabel --make-folds`."""
 
 from __future__ import annotations
 

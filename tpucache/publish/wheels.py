@@ -1,10 +1,9 @@
 """Wheels that are published with a cache, for machines without a network: tpucache's own, and other packages'.
 
-tpucache's own wheel is made from the running package, without build tools, and has the same bytes every time. A rule
-decides which files it holds, not the content of the package's folder: each module that tpucache's own code imports, or
-names in a text such as `tpucache.training.page:report_run`, starting from `_ROOTS`, and the files in `_DATA`. A file
-that nothing uses stays out.
-The wheels of other packages are downloaded by pip.
+tpucache's own wheel is made from the running package, without build tools, and has the same bytes every time. It holds
+the files in `_DATA` and, starting from `_ROOTS`, each module that tpucache's own code imports, or names in a text such
+as `tpucache.training.page:report_run`. Other files in the package's folder stay out. pip downloads the wheels of other
+packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where a command computes: the options of its device, the processes it starts, and uploads that `bench` measures."""
+"""Where a command computes: the options for its device, the processes that it starts, and the uploads that `bench`
+measures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_device(command: argparse.ArgumentParser) -> None:
-    """Add --backend, --device, --compile and --cores."""
+    """Add --backend, --device, --compile, --cores and --processes."""
     from tpucache.training.device import BACKENDS, BACKENDS_HELP, DEVICES
     from tpucache.training.device.choice import backend_of
 
@@ -43,7 +45,7 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def choose_backend(label: str, options: argparse.Namespace) -> str:
-    """Put the backend in place of "auto", say in one line which one and why, and return the reason."""
+    """Replace the backend "auto" by the one to use, say in one line which and why, and return the reason."""
     from tpucache.training.device.choice import choose_backend as choose
 
     choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
@@ -53,9 +55,9 @@ def choose_backend(label: str, options: argparse.Namespace) -> str:
 
 
 def _announce(label: str, choice: Choice) -> None:
-    """Print a line on standard error about a backend that was not named, and the import of torch, which takes seconds.
+    """Print a line on standard error about the chosen backend, and about the import of torch, which takes seconds.
 
-    There is no line where neither has to be said.
+    Nothing is printed where the user named the backend and torch is loaded.
     """
     loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
     if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # which torchrun sets
@@ -63,9 +65,9 @@ def _announce(label: str, choice: Choice) -> None:
 
 
 def launched(options: argparse.Namespace) -> bool:
-    """Return whether --processes has done the whole command in processes of their own; each of them is asked, too.
+    """Return whether --processes had other processes run the whole command. Each of these processes asks this, too.
 
-    Raises UsageError where it does not fit, and what the first process that failed has reported.
+    Raises UsageError where --processes does not fit, and the error that the first failed process has reported.
     """
     from tpucache.training.device.processes import is_launched
 
@@ -84,7 +86,7 @@ def launched(options: argparse.Namespace) -> bool:
 
 
 def open_upload() -> tuple[Upload, str]:
-    """Return how batches are sent to this machine's device, or to XLA's CPU client where it has none; and to what."""
+    """Return a function that sends batches to this machine's device, or to XLA's CPU client; and the name of either."""
     from tpucache.errors import DependencyError
     from tpucache.report.bench import Upload
     from tpucache.training.device import open_device
@@ -92,13 +94,13 @@ def open_upload() -> tuple[Upload, str]:
 
     device = open_device()
     place = device.name if device.name == "xla" else device.torch_device.type
-    if place == "cpu":  # nothing is sent to that
+    if place == "cpu":  # nothing is sent to the CPU
         try:
             device, place = open_device("xla"), "XLA's CPU client"
         except DependencyError as error:
             raise UsageError(
-                "--upload needs an accelerator, and this machine has none, nor torch_xla, whose CPU client stands in "
-                "for one: leave it out"
+                "--upload needs an accelerator, or torch_xla, whose CPU client can take its place; this machine has "
+                "neither: leave it out"
             ) from error
 
     def sent(batch: Any) -> object:
