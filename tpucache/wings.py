@@ -1,8 +1,8 @@
 """The tables by which the core finds what is not its own: the only place where it names modules of a wing.
 
 tpucache has a core and two wings, `training` and `insight`. The core imports no wing, and no wing imports the other.
-Where one of them needs another's function, this file names it as `module:name`, and `imports.load` imports it when it is
-needed. Without a wing's folder everything else works, and `load` says what is missing.
+Where one of them needs another's function, this file names it as `module:name`, and `imports.load` imports it on
+demand. Without a wing's folder everything else works, and `load` says what is missing.
 """
 
 from __future__ import annotations
