@@ -309,7 +309,7 @@ def test_numbers_of_any_depth_move_exactly_also_by_products_in_bfloat16(dtype: s
 
 
 def test_brightness_is_refused_where_no_number_is_white() -> None:
-    with pytest.raises(UsageError, match="not of float32"):
+    with pytest.raises(UsageError, match="not float32"):
         Augment(AugmentSettings(brightness=0.1), [0.0], [1.0], 8, 8, torch.device("cpu"), "<f4")
 
 

@@ -107,5 +107,5 @@ def test_a_crop_of_all_is_the_image_of_that_size(field: Field) -> None:
 
 
 def test_a_size_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(UsageError, match="twice as large"):
+    with pytest.raises(UsageError, match="twice their own"):
         module_of(FIELDS[0], 400)

@@ -146,7 +146,7 @@ def test_parquet_files_are_copied_once(tmp_path: Path, photos: Path, monkeypatch
     build_cache("memory://sets/data/train-*.parquet", tmp_path / "cache", _RECIPE, jobs=1)
     build_cache(str(local), tmp_path / "own", _RECIPE, jobs=1)
     assert records(tmp_path / "cache") == records(tmp_path / "own")
-    with pytest.raises(SourceError, match="give a pattern of them"):
+    with pytest.raises(SourceError, match="give a pattern for them"):
         open_source("memory://sets/data").list()
     files.rm("/sets", recursive=True)
 

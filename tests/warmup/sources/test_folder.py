@@ -181,7 +181,7 @@ def test_a_source_stays_the_same_when_the_working_directory_changes(
     assert source.load(source.list().samples[0]) == Item({"image": b"photos/a/1.jpg"})
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.rar", "another kind")])
+@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.rar", "an unknown kind")])
 def test_what_is_no_source_is_refused_saying_what_is(tmp_path: Path, name: str, reason: str) -> None:
     _touch(tmp_path, "file.rar")
     with pytest.raises(SourceError, match=f"{reason}: give a folder.*csv.*TFRecord.*module:callable"):

@@ -99,7 +99,7 @@ def test_a_path_that_is_nearly_one_works_or_says_what_to_type(
 )
 def test_a_list_that_is_no_csv_says_the_command_that_makes_one(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(SourceError, match=r"is no \.csv") as caught:
+    with pytest.raises(SourceError, match=r"is not a \.csv") as caught:
         open_source(tmp_path / name)
     command = str(caught.value).split("`")[-2]
     assert shlex.quote(str(tmp_path / name)) in command

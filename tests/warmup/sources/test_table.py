@@ -91,7 +91,7 @@ def test_names_in_one_cell_are_classes_at_once_and_an_empty_cell_is_none_of_them
 def test_a_label_that_is_no_finite_number_is_a_fault_of_its_sample_with_its_line(tmp_path: Path, cell: str) -> None:
     listing = _list(tmp_path, f"path,y\n1.jpg,0.5\n2.jpg,{cell}\n", label_cols=("y",))
     assert [sample.label for sample in listing.samples] == [(0.5,), None]
-    assert f"line 3, column 'y': '{cell}' is no number" in listing.samples[1].fault
+    assert f"line 3, column 'y': '{cell}' is not a number" in listing.samples[1].fault
 
 
 @pytest.mark.parametrize("cell", ["nan", "NA", "", "None", "<NA>", " n/a "])
@@ -104,7 +104,7 @@ def test_words_that_say_there_is_none_are_no_label_among_numbers(tmp_path: Path,
 def test_text_among_several_columns_of_numbers_is_a_fault_of_its_sample_with_its_line(tmp_path: Path) -> None:
     listing = _list(tmp_path, 'path,a,b\n"1\n1.jpg",1,2\n2.jpg,0,x\n', label_cols=("a", "b"))
     assert [sample.label for sample in listing.samples] == [(1.0, 2.0), None]
-    assert "line 4, column 'b': 'x' is no number" in listing.samples[1].fault
+    assert "line 4, column 'b': 'x' is not a number" in listing.samples[1].fault
 
 
 def test_a_label_column_without_any_label_is_refused(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_the_column_of_paths_is_the_one_called_so_or_the_first(
         ("", "no rows"),
         ("path,y\n", "no rows"),
         ("path,y,y\n1,2,3\n", "more than one column 'y'"),
-        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: it has 1 cells, not 2"),
-        ("path,y\n1.jpg,2,3\n", "line 2: it has 3 cells, not 2"),
+        ("path,y\n1.jpg,2\n\n3.jpg\n", "line 4: it has 1 cells, and the first line has 2"),
+        ("path,y\n1.jpg,2,3\n", "line 2: it has 3 cells, and the first line has 2"),
         ('path,y\n"1.jpg,2\n3.jpg,4\n', "line 2: unexpected end of data"),
         ("name;y\n1.jpg;2\n", "no column 'y': there are 'name;y'"),
         ("path,z\n1.jpg,2\n", "no column 'y': there are 'path', 'z'"),
