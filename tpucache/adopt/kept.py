@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources.source import Source
 
-#: Below the folder for what this user keeps.
+#: The folder's name below the user's cache folder.
 FOLDER: Final = "datasets"
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST: Final = 40
