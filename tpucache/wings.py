@@ -63,7 +63,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 }
 
 
-def make_page(name: str, *arguments: Any, **named: Any) -> Page:
+def report_page(name: str, *arguments: Any, **named: Any) -> Page:
     """Return the page that one of PAGES makes. Raises DependencyError where its wing is not installed."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page

@@ -19,8 +19,8 @@ def test_each_folder_of_the_package_has_its_paragraph_and_no_other_has():
 
 
 def test_the_order_of_imports_is_the_one_that_is_checked():
-    project = (PACKAGE.parent / "pyproject.toml").read_text()
-    (layers,) = re.findall(r'name = "Imports run downwards".*?layers = \[(.*?)\n\]', project, re.DOTALL)
+    contracts = (PACKAGE.parent / ".importlinter").read_text()
+    (layers,) = re.findall(r"name = Imports run downwards\n.*?layers =\n(.*?)\n\n", contracts, re.DOTALL)
     checked = [re.findall(r"tpucache\.(\w+)", line) for line in layers.splitlines() if line.strip()]
     (shown,) = re.findall(r"Imports run downwards:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     drawn = [re.sub(r"\(.*\)", "", line).split() for line in shown.splitlines()]

@@ -32,7 +32,7 @@ from tpucache.process import tell
 from tpucache.progress import note
 from tpucache.signals import PROG
 from tpucache.units import duration_text, size_text
-from tpucache.wings import call, make_page
+from tpucache.wings import call, report_page
 
 _BENCH_BATCH: Final = 256
 
@@ -244,11 +244,11 @@ def report(options: argparse.Namespace) -> int:
     if options.against is not None or options.predictions is not None:
         raise UsageError("--against and --predictions need --findings: give it, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
-        page = make_page("run", options.cache, options.samples, cache=options.valid)
+        page = report_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
         raise UsageError(f"--valid is about a run, and {options.cache} holds none: give the folder that train wrote")
     else:
-        page = make_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
+        page = report_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
     return _saved(options, page)
 
 
@@ -258,7 +258,7 @@ def _report_findings(options: argparse.Namespace) -> int:
         raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
     stages = _Stages()
     try:
-        page = make_page(
+        page = report_page(
             "findings",
             _opened(options),
             against=options.against,
