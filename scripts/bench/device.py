@@ -61,7 +61,7 @@ from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS, Pace, PaceMeter, ceiling
 from tpucache.training.feed.residence import DeviceMemory
-from tpucache.training.learn.forward import Finish, make_finish
+from tpucache.training.learn.forward import FinishBatch, make_finish
 from tpucache.training.learn.model import build_model
 
 KINDS: Final = ("raw", "dct-lz4", "jpeg")
@@ -81,7 +81,7 @@ class Way:
     """
 
     batches: Callable[[], Iterator[Any]]
-    finish: Finish
+    finish: FinishBatch
     resident: Resident | None = None
     is_there: bool = False
 

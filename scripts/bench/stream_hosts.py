@@ -83,10 +83,9 @@ def _windows(dataset: CachedDataset, hosts: int, batch: int, rank: int) -> list[
     """Return the index rows that a host reads, for each epoch window by window."""
     options: Any = {"shuffle": "block", "window": batch, "rank": rank, "world_size": hosts, "drop_last": True}
     loader = CachedLoader(dataset, batch, **options)
-    order = loader.order.positions(len(dataset), 0, 0)
     index = dataset._open_reader.cache.index
     epochs: list[list[Rows]] = [[] for _ in range(EPOCHS)]
-    for positions, epoch, shared in loader._expected(0, 0, order, EPOCHS):
+    for positions, epoch, shared in loader._begin(is_counted=True).expected(EPOCHS):
         epochs[epoch].append(index[dataset._rows(positions, epoch, shared)])
     return epochs
 

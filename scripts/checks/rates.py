@@ -21,7 +21,7 @@ from scripts.commands import say
 from tpucache import CachedDataset, Recipe, TrainingError, build_cache
 from tpucache.loading.split import stratified_split
 from tpucache.training import RunOptions, TrainSettings, train
-from tpucache.training.learn.defaults import decide
+from tpucache.training.learn.defaults import decide_rates
 from tpucache.training.learn.model import build_model
 from tpucache.training.settings import OPTIMIZERS
 
@@ -59,7 +59,7 @@ def accuracy_of(settings: TrainSettings, train_set: CachedDataset, valid_set: Ca
 
 def try_rates(settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset) -> Trial:
     """Train with the default rate of an optimizer and a model, and with multiples of it."""
-    decided = decide(settings, build_model(settings.model, len(train_set.classes)))
+    decided = decide_rates(settings, build_model(settings.model, len(train_set.classes)))
     accuracies = {}
     for times in _TIMES:
         accuracies[times] = accuracy_of(replace(decided, lr=(decided.lr or 0.0) * times), train_set, valid_set)

@@ -41,11 +41,17 @@ KINDS: dict[str, Any] = {
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
+def _indices(own: Any) -> tuple[list[int], int, WaysRead]:
+    return own.tolist(), len(own), WaysRead()
+
+
 class Shown(CachedLoader):
     """A loader whose batches are the indices of their samples."""
 
-    def _read(self, indices: Any, *_: Any) -> Any:
-        return indices.tolist(), len(indices), WaysRead()
+    def _begin(self, **how: Any) -> Any:
+        iteration: Any = super()._begin(**how)
+        iteration._read = lambda batch, *_: _indices(iteration._own(batch))
+        return iteration
 
 
 def loader(cache: Path, size: int, kind: str, **more: Any) -> Shown:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from tpucache import CachedDataset
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.interrupt import Stopped
@@ -18,7 +18,7 @@ from tpucache.training.settings import TrainSettings
 
 def learner_for(dataset, **settings):
     settings = TrainSettings(model="cnn", batch_size=8, **settings)
-    return Learner(settings, dataset, find_task(settings, dataset), CpuDevice())
+    return Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
 
 
 def plain_outputs(learner, dataset):

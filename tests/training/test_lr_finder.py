@@ -15,7 +15,7 @@ from streams import StandIn, install
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.torch_device import CudaDevice
 from tpucache.training.interrupt import StopRequest
@@ -30,7 +30,7 @@ SETTINGS = TrainSettings(model="cnn", batch_size=30, accumulate=2, ema=0.9, augm
 
 def learner_for(dataset, **settings):
     made = TrainSettings(**{**SETTINGS.to_dict(), "augment": SETTINGS.augment, **settings})
-    return Learner(made, dataset, find_task(made, dataset), CpuDevice())
+    return Learner(made, dataset, choose_task(made, dataset), CpuDevice())
 
 
 def assert_equal(left, right):
@@ -118,7 +118,7 @@ def test_a_loss_is_read_by_its_own_copy_which_waits_for_nothing_that_was_sent_af
         return read
 
     monkeypatch.setattr(device, "fetch", fetched)
-    found = range_test(Learner(settings, dataset, find_task(settings, dataset), device), dataset, steps=40)
+    found = range_test(Learner(settings, dataset, choose_task(settings, dataset), device), dataset, steps=40)
     expected = range_test(learner_for(dataset, lr=0.1), dataset, steps=40)
     assert len(left) >= len(found.losses)
     assert min(left[:20]) > 0  # what was sent since is still to run
@@ -188,7 +188,7 @@ import torch
 import torch_xla.core.xla_model as xm
 from test_lr_finder import SETTINGS, assert_equal
 from tpucache import CachedDataset
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device.tensors import to_host
 from tpucache.training.device import open_device
 from tpucache.training.learn.learner import Learner
@@ -198,7 +198,7 @@ from tpucache.training.settings import TrainSettings
 cache, cores = sys.argv[1], int(sys.argv[2])
 device, dataset = open_device("xla", cores), CachedDataset(cache)
 settings = TrainSettings(model="tiny_models:tiny", batch_size=16, ema=0.9, optimizer="adamw")
-learner = Learner(settings, dataset, find_task(settings, dataset), device)
+learner = Learner(settings, dataset, choose_task(settings, dataset), device)
 xm.set_rng_state(77)
 before, random = to_host(copy.deepcopy(learner.state_dict())), torch.get_rng_state()
 found = range_test(learner, dataset, lowest=1e-4, steps=20)
@@ -208,7 +208,7 @@ assert torch.equal(torch.get_rng_state(), random)
 assert xm.get_rng_state() == 77
 compiles = []
 for _ in range(2):  # as a run after its test: another learner, and no other graph
-    range_test(Learner(settings, dataset, find_task(settings, dataset), device), dataset, lowest=1e-4, steps=20)
+    range_test(Learner(settings, dataset, choose_task(settings, dataset), device), dataset, lowest=1e-4, steps=20)
     compiles.append(device.counters().compiles)
 assert compiles[0] == compiles[1], compiles
 """

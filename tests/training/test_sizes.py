@@ -105,9 +105,9 @@ def test_batches_have_the_size_of_their_epoch_and_so_have_their_draws(banded: Pa
 
 
 def _task(dataset: CachedDataset) -> Any:
-    from tpucache.training.check import find_task
+    from tpucache.training.data import choose_task
 
-    return find_task(GROWING, dataset)
+    return choose_task(GROWING, dataset)
 
 
 class _Stop:

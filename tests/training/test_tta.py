@@ -1,4 +1,4 @@
-"""Views of images at test time are crops and sizes as Pillow makes them, and their predictions are averaged."""
+"""ImageViews of images at test time are crops and sizes as Pillow makes them, and their predictions are averaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpucache.training.predictor import Predictor
 from tpucache.training.run.report import read_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.tta import Views
+from tpucache.training.tta import ImageViews
 
 CPU = torch.device("cpu")
 TRUST = ["tiny_models:tiny"]
@@ -36,7 +36,7 @@ def views_of(images, options, learned):
         found.append(view)
         return torch.zeros(len(view), 1)
 
-    Views(options, learned, tuple(images.shape[1:3]), CPU).mean(images, keep)
+    ImageViews(options, learned, tuple(images.shape[1:3]), CPU).mean(images, keep)
     return found
 
 
@@ -72,9 +72,9 @@ def test_maps_are_put_back_where_their_views_are_of_the_image(images):
     """A model that says of each pixel what it shows gives the image again, whatever the views."""
     smooth = torch.linspace(0, 200, 24).repeat(2, 16, 1)[..., None].repeat(1, 1, 1, 3).to(torch.uint8)
     options = PredictOptions(crops="five", flip_tta=True)
-    maps = Views(options, (16, 24), (16, 24), CPU).mean(smooth, lambda view: view.permute(0, 3, 1, 2).float())
+    maps = ImageViews(options, (16, 24), (16, 24), CPU).mean(smooth, lambda view: view.permute(0, 3, 1, 2).float())
     np.testing.assert_allclose(maps[..., 1:-1], smooth.permute(0, 3, 1, 2)[..., 1:-1], atol=3)
-    exact = Views(options, (14, 21), (16, 24), CPU).mean(images, lambda view: view.permute(0, 3, 1, 2).float())
+    exact = ImageViews(options, (14, 21), (16, 24), CPU).mean(images, lambda view: view.permute(0, 3, 1, 2).float())
     torch.testing.assert_close(exact, images.permute(0, 3, 1, 2).float())
 
 

@@ -8,7 +8,7 @@ import tiny_metrics
 import torch
 
 from tpucache import CachedDataset, TrainingError, UsageError
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate, results
 from tpucache.training.learn.learner import Learner
@@ -21,7 +21,7 @@ TINY = {"model": "tiny_models:tiny", "batch_size": 16, "lr": 0.05}
 
 def learner_for(dataset, **settings):
     settings = TrainSettings(**{**TINY, **settings})
-    return Learner(settings, dataset, find_task(settings, dataset), CpuDevice())
+    return Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
 
 
 def run(cache, folder, values, stop_after=None, on_epoch=None, **settings):

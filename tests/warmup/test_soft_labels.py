@@ -10,7 +10,7 @@ import torch
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, SourceError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.training.check import soft_labelled
+from tpucache.training.data import soft_labelled
 from tpucache.training.learn.tasks.find import make_task
 from tpucache.training.settings import TrainSettings
 from tpucache.warmup import SoftOptions, TableOptions, relabel_cache

@@ -29,7 +29,7 @@ class _Failure:
 
 
 class Ahead(Generic[Prepared]):
-    """Iterates what `prepare(batch, number)` makes of batches, `depth` of them ahead of the loop, in a thread.
+    """Iterates batches that a thread has prepared by `prepare(batch, number)`, `depth` of them ahead of the loop.
 
     A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
     reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
@@ -112,7 +112,7 @@ class Ahead(Generic[Prepared]):
 
 
 def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
-    """Wait until a thread has seen that it is to stop. It may be blocked on a full queue: make room until then."""
+    """Wait until a thread has seen that it must stop; make room meanwhile, as a full queue may block it."""
     stop.set()
     while thread.is_alive():
         try:

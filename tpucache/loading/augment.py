@@ -1,4 +1,4 @@
-"""Random crops and flips on the host: while records are read, by the threads of a loader."""
+"""Random crops and flips on the host, made by the threads of a loader while they read records."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HostCrop:
         self._settings, self.size = settings, size or (height, width)
         #: The datasets' images as they are read: uint8 (height, width, channels).
         self.fields = (Field(IMAGE, "raw", _BYTES, (*self.size, channels)),)
-        #: What is left to be done to a batch afterwards.
+        #: What is still to be done to a batch.
         self.left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:

@@ -24,13 +24,13 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many values a sample gets of it."""
+        """How many values it has for each sample."""
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
         """Return the values of samples, float32 (n, width): standardised, or 1 at the sample's name.
 
-        Raises UsageError where a value is missing, is of another kind, or is a name that no training sample has.
+        Raises UsageError where a value is missing, has another type, or is a name that no training sample has.
         """
         values = read_column(table, self.name, positions)
         if isinstance(values, list) != bool(self.names):
@@ -75,7 +75,7 @@ def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Return columns by the values of the training samples. Raises UsageError as `read_column` does."""
+    """Return columns whose statistics and names are those of the training samples. Raises UsageError."""
     parts = []
     for name in names:
         values = read_column(table, name, positions)

@@ -59,7 +59,7 @@ class CachedDataset(Dataset[Item]):
     """The samples of a cache: `image, label = dataset[0]`.
 
     The image is a tensor (channels, height, width), uint8 unless its own depth was kept, channels last in memory; the
-    label an int64 scalar, a float32 vector, or -1 where the cache has no labels. A cache with fields beside the image
+    label an int64 scalar, a float32 vector, or -1 where the cache has no labels. A cache with fields besides the image
     gives a dict of tensors instead, the label under "label". Without torch, all are numpy arrays of the same shapes.
 
     `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of these samples, as slices, lists and masks
@@ -120,7 +120,7 @@ class CachedDataset(Dataset[Item]):
         self._targets: Array | None = None  # float32 (samples of the cache, classes)
         self._scale: tuple[Array, Array] | None = None  # mean and deviation of the labels, float64 (m,)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
-        # How many samples were read before anybody set the epoch; -1 once it was set, or that was warned of.
+        # How many samples were read before the epoch was set; -1 once it was set, or the user was warned.
         self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
         opened.index  # a damaged one is refused here  # noqa: B018
         self._reader: RecordReader | None = RecordReader(
@@ -144,11 +144,11 @@ class CachedDataset(Dataset[Item]):
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError and UsageError."""
         if overrides(self, CachedDataset, "__getitem__") and not overrides(self, CachedDataset, "__getitems__"):
-            return [self[index] for index in indices]  # what a subclass does to a sample, it does to a batch's
+            return [self[index] for index in indices]  # a subclass changes the samples of a batch, too
         return self._items(indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()  # another thread may read meanwhile, and set what is set on first use
+        return self.__dict__.copy()  # another thread may read meanwhile, and set attributes on first use
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -165,7 +165,7 @@ class CachedDataset(Dataset[Item]):
     def close(self) -> None:
         """Close the files and free the records in memory; reading raises UsageError from then on.
 
-        What was selected from this dataset, or this one from, stays open. Closing again does nothing.
+        The datasets that it was selected from, or that were selected from it, stay open. Closing again does nothing.
         """
         self._reader = None
 
@@ -180,12 +180,12 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def cache(self) -> Cache:
-        """The opened cache that the samples are of."""
+        """The opened cache of the samples."""
         return self._open_reader.cache
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of the cache is built: False for one of `open_or_build` until its end."""
+        """Whether the whole cache is built; `open_or_build` gives one that may not be."""
         return self._open_reader.cache.is_finished
 
     @property
@@ -223,7 +223,7 @@ class CachedDataset(Dataset[Item]):
     def maps(self) -> Mapping[str, int]:
         """How many shards this process has mapped, by the way, and how many it has not, by the reason.
 
-        Only those count of which something was read. The ways are "lease" and "read_only". Reasons are "other_owner",
+        Shards of which nothing was read do not count. The ways are "lease" and "read_only". Reasons are "other_owner",
         "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched": see
         `tpucache.loading.reading.maps.TEXTS`.
         """
@@ -246,7 +246,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def usual_record_bytes(self) -> int:
-        """Bytes that a record of such fields usually takes: exact for codecs of a fixed length, known of any cache."""
+        """Bytes that a record with these fields usually takes: exact for codecs of a fixed length."""
         return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
 
     @property
@@ -314,7 +314,7 @@ class CachedDataset(Dataset[Item]):
         return self._derive(self._selection.select(indices), self._open_reader)
 
     def in_variant(self, variant: Variant) -> CachedDataset:
-        """Return all samples of the cache in another variant; files and what is fetched of a URL are shared."""
+        """Return all samples of the cache in another variant. Both share files, and what was fetched from a URL."""
         reader = self._open_reader
         resolution, frequencies = self._resolution
         return CachedDataset(
@@ -350,7 +350,7 @@ class CachedDataset(Dataset[Item]):
         Raises UsageError where records have a field of that name.
         """
         if COLUMNS in self.names:
-            raise UsageError(f"the records have a field {COLUMNS!r} already: columns cannot be inputs beside it")
+            raise UsageError(f"the records have a field {COLUMNS!r} already: columns cannot be inputs as well")
         whole = np.full((self.manifest.samples, values.shape[1]), np.nan, np.float32)
         whole[self.positions] = values
         derived = self._derive(self._selection, self._open_reader)
@@ -425,13 +425,13 @@ class CachedDataset(Dataset[Item]):
         return self._selection.record_numbers(indices, epoch, chunk)
 
     def record_indices(self, numbers: Array) -> npt.NDArray[np.int64]:
-        """Return for each record the index of a sample that it is of."""
+        """Return for each record the index of a sample that shows it."""
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
         """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples.
 
-        They are not kept in the host's memory: who asks for records by number keeps them elsewhere.
+        They are not kept in the host's memory: the caller keeps them elsewhere.
         """
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
@@ -462,7 +462,7 @@ class CachedDataset(Dataset[Item]):
         return self._shown_batches(rows, shown[name])
 
     def _shown_batches(self, rows: Numbers, field: int) -> Iterator[Array]:
-        """Yield a field that is shown in another size than it is stored in."""
+        """Yield a field whose stored size is not the one that is shown."""
         count = max(1, _BATCH_BYTES // max(1, self.record_fields[field].nbytes))
         for first in range(0, len(rows), count):
             some = rows[first : first + count]
@@ -471,7 +471,7 @@ class CachedDataset(Dataset[Item]):
             yield buffer.arrays[field]
 
     def prepare(self, threads: int) -> None:
-        """Make reading ready, for a loader of so many threads; what would take long is left to the reading itself."""
+        """Prepare for a loader that reads with this number of threads; what would take long is done while it reads."""
         if self._open_reader.cache.reader.arriving is not None:
             return
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
@@ -516,7 +516,7 @@ class CachedDataset(Dataset[Item]):
         return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))
 
     def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
-        """Return what samples have beside their records: the columns, if there are any, and the label."""
+        """Return what samples have besides their records: the columns, if there are any, and the label."""
         columns, positions = {}, self._selection.positions_of(indices)
         if self._columns is not None:
             columns[COLUMNS] = to_tensor(self._columns[positions])
@@ -568,7 +568,7 @@ class CachedDataset(Dataset[Item]):
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     def _warn_of_one_variant(self, read: int) -> None:
-        """Say once where more than an epoch's samples were read, in all workers together, and no epoch was ever set."""
+        """Warn once if all workers together have read more than an epoch's samples, and the epoch was never set."""
         before = self._unset_reads.get()
         if before == _UNCOUNTED:
             return

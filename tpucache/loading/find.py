@@ -1,4 +1,4 @@
-"""Finding a cache by its name where notebooks mount what was published."""
+"""Finding a cache by its name in the folders where notebooks mount published data."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     for found in _latest(named):
         try:
             caches[found.path] = Manifest.load(found.path)
-        except StoreError as error:  # others call a file manifest.json, too
+        except StoreError as error:  # other programs write files called manifest.json, too
             refused.append(str(error))
     distinct = {manifest.to_json(): path for path, manifest in reversed(caches.items())}
     if len(distinct) > 1:

@@ -1,4 +1,4 @@
-"""What a CachedLoader does to its batches on a device of torch: upload, finish decoding, normalise, augment."""
+"""What a CachedLoader does to its batches on a torch device: upload, finish decoding, normalise, augment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Device = Any
 
 
 class Fields(Protocol):
-    """What batches are of: a CachedDataset, or a mixture of several."""
+    """The samples of a batch: those of a CachedDataset, or of a mixture of several."""
 
     @property
     def manifest(self) -> Any:
@@ -72,7 +72,7 @@ class FinishSettings:
 
 
 class BatchFinish:
-    """Makes of the batches of a loader what a model is given, on the device."""
+    """Turns the batches of a loader into what a model is given, on the device."""
 
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
         """Bring the constants to the device. Raises UsageError for what the records do not have.
@@ -126,7 +126,7 @@ class BatchFinish:
 
         labels = fields.pop(LABEL)
         draws = None if drawn is None else self._put(torch.from_numpy(np.ascontiguousarray(drawn)))
-        # Channels last in memory, as read: that view is contiguous.
+        # Images are read with channels last: this view is contiguous.
         changed = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
         if draws is not None:
             labels = augment.views(labels)
@@ -136,7 +136,7 @@ class BatchFinish:
         return {**changed, LABEL: labels}
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Out of page-locked memory; CUDA takes a copy of any other before it returns.
+        # CUDA copies from page-locked memory later, and from any other before it returns.
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
 
@@ -153,7 +153,7 @@ def _usable(device: Device) -> str:
     """Return the name of a device. Raises UsageError for what is none of this machine, DependencyError."""
     if not HAS_TORCH:
         raise DependencyError(
-            "augment, normalise and device are of torch, which is not installed: use tpucache.jax.feed, or install it"
+            "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install it"
         )
     import torch
 

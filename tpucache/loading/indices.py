@@ -13,7 +13,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return an argument as an int; also numpy's and torch's whole numbers are ones. Raises UsageError below `low`."""
+    """Return an argument as an int; numpy's and torch's whole numbers are accepted. Raises UsageError below `low`."""
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -35,7 +35,7 @@ def to_array(name: str, values: Any) -> npt.NDArray[Any]:
 
 
 def overrides(value: object, base: type, method: str) -> bool:
-    """Return whether a value is of a subclass of `base` with a method of its own of this name."""
+    """Return whether the class of a value overrides a method of `base`."""
     return getattr(type(value), method) is not getattr(base, method)
 
 

@@ -71,7 +71,7 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
         return place if Manifest.load(place).number == number else place.with_name(f"{place.name}@{number}")
     others = [TIMES_NAME, *(version_name(before) for before in range(1, number))]
     found |= {name: folder / name for name in others for folder in reversed(order) if (folder / name).is_file()}
-    for before in range(1, number):  # what belongs to the versions before, as far as it is there
+    for before in range(1, number):  # the files of earlier versions, where they are mounted
         if path := found.get(version_name(before)):
             found = {**_find_files(load_earlier(path.parent, version, before), order), **found}
     try:
@@ -86,7 +86,7 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
     """Return the manifest of the version, and a folder that has it."""
     versions: dict[str, tuple[Manifest, Path]] = {}
     for folder, manifest in mounted:
-        with contextlib.suppress(DamageError, UsageError):  # it has the later version's files alone
+        with contextlib.suppress(DamageError, UsageError):  # it has only the files of the later version
             version = load_earlier(folder, manifest, number)
             versions.setdefault(version.identity, (version, folder))
     if len(versions) > 1:

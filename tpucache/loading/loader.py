@@ -16,12 +16,12 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.indices import integer_positions, overrides, to_integer
+from tpucache.loading.indices import Positions, integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
 from tpucache.loading.order import EpochOrder, Shuffle, make_order, make_sampled_order
 from tpucache.loading.reading.buffers import AllocatedBuffers, BufferPool, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead
-from tpucache.loading.sampler import Positions, global_batches, rank_slice, rank_windows
+from tpucache.loading.sampler import global_batches, rank_slice, rank_windows
 from tpucache.loading.samples import Samples
 from tpucache.loading.state import LoaderState, read_state
 from tpucache.loading.tensors import Subset, pinned_empty
@@ -49,39 +49,36 @@ Reiterate = Literal["next", "same"]
 _log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
-_FORESEEN_EPOCHS: Final = 16  # in which each of 16 hosts reads most samples once
+_FORESEEN_EPOCHS: Final = 16  # after them, each of 16 hosts has read most samples
 _LOOKED_UP: Final = 64  # batches
-_SPAN: Final = 1024  # positions of the order that are hinted at once where it has no windows
+_SPAN: Final = 1024  # positions of an order without windows that are hinted at together
 
 
 class Uncounted(NamedTuple):
-    """A batch that was read, and the function to call when it is handed out, which counts it as seen."""
+    """A batch that was read, and the function that counts it as seen: call it when the batch is handed out."""
 
     batch: Batch
     confirm: Callable[[], None]
 
 
 class _Read(NamedTuple):
-    """A batch that was read, of so many samples, and where their records were."""
+    """A batch that was read, its number of samples, and where their records were."""
 
     batch: Batch
     samples: int
     ways: WaysRead | None
 
 
-class _Place(NamedTuple):
-    """Where a global batch is: seed and epoch, its number since the first epoch, and its part of the epoch's order."""
+class _GlobalBatch(NamedTuple):
+    """A batch of all ranks: its number since the first epoch, and where it begins and ends in the epoch's order."""
 
-    seed: int
-    epoch: int
     step: int
-    first: int
-    stop: int
+    bounds: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How a loader forms batches and reads them. Raises UsageError for values that mean nothing."""
+    """How a loader forms batches and reads them. Raises UsageError for values out of range."""
 
     batch_size: int
     seed: int = 0
@@ -110,32 +107,33 @@ class BatchLoader(Generic[AnySamples]):
     """Iterates batches of samples in an order: what `CachedLoader` and `MixedLoader` have in common.
 
     Each iteration is an epoch, whether it is finished or left early, as by `break` or `islice`: the next one has
-    another order, a function of (seed, epoch) alone. With `reiterate="same"`, one that is left early is begun again
-    instead. Where it was left, `state_dict` and `load_state_dict` continue it. An iteration that gave no batch does not
-    count. So of several side by side, those that begin before any of them has given a batch show the same epoch, and
-    one that begins later shows the next. Samples without any give no batch.
+    another order, a function of (seed, epoch) alone. With `reiterate="same"`, an iteration that was left early begins
+    again instead. `state_dict` and `load_state_dict` continue it where it was left. An iteration that gave no batch
+    does not count: iterations that begin before any of them has given a batch show the same epoch. A loader of no
+    samples gives no batch.
 
-    `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
-    an epoch begins a new iteration: to continue the one of its parent raises UsageError. A pickled loader, as for
-    another process, is at the same place; buffers and metrics are each process's own.
+    `close`, or leaving a `with` block, frees the buffers that no batch uses. After a fork in the middle of an epoch,
+    the new process begins a new iteration: continuing its parent's raises UsageError. A pickled loader, as for another
+    process, is at the same place, and has buffers and metrics of its own.
     """
 
     def __init__(
         self, samples: AnySamples, order: EpochOrder, options: LoaderOptions, crop: HostCrop | None = None
     ) -> None:
-        """Begin at the first epoch, with memory for the first batches; `crop` reads crops of images instead of images.
+        """Begin at the first epoch, with memory for the first batches; `crop` reads crops in place of whole images.
 
-        Raises UsageError for too small a last batch.
+        Raises UsageError where the last batch has fewer samples than there are ranks.
         """
         self.dataset, self.order, self.options = samples, order, options
         self._crop = crop
         self.batch_size, self.drop_last = options.batch_size, options.drop_last
         self.rank, self.world_size = options.rank, options.world_size
+        self._global_batch = self.batch_size * self.world_size
         self.seed = options.seed
         self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
         self._following = (0, 0)  # where the next iteration begins
-        self._iterations = 0  # begun so far; what each one knows of itself is its number
-        self._outdated = 0  # iterations up to this number were begun before the epoch was set
+        self._iterations = 0  # how many have begun: each knows its number
+        self._outdated = 0  # iterations up to this number began before the epoch was set
         self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
         self._metrics = LoaderMetrics()
         self._is_closed = False
@@ -153,7 +151,7 @@ class BatchLoader(Generic[AnySamples]):
         if samples.networks:  # nothing is waited for before the first batch is asked for
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
-            # One more than are read ahead, which the caller holds while the next one is read.
+            # One more than are read ahead: the caller holds it while the next one is read.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
         samples.prepare(options.threads)
 
@@ -164,35 +162,35 @@ class BatchLoader(Generic[AnySamples]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the iteration under way is of; after its end, and before the first one, that of the next."""
+        """The epoch of the current iteration; before the first one and after the end of one, that of the next."""
         return self._place[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._iterate(is_counted=True)
+        return self._begin(is_counted=True).batches()
 
     def iterate_ahead(self) -> Generator[Uncounted, None, None]:
-        """Begin an iteration like any other, for what reads batches ahead of the loop that takes them.
+        """Begin an iteration whose batches are read ahead of the loop that takes them.
 
-        The loader's place moves when a batch's `confirm` is called, not when it is read: so `state_dict` is right
-        whatever is read ahead. Call each `confirm` once, in the order of the batches. Raises UsageError for a loader
-        that finishes its batches itself.
+        The loader's place moves when a batch's `confirm` is called, not when the batch is read: `state_dict` is right
+        however many are read ahead. Call each `confirm` once, in the order of the batches. Raises UsageError for a
+        loader that finishes its batches itself.
         """
         self._refuse_finishing()
-        return self._iterate(is_counted=False)
+        return self._begin(is_counted=False).batches()
 
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
         """Begin an iteration like `iterate_ahead`, whose batches are `RecordBatch`: the places of records in `slots`.
 
-        Only records that have no place yet are read. Where all have one, nothing is read and no thread is started.
-        Raises UsageError for a loader that finishes its batches itself.
+        Only records without a place are read. Where all have one, nothing is read and no thread is started. Raises
+        UsageError for a loader that finishes its batches itself.
         """
         self._refuse_finishing()
-        return self._iterate(is_counted=False, slots=slots)
+        return self._begin(is_counted=False, slots=slots).batches()
 
     def record_owners(self, cores: int) -> Positions | None:
-        """Return which of this rank's cores each record comes to in every epoch, -1 for none of them.
+        """Return the core of this rank that gets each record in every epoch, -1 where it is none of them.
 
-        None where the order gives any record to any core, as all orders but "local" do.
+        None where the order may give a record to any core, as all orders but "local" do.
         """
         devices = self.order.devices(len(self.dataset), self.seed, self.world_size * cores)
         if devices is None:
@@ -207,7 +205,7 @@ class BatchLoader(Generic[AnySamples]):
                 "make a CachedLoader without augment, normalise and device"
             )
 
-    def _iterate(self, *, is_counted: bool, slots: RecordSlots | None = None) -> Generator[Any, None, None]:
+    def _begin(self, *, is_counted: bool, slots: RecordSlots | None = None) -> _Iteration:
         self._refuse_closed()
         epoch, start = self._following
         self._iterations += 1
@@ -215,10 +213,7 @@ class BatchLoader(Generic[AnySamples]):
         self._place = self._after(epoch, start)
         if self._place[0] > epoch:  # there is no batch to give
             self._following = self._place
-        order = self.order.positions(len(self.dataset), self.seed, epoch)
-        if slots is not None and slots.is_full:
-            return self._run_rows(self._iterations, epoch, start, order, slots)
-        return self._run(self._iterations, epoch, start, order, is_counted, slots)
+        return _Iteration(self, self._iterations, epoch, start, is_counted, slots)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
@@ -321,177 +316,190 @@ class BatchLoader(Generic[AnySamples]):
         """How many samples an epoch has, of all ranks together."""
         return self.order.length(len(self.dataset))
 
-    @property
-    def _global_batch(self) -> int:
-        return self.batch_size * self.world_size
-
-    def _run(
-        self,
-        iteration: int,
-        epoch: int,
-        start: int,
-        order: Positions,
-        is_counted: bool,
-        slots: RecordSlots | None,
-    ) -> Generator[Any, None, None]:
-        pending: deque[tuple[_Place, Future[_Read]]] = deque()
-        seed, steps = self.seed, itertools.count(epoch * len(self) + start // self._global_batch)
-        hinted, shared = start, self.order.shared
-        window = self.order.window or _SPAN
-        windows = rank_windows(self._bounds(start), window, self.rank, self.world_size)
-        expected = functools.partial(self._expected, epoch, start, order)
-        # One host that reads all in each epoch needs every sample equally soon: there is nothing to look ahead for.
-        further = functools.partial(expected, epochs=_FORESEEN_EPOCHS) if self.world_size > 1 else None
-        if slots is None or not slots.is_full:
-            self.dataset.expect(self, expected, further)
-        if slots is not None:
-            windows = itertools.takewhile(lambda _: not slots.is_full, windows)
-        read = self._read if self._crop is None else functools.partial(self._read_crops, self._crop)
-        with ReadingThreads(self.options.threads, self.options.prefetch + 1) as threads:
-            for first, stop in self._bounds(start):
-                while hinted < stop + max(window, stop - first) and (parts := next(windows, None)):
-                    ahead = np.concatenate([order[part] for part in parts])
-                    threads.hint(functools.partial(self.dataset.hint, ahead, epoch, shared))
-                    hinted = parts[-1].stop
-                place = _Place(seed, epoch, next(steps), first, stop)
-                own = order[rank_slice(first, stop, self.rank, self.world_size)]
-                if slots is None:
-                    pending.append((place, threads.submit(functools.partial(read, own, place, shared, threads.divide))))
-                elif slots.is_full:  # from here on nothing is read
-                    while pending:
-                        yield self._next(pending, iteration, is_counted)
-                    yield from self._run_rows(iteration, epoch, first, order, slots)
-                    return
-                else:
-                    numbers = self.dataset.record_numbers(own, epoch, shared)
-                    pending.append((place, self._read_missing(slots, numbers, threads)))
-                if len(pending) > self.options.prefetch:
-                    yield self._next(pending, iteration, is_counted)
-                    threads.check()
-            while pending:
-                yield self._next(pending, iteration, is_counted)
-                threads.check()
-
-    def _run_rows(
-        self, iteration: int, epoch: int, start: int, order: Positions, slots: RecordSlots
-    ) -> Generator[Uncounted, None, None]:
-        """Yield batches of records that all have places: nothing is read, and many are looked up at once."""
-        bounds = self._bounds(start)
-        while batches := list(itertools.islice(bounds, _LOOKED_UP)):
-            own = [order[rank_slice(first, stop, self.rank, self.world_size)] for first, stop in batches]
-            numbers = self.dataset.record_numbers(np.concatenate(own), epoch, self.order.shared)
-            placed, begin = slots.place(numbers), 0
-            for (_, stop), part in zip(batches, own, strict=True):
-                self._refuse_closed()
-                end = begin + len(part)
-                self._metrics.note(time.perf_counter(), self.options.prefetch + 1, len(part), None)
-                batch = placed.part(slice(begin, end))
-                yield Uncounted(batch, functools.partial(self._count, iteration, epoch, stop))
-                begin = end
-
-    def _expected(
-        self, epoch: int, start: int, order: Positions, epochs: int = 2
-    ) -> Iterator[tuple[Positions, int, int]]:
-        """Yield what will be read to the end of the epoch, and of the next ones, where their order is known already."""
-        window, shared = self.order.window or _SPAN, self.order.shared
-        for each in range(epoch, epoch + epochs if self.order.sampling is None else epoch + 1):
-            if each > epoch:
-                start, order = 0, self.order.positions(len(self.dataset), self.seed, each)
-            for parts in rank_windows(self._bounds(start), window, self.rank, self.world_size):
-                yield np.concatenate([order[part] for part in parts]), each, shared
-
     def _after(self, epoch: int, position: int) -> tuple[int, int]:
         """Return a place in an epoch; where no batch is left, it is the start of the next one.
 
         Trainers that know the length never ask for the batch after the last: they must not see the epoch again.
         """
-        over = next(self._bounds(position), None) is None
-        return (epoch + 1, 0) if over else (epoch, position)
+        return (epoch, position) if any(self._bounds(position)) else (epoch + 1, 0)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
         """Yield where each global batch begins and ends in the epoch's order."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
-    def _next(self, pending: deque[tuple[_Place, Future[_Read]]], iteration: int, is_counted: bool) -> Any:
-        self._refuse_closed()
-        place, future = pending.popleft()
-        asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in pending)
-        batch, samples, ways = future.result()
-        self._metrics.note(asked, ready, samples, ways)
-        if not is_counted or self.options.finishing is not None:
-            count = functools.partial(self._count, iteration, place.epoch, place.stop)
-            if self.options.finishing is None:
-                return Uncounted(batch, count)
-            batch = self._finished(self.options.finishing, batch, place)
-            count()
-            return batch
-        self._count(iteration, place.epoch, place.stop)
-        return batch
-
-    def _finished(self, settings: FinishSettings, batch: Any, place: _Place) -> Any:
+    def _finished(self, settings: FinishSettings, batch: Any, *drawn: Any) -> Any:
         if self._finish is None:  # in a copy of the loader
             self._finish = _make_finish(settings, self.dataset, self._crop)
-        return self._finish(batch, *self._drawn(place))
+        return self._finish(batch, *drawn)
 
-    def _count(self, iteration: int, epoch: int, stop: int) -> None:
-        """Note that the samples of an epoch before `stop` are handed out, unless the loader went elsewhere since."""
-        if iteration > self._outdated:
-            place = self._after(epoch, stop)
-            if iteration == self._iterations:
-                self._place = place
+    def _count(self, iteration: _Iteration, stop: int) -> None:
+        """Note that an iteration has handed out the samples before `stop`, unless the epoch was set since it began.
+
+        Of several iterations the newest says where the loader is, and an older one never moves it back.
+        """
+        if iteration.number > self._outdated:
+            place, epoch = self._after(iteration.epoch, stop), iteration.epoch
+            self._place = place if iteration.number == self._iterations else self._place
             following = (max(place[0], epoch + (self.options.reiterate == "next")), 0)
-            # Of iterations side by side, an older one takes nothing back.
             self._following = following if self._following[0] == epoch else max(self._following, following)
-        self._is_ambiguous |= iteration <= self._outdated or iteration < self._iterations
+        self._is_ambiguous |= iteration.number <= self._outdated or iteration.number < self._iterations
 
-    def _read_missing(self, slots: RecordSlots, numbers: Positions, threads: ReadingThreads) -> Future[_Read]:
-        """Give records their places, in the order of the batches, and have those read that had none."""
-        placed = slots.place(numbers)
+
+class _Iteration:
+    """One pass of a loader over an epoch, from a position on: its order, the batches on their way, and what comes next.
+
+    With `slots`, batches are the places of records there. Batches that are not counted are `Uncounted`.
+    """
+
+    def __init__(
+        self,
+        loader: BatchLoader[Any],
+        number: int,
+        epoch: int,
+        start: int,
+        is_counted: bool,
+        slots: RecordSlots | None,
+    ) -> None:
+        self._loader, self._dataset, self._order = loader, loader.dataset, loader.order
+        self._seed = loader.seed
+        self.number, self.epoch, self._start = number, epoch, start
+        self._is_counted, self._slots = is_counted, slots
+        self._positions = self._order.positions(len(self._dataset), self._seed, epoch)
+        self._window = self._order.window or _SPAN
+        self._pending: deque[tuple[_GlobalBatch, Future[_Read]]] = deque()
+
+    def batches(self) -> Generator[Any, None, None]:
+        """Read batches ahead in threads, and hand them out in their order."""
+        loader, options, slots, pending = self._loader, self._loader.options, self._slots, self._pending
+        rest = self._start
+        submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
+        if slots is None or not slots.is_full:
+            # One host that reads all in each epoch needs every sample equally soon: it need not look far ahead.
+            further = functools.partial(self.expected, _FORESEEN_EPOCHS) if options.world_size > 1 else None
+            self._dataset.expect(loader, self.expected, further)
+            hinted, windows = self._start, self._parts_ahead(self._start)
+            reach, rest = max(self._window, loader._global_batch), loader.samples
+            with ReadingThreads(options.threads, options.prefetch + 1) as threads:
+                for batch in self._global_batches(self._start):
+                    if slots is not None and slots.is_full:  # from here on nothing is read
+                        rest = batch.bounds[0]
+                        break
+                    while hinted < batch.bounds[1] + reach and (parts := next(windows, None)):
+                        hinted = self._hint(parts, threads)
+                    pending.append((batch, submit(batch, threads)))
+                    if len(pending) > options.prefetch:
+                        yield self._take()
+                        threads.check()
+                while pending:
+                    yield self._take()
+                    threads.check()
+        if slots is not None:
+            yield from self._placed_batches(slots, rest)
+
+    def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
+        """Yield what will be read to the end of the epoch, and in later ones whose order is known already."""
+        for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
+            start, positions = self._start, self._positions
+            if epoch > self.epoch:
+                start, positions = 0, self._order.positions(len(self._dataset), self._seed, epoch)
+            for parts in self._parts_ahead(start):
+                yield np.concatenate([positions[part] for part in parts]), epoch, self._order.shared
+
+    def _global_batches(self, start: int) -> Iterator[_GlobalBatch]:
+        step = self.epoch * len(self._loader) + start // self._loader._global_batch
+        return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
+
+    def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
+        """Yield the parts of the epoch's order, from a position on, that this rank reads of each window."""
+        loader = self._loader
+        return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
+
+    def _own(self, batch: _GlobalBatch) -> Positions:
+        """Return the samples of this rank in a batch."""
+        return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
+
+    def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
+        """Have a thread tell the kernel that these parts of the order come next; return where they end."""
+        ahead = np.concatenate([self._positions[part] for part in parts])
+        threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
+        end: int = parts[-1].stop
+        return end
+
+    def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
+        """Have a thread read a batch."""
+        return threads.submit(functools.partial(self._read, batch, threads.divide))
+
+    def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
+        """Give the records of a batch their places, and have a thread read those that had none."""
+        own = self._own(batch)
+        placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.missing:
             return threads.submit(functools.partial(self._read_records, placed, slots.chunk, threads.divide))
         read: Future[_Read] = Future()
-        read.set_result(_Read(placed.with_arrays([]), len(numbers), None))
+        read.set_result(_Read(placed.with_arrays([]), len(own), None))
         return read
 
+    def _take(self) -> Any:
+        """Wait for the next batch, and return it as it is handed out."""
+        self._loader._refuse_closed()
+        place, future = self._pending.popleft()
+        asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in self._pending)
+        batch, samples, ways = future.result()
+        self._loader._metrics.note(asked, ready, samples, ways)
+        if not self._is_counted:
+            return Uncounted(batch, functools.partial(self._loader._count, self, place.bounds[1]))
+        if self._loader.options.finishing is not None:
+            batch = self._loader._finished(self._loader.options.finishing, batch, *self._drawn(place))
+        self._loader._count(self, place.bounds[1])
+        return batch
+
+    def _placed_batches(self, slots: RecordSlots, start: int) -> Generator[Uncounted, None, None]:
+        """Yield batches of records that all have places: nothing is read, and many are looked up at once."""
+        loader = self._loader
+        bounds = self._global_batches(start)
+        while batches := list(itertools.islice(bounds, _LOOKED_UP)):
+            own = [self._own(batch) for batch in batches]
+            placed = slots.place(self._dataset.record_numbers(np.concatenate(own), self.epoch, self._order.shared))
+            begin = 0
+            for batch, part in zip(batches, own, strict=True):
+                loader._refuse_closed()
+                end = begin + len(part)
+                loader._metrics.note(time.perf_counter(), loader.options.prefetch + 1, len(part), None)
+                yield Uncounted(placed.part(slice(begin, end)), functools.partial(loader._count, self, batch.bounds[1]))
+                begin = end
+
+    def _read(self, batch: _GlobalBatch, divide: Divide) -> _Read:
+        """Read samples, or crops of them, into a buffer of the loader's pool."""
+        indices, pool, crop = self._own(batch), self._loader._buffers, self._loader._crop
+        buffer = pool.take()
+        try:
+            read = self._dataset.read_into if crop is None else crop.reading(*self._drawn(batch))
+            ways = read(buffer, indices, self.epoch, self._order.shared, divide)
+        except BaseException:
+            pool.give_back(buffer)
+            raise
+        return _Read(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
+
     def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _Read:
-        """Read chunks of `rows` rows; where one has fewer records, its other rows are whatever was in memory."""
-        pool = self.dataset.buffer_pools.pool(rows, pinned_empty if self.options.pin_memory else None)
+        """Read chunks of `rows` rows; the rows of a chunk that has fewer records are not written to."""
+        pin_memory = self._loader.options.pin_memory
+        pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
         batches = []
         for _, numbers in placed.missing:
             buffer = pool.take()
             try:
-                self.dataset.read_records(buffer, numbers, divide)
+                self._dataset.read_records(buffer, numbers, divide)
             except BaseException:
                 pool.give_back(buffer)
                 raise
-            indices = np.resize(self.dataset.record_indices(numbers), rows)
-            batches.append(self.dataset.to_batch(pool.lend(buffer, rows), indices))
+            indices = np.resize(self._dataset.record_indices(numbers), rows)
+            batches.append(self._dataset.to_batch(pool.lend(buffer, rows), indices))
         return _Read(placed.with_arrays(batches), len(placed.slots), None)
 
-    def _read_crops(self, crop: HostCrop, indices: Positions, place: _Place, shared: int, divide: Divide) -> _Read:
-        return self._read(indices, place, shared, divide, crop.reading(*self._drawn(place)))
-
-    def _read(
-        self,
-        indices: Positions,
-        place: _Place,
-        shared: int,
-        divide: Divide,
-        read_into: Callable[..., WaysRead] | None = None,
-    ) -> _Read:
-        pool = self._buffers
-        buffer = pool.take()
-        try:
-            ways = (read_into or self.dataset.read_into)(buffer, indices, place.epoch, shared, divide)
-        except BaseException:
-            pool.give_back(buffer)
-            raise
-        return _Read(self.dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
-
-    def _drawn(self, place: _Place) -> tuple[int, int, int, slice]:
-        """Return what random numbers are drawn for: seed, step, the rows of the global batch, and this rank's."""
-        rows = place.stop - place.first
-        return place.seed, place.step, rows, rank_slice(0, rows, self.rank, self.world_size)
+    def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:
+        """Return what random numbers follow from: seed, step, the rows of the global batch, and those of this rank."""
+        rows = batch.bounds[1] - batch.bounds[0]
+        return self._seed, batch.step, rows, rank_slice(0, rows, self._loader.rank, self._loader.world_size)
 
 
 class HasCached(Protocol):

@@ -1,4 +1,4 @@
-"""What a loader tells of its work, as plain numbers, and the forms that Prometheus and TensorBoard take."""
+"""Figures of a loader's work: plain numbers, and the forms that Prometheus and TensorBoard take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records"
 
 
 class LoaderMetrics:
-    """Counts what a loader hands out; the thread that takes its batches alone calls this."""
+    """Counts what a loader hands out; only the thread that takes its batches calls this."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -32,7 +32,7 @@ class LoaderMetrics:
         self._read = WaysRead()
 
     def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
-        """Count a batch that was asked for at this time of `time.perf_counter`, when `ready` batches were ready."""
+        """Count a batch that was `asked` for at a time of `time.perf_counter`, when `ready` batches were ready."""
         now = time.perf_counter()
         if self._began is None:
             self._began = asked
@@ -45,7 +45,7 @@ class LoaderMetrics:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
-        """Return the figures so far; `networks` are what was read of each cache at a URL, `maps` counts of shards."""
+        """Return the figures so far; `networks` has what each cache at a URL has read, `maps` counts shards."""
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
-from tpucache.loading.indices import to_integer
+from tpucache.loading.indices import Positions, to_integer
 from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder
 from tpucache.loading.reading.buffers import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
-from tpucache.loading.sampler import Positions
 from tpucache.loading.samples import Windows
 from tpucache.loading.tensors import to_tensor
 from tpucache.store.fields import Field
@@ -57,7 +56,7 @@ class Mixture:
 
 
 class BufferRows(Buffer):
-    """The rows of a buffer that are given; it has no memory of its own."""
+    """Some rows of a buffer; it has no memory of its own."""
 
     def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
         """Take a buffer and the rows of it, in the order in which they are filled."""
@@ -74,14 +73,14 @@ class BufferRows(Buffer):
         return self._buffer.parts(self._rows[rows])
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where in the arrays rows are."""
+        """Return where rows are in the arrays."""
         return self._rows[rows]
 
 
 class MixedSamples:
     """The samples of several datasets. An index counts the samples of all datasets, once for each epoch.
 
-    Index i is of the epoch i // n of a dataset, n samples in all, and there of the sample i % n.
+    With n samples in all, index i means sample i % n in epoch i // n of its dataset.
     """
 
     def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
@@ -164,7 +163,7 @@ class MixedSamples:
         return numbers
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return for each record the index of a sample that it is of, in the first epoch."""
+        """Return for each record the index, in the first epoch, of a sample that shows it."""
         indices = np.empty(len(numbers), np.int64)
         for at, rows, own in self._record_parts(numbers):
             first = self._ends[at] - len(self._datasets[at])
@@ -181,7 +180,7 @@ class MixedSamples:
 
     @functools.cached_property
     def _first_records(self) -> Positions:
-        """The number of the first record of each dataset."""
+        """The number of each dataset's first record."""
         counts = np.array([dataset.records for dataset in self._datasets])
         firsts: Positions = np.cumsum(counts) - counts
         return firsts
@@ -246,10 +245,10 @@ class MixedOrder:
 class MixedLoader(BatchLoader[MixedSamples]):
     """Batches mixed from several loaders: `MixedLoader([loader_a, loader_b], shares=[3, 1])`.
 
-    Of 4 consecutive samples, 3 are of the first and 1 of the second, on any number of ranks. Each cache continues in
-    its loader's order (shuffle, seed, weights, …), through as many epochs of its own as its share asks for. An epoch
-    of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger share than
-    its size is seen more than once in it, and another less than once.
+    Of 4 consecutive samples, 3 come from the first loader and 1 from the second, on any number of ranks. Each cache
+    continues in its loader's order (shuffle, seed, weights, …), through as many epochs of its own as its share asks
+    for. An epoch of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger
+    share than its size is seen more than once in it, and another less than once.
 
     The first loader says how many threads read, and how far ahead. Where the loaders have an `augment`, `normalise` or
     `device`, batches are finished by it, with the statistics of the first cache and the random numbers of (0, step).

@@ -9,9 +9,9 @@ import numpy as np
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
+from tpucache.loading.indices import Positions
 from tpucache.loading.sampler import (
     BalancedDraws,
-    Positions,
     WeightedDraws,
     block_order,
     full_order,
@@ -40,7 +40,7 @@ class Sampling(Protocol):
         ...
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order where `text` does not say which it is, else ""."""
+        """Return a SHA-256 of an epoch's order if `text` does not determine it, else ""."""
         ...
 
 
@@ -68,7 +68,7 @@ class EpochOrder:
 
     @property
     def text_by_sample(self) -> str:
-        """The same of the order in which each sample changes its variant by itself."""
+        """The same text for the order in which each sample changes its variant by itself."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":
@@ -103,11 +103,11 @@ class EpochOrder:
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order where nothing but the order itself says what it is, else ""."""
+        """Return a SHA-256 of an epoch's order if nothing else determines it, else ""."""
         return "" if self.sampling is None else self.sampling.digest(seed, epoch)
 
     def check(self, saved: LoaderState) -> None:
-        """Raise UsageError where a sampler gives another order in the epoch of a state than when that was saved."""
+        """Raise UsageError where a sampler gives another order than when the state was saved."""
         if self.digest(saved.seed, saved.epoch) != saved.drawn:
             raise UsageError(
                 f"the state cannot be continued here: the sampler gives another order in epoch {saved.epoch} than when "

@@ -11,9 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import UsageError
-from tpucache.loading.indices import to_array
-
-Positions = npt.NDArray[np.int64]
+from tpucache.loading.indices import Positions, to_array
 
 _SHOWN: Final = 16  # hexadecimal digits of a digest
 
@@ -27,8 +25,8 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
     """Return all positions so that they read nearly in file order and still mix: int64 (samples,).
 
     The samples are cut into chunks of `chunk` consecutive ones, the chunks shuffled, and the samples shuffled within
-    each `window` of the result. So what is read at any time is a window of whole chunks, and two samples can meet in a
-    batch when their chunks fall into one window, which any two chunks do in some epoch.
+    each `window` of the result. So one window of whole chunks is read at a time. Two samples can meet in a batch when
+    their chunks fall into one window, which happens for any two chunks in some epoch.
     """
     random = epoch_random(seed, epoch)
     chunk = max(1, min(chunk, samples))
@@ -46,8 +44,8 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
 def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
     """Return all positions so that every batch has `each` samples of each part, one part after another: int64 (n,).
 
-    A part is shuffled in itself, so that what reads or keeps it needs no other samples. The last batch, of fewer, is
-    divided over the parts as one is over ranks.
+    Each part is shuffled by itself: a core that keeps one part in its memory needs no other samples. A short last batch
+    is divided over the parts as a batch is over ranks.
     """
     random, members = epoch_random(seed, epoch), _part_members(samples, seed)
     shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
@@ -57,7 +55,7 @@ def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -
 
 
 def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
-    """Return the part, from 0, that each position is of, in every epoch: int64 (samples,)."""
+    """Return the number, from 0, of the part that each position belongs to in every epoch: int64 (samples,)."""
     found = np.empty(samples, np.int64)
     members = _part_members(samples, seed)
     for number, part in enumerate(_part_slices(samples, parts)):
@@ -66,8 +64,8 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in the random order in which they are divided: neighbours, as of one class, are spread."""
-    # The third word makes it another stream than that of any epoch.
+    """Return all positions in the random order in which they are divided; neighbours, often of one class, spread."""
+    # The third word makes this stream differ from those of all epochs.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
 
 
@@ -86,7 +84,7 @@ def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
 def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
     """Yield where each batch of all ranks together begins and ends in an epoch's order, from position `start`.
 
-    A last batch of fewer samples than `ranks` takes what it lacks from the one before, so that each rank has a sample.
+    A last batch of fewer samples than `ranks` takes some from the batch before, so that each rank has a sample.
     """
     while start < samples:
         stop = min(start + size, samples)
@@ -100,13 +98,13 @@ def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: b
 
 
 def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
-    """Return the part of the global batch [start, stop) that is one rank's: contiguous, equal to within one sample."""
+    """Return one rank's slice of the global batch [start, stop): slices of all ranks differ by at most one sample."""
     size = stop - start
     return slice(start + size * rank // world_size, start + size * (rank + 1) // world_size)
 
 
 def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
-    """Yield the parts of an epoch's order that one rank reads, those within the same `window` positions together."""
+    """Yield the slices of an epoch's order that one rank reads, those within each `window` of positions together."""
 
     def parts() -> Iterator[slice]:
         for start, stop in batches:
@@ -134,7 +132,7 @@ class WeightedDraws:
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Take one weight a sample, a list or an array (samples,). Raises UsageError for weights that are none."""
+        """Take one weight for each sample, a list or an array (samples,). Raises UsageError for bad weights."""
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
@@ -178,7 +176,7 @@ class BalancedDraws:
         random, samples, classes = epoch_random(seed, epoch), len(self), len(self._counts)
         if not samples:
             return np.empty(0, np.int64)
-        # A class of those that get one draw more is another one each epoch.
+        # Other classes get the one draw more in each epoch.
         turns = (random.permutation(samples) + random.randint(classes)) % classes
         chosen = (random.random_sample(samples) * self._counts[turns]).astype(np.int64)
         positions: Positions = self._members[self._starts[turns] + chosen]
@@ -190,7 +188,7 @@ class BalancedDraws:
 
 
 def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
-    """Return weights that can be drawn by: float64 (samples,)."""
+    """Return weights that are safe to draw by: float64 (samples,)."""
     array = to_array("weights", weights)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"weights are numbers, one a sample, not {array.dtype}")
@@ -207,10 +205,10 @@ def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
 
 
 def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
-    """Return, for each of n equally likely cells, the chance that it gives its own sample, and which other it gives.
+    """Return, for each of n equally likely cells, the chance that it gives its own sample, and the other that it gives.
 
-    A light sample, of less than the mean weight, leaves a gap in its cell. Heavy ones fill the gaps in turn; a heavy
-    one that has given away more than its surplus has a gap itself, which the next one fills.
+    A sample lighter than the mean leaves a gap in its cell. Heavy samples fill the gaps in turn; one that has given
+    away more than its surplus has a gap itself, which the next heavy sample fills.
     """
     samples = len(weights)
     if not samples:

@@ -38,7 +38,7 @@ _log: Final = logging.getLogger("tpucache")
 class Samples(Protocol):
     """What a loader reads: samples by their indices from 0, and the records of each epoch.
 
-    `manifest` says of what classes and fields they are; of samples of several caches it is that of the first.
+    `manifest` describes classes and fields; with samples of several caches it is the manifest of the first.
     """
 
     manifest: Manifest
@@ -68,7 +68,7 @@ class Samples(Protocol):
         ...
 
     def prepare(self, threads: int) -> None:
-        """Make reading ready, for a loader of so many threads."""
+        """Prepare for a loader that reads with this number of threads."""
         ...
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
@@ -89,7 +89,7 @@ class Samples(Protocol):
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """What was read over the network of each cache at a URL."""
+        """What was read over the network from each cache at a URL."""
         ...
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
@@ -110,11 +110,11 @@ class Samples(Protocol):
         ...
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the records that an epoch shows of samples, with a `chunk` as in `read_into`."""
+        """Return the numbers of the records that samples show in an epoch; `chunk` is as in `read_into`."""
         ...
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return for each record the index of a sample that it is of."""
+        """Return for each record the index of a sample that shows it."""
         ...
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
@@ -177,7 +177,7 @@ class Selection:
         return samples * len(self.variants)
 
     def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
-        """Return the index's rows of the records that an epoch shows of some of the samples.
+        """Return the index's rows of the records that some of the samples show in an epoch.
 
         In "epoch", samples show variants by their position in the cache, or, with a `chunk` above 1, each `chunk` of
         consecutive samples of the selection shows one.
@@ -209,12 +209,12 @@ class Selection:
         return self.manifest.samples if self._distinct is None else len(self._distinct[0])
 
     def record_numbers(self, indices: Positions, epoch: int, chunk: int = 1) -> Positions:
-        """Return the numbers, from 0 to below `records`, of the records that an epoch shows of some of the samples."""
+        """Return the numbers, from 0 to below `records`, of the records that some of the samples show in an epoch."""
         places = indices if self._distinct is None else self._distinct[2][indices]
         return self._turns(indices, epoch, chunk) * self._different + places
 
     def record_indices(self, numbers: Positions) -> Positions:
-        """Return for each record, given by its number, the index of a sample that it is of."""
+        """Return for each record, given by its number, the index of a sample that shows it."""
         places = numbers % max(1, self._different)
         return places if self._distinct is None else self._distinct[1][places]
 

@@ -22,7 +22,7 @@ class Split(NamedTuple):
 
 
 def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Split:
-    """Hold out a fraction of every class, chosen by the seed alone; a class of two or more keeps one on each side.
+    """Hold out a fraction of every class, chosen by the seed alone; a class of two or more has samples on both sides.
 
     Labels that are not class numbers (a vector a sample, or a value) are taken as one class.
 

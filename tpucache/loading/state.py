@@ -9,9 +9,9 @@ from typing import Any, Final
 from tpucache.errors import UsageError
 
 _COMPARED: Final = {
-    "samples": "it is of another cache, or another part of it",
-    "digest": "the cache, the variants, the labels, the selection or its order are not those it is of",
-    "order": "it is of another order: give the same shuffle, window, weights, balance or sampler",
+    "samples": "it belongs to another cache, or another part of it",
+    "digest": "the cache, the variants, the labels, the selection or its order have changed",
+    "order": "it belongs to another order: give the same shuffle, window, weights, balance or sampler",
 }
 
 
@@ -53,7 +53,7 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     if state.get("order") == by_sample:
         own = replace(own, order=by_sample)
     mine = own.to_dict()
-    # Adding variants may change the fingerprint, which covers what they are made by; the digest covers what is read.
+    # Adding variants may change the fingerprint, which covers how they are made; the digest covers what is read.
     for name, reason in _COMPARED.items():
         if state.get(name) != mine[name]:
             raise UsageError(

@@ -30,7 +30,7 @@ else:
                 return cls
 
         class Subset:
-            """Takes the place of torch's class of this name; nothing is one."""
+            """Takes the place of torch's class of this name; no object is an instance."""
 
             __getitem__: Any = None
 

@@ -20,8 +20,9 @@ from tpucache.loading.indices import Positions, integer_positions
 class SamplerOrder:
     """The indices that a torch Sampler gives, listed once an epoch.
 
-    While it is listed, the random numbers of torch, numpy and Python, and those of a generator of the sampler's own,
-    follow from (seed, epoch), so that every rank gets the same and a state continues. A `set_epoch` of it is called.
+    While they are listed, the random numbers of torch, numpy and Python, and those of the sampler's own generator,
+    follow from (seed, epoch): every rank gets the same indices, and a saved state continues. `set_epoch` is called if
+    it exists.
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:
@@ -50,7 +51,7 @@ class SamplerOrder:
     def positions(self, seed: int, epoch: int) -> Positions:
         """Return the indices of an epoch: int64 (n,), not to be written to.
 
-        Raises UsageError for indices that are not of the dataset, or another number of them than its length.
+        Raises UsageError for indices outside of the dataset, or a number of them that is not the sampler's length.
         """
         listed = self._listed
         if listed is None or listed[:2] != (seed, epoch):
@@ -85,7 +86,7 @@ class SamplerOrder:
 
 @contextmanager
 def _seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
-    """Have all random numbers follow from (seed, epoch), and from a generator's first seed; then be as they were."""
+    """Give a context whose random numbers follow from (seed, epoch) and a generator's first seed; then restore them."""
     own = generator if isinstance(generator, torch.Generator) else None
     entropy = [seed, epoch] if own is None else [seed, epoch, own.initial_seed()]
     word = int(np.random.SeedSequence(entropy).generate_state(1)[0])

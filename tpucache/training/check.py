@@ -5,26 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.order import make_sampled_order
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
 from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.model import DENSE_MODELS, MODELS
-from tpucache.training.learn.tasks import find as tasks
 from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 
 #: Fields of an image that the device's augmentation does not move.
 _POINTS: Final = (BOXES, KEYPOINTS)
-
-
-def find_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or the one that fits the cache's labels. Raises UsageError."""
-    task = tasks.find_task(settings.task, dataset, settings.mask_classes)
-    return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def check_fit(
@@ -81,35 +73,12 @@ def check_fit(
         )
 
 
-def add_columns(settings: TrainSettings, train_set: CachedDataset, *others: CachedDataset) -> list[CachedDataset]:
-    """Return the datasets with the columns that are inputs, by the training samples' statistics. Raises UsageError."""
-    if not settings.inputs:
-        return [train_set, *others]
-    columns = fit_columns(settings.inputs, train_set.table, train_set.positions)
-    return [each.with_columns(columns.encode(each.table, each.positions)) for each in (train_set, *others)]
-
-
-def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
-    """Return a training set that gives its soft labels in place of its labels, where it has some. Raises UsageError."""
-    soft = train_set.with_soft_labels()
-    if soft is train_set:
-        return train_set
-    own = [name for name in (settings.loss, settings.train_step) if name not in (None, "cross-entropy")]
-    if task.name != "classes" or own:
-        what = f"the task {task.name!r}" if task.name != "classes" else str(own[0])
-        raise UsageError(
-            f"{train_set.directory} has soft labels with weights, which cross-entropy over classes learns, not {what}: "
-            "leave it out, or relabel the cache with --label-col"
-        )
-    return soft
-
-
 def _advice(train_set: CachedDataset) -> str:
     return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
 
 
 def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
-    """Raise UsageError when labels do not fit the task, or leave nothing to learn, in one pass over them."""
+    """Raise UsageError when labels do not fit the task, or leave nothing to learn; they are read once."""
     counts, size = None, 0
     for labels in task.label_batches(dataset):
         task.check(labels)
@@ -125,7 +94,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     """Raise UsageError when one setting would disable another, or the device would make the data wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
-        raise UsageError(f"--class-weights are of the task's own loss, not of {own}: weight classes there")
+        raise UsageError(f"--class-weights change the task's own loss, not {own}: weight classes there")
     is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
     if settings.head_epochs and settings.weights is None and is_random:
         raise UsageError(
@@ -164,7 +133,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
 
 
 def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
-    """Raise UsageError when metrics are to be computed or watched where there is nothing to compute them from."""
+    """Raise UsageError when the settings name metrics, and there is nothing to compute them from."""
     wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:

@@ -1,54 +1,55 @@
-"""How many epochs a time limit allows: a few steps and batches of an evaluation are timed before the first epoch."""
+"""How many epochs a time limit allows: a few steps and evaluation batches are timed before the first epoch."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from tpucache.errors import UsageError
 from tpucache.progress import note
+from tpucache.training.data import RunData
 from tpucache.training.device import Device
 from tpucache.training.evaluation import score
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
+from tpucache.training.learn.defaults import Custom, decide_settings
 from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
-from tpucache.training.run.files import RunData
-from tpucache.training.settings import AUTO, TrainSettings
+from tpucache.training.run.weights import InitialWeights
+from tpucache.training.settings import TrainSettings
 from tpucache.units import duration_text
 
-_PROBE_SHARE: Final = 0.05  # of the time that is left, at most, for timing steps
+_PROBE_SHARE: Final = 0.05  # at most this share of the time left goes into timing steps
 _WARM: Final = 2  # steps that also compile
 _LEAST: Final = 3  # steps that are timed
-_USED: Final = 0.95  # of the time that is left: a pace varies
+_USED: Final = 0.95  # share of the time left that is planned: a pace varies
 _EVALUATED: Final = 4  # batches of the evaluation
 
 
 def decide_epochs(
-    settings: TrainSettings,
-    make_learner: Callable[[TrainSettings], Learner],
+    begun: InitialWeights,
     data: RunData,
     device: Device,
+    custom: Custom | None,
     stop: StopRequest,
     runs: int = 1,
 ) -> TrainSettings:
-    """Return settings with as many epochs as the time that is left allows, shared by so many `runs`, at least one.
+    """Return the settings of a new run with as many epochs as the time that is left allows, at least one.
 
-    The steps that are timed are those of the largest images. The learner, and all random numbers, are afterwards what
-    they were: the run is the one that this number of epochs, if it were given, would be. Raises UsageError without a
-    time limit, and UnfinishedError when it is over meanwhile.
+    `runs` of the same length share that time. A learner of its own takes the steps that are timed, on images of the
+    largest size; all random numbers are afterwards what they were. Raises UsageError without a time limit, and
+    UnfinishedError when it is over meanwhile.
     """
-    if settings.epochs != AUTO:
-        return settings
+    settings = begun.settings
     left = stop.seconds_left
     if left is None:
         raise UsageError("--epochs auto are those that --time-limit allows: give that, too, or a number of epochs")
     largest = max((size for size in settings.sizes.epochs if size is not None), default=None)
     probe = replace(settings, epochs=1, size=largest, grow=None, fix_res=0, valid_size=settings.sizes.valid)
-    learner = make_learner(probe)
+    decided = decide_settings(probe, data.train_set, data.task, device, custom)
+    learner = Learner(decided, data.train_set, data.task, device, begun.weights)
     with preserved(learner), device.fast_products():
         step = _step_seconds(learner, data, _PROBE_SHARE * left / runs, stop)
         evaluation = _evaluation_seconds(learner, data, stop)
@@ -65,7 +66,7 @@ def decide_epochs(
 
 
 def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequest) -> float:
-    """Return the seconds of a step, with its data, of as many as the budget allows and an epoch has."""
+    """Return the seconds of a step with its data, the mean over as many as the budget allows, at most an epoch's."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     train_set = learner.task.as_learned(data.train_set)
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
@@ -88,7 +89,7 @@ def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequ
 
 
 def _evaluation_seconds(learner: Learner, data: RunData, stop: StopRequest) -> float:
-    """Return the seconds of an evaluation, by those of its first batches."""
+    """Return the seconds of an evaluation, scaled from its first batches."""
     if data.valid_set is None:
         return 0.0
     samples = min(len(data.valid_set), _EVALUATED * learner.settings.part_size)

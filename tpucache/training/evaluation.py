@@ -1,4 +1,4 @@
-"""Predictions and metrics over a whole dataset, exact whatever the last batch's size."""
+"""Predictions and metrics over a whole dataset, exact for any size of the last batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 #: Returns what keeps the records of an evaluation's loader on the device; None where they are sent each time.
 Keep = Callable[[CachedLoader], Resident | None]
 
-_SHOWN: Final = 12  # maps that are kept of an evaluation
+_SHOWN: Final = 12  # maps kept from an evaluation
 
 
 def _keeps_nothing(_: CachedLoader) -> None:
@@ -47,9 +47,9 @@ def _keeps_nothing(_: CachedLoader) -> None:
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
     """Return `samples`, the mean `loss` over them, and the metrics of the task and of the user.
 
-    The averaged weights are evaluated where there are any. Sums are taken on the host in float64, so that nothing
-    depends on the batch, or on the number of cores or processes. `check` is called between batches; what it raises ends
-    the evaluation, and the learner is as it was.
+    The averaged weights are evaluated where there are any. The host adds up in float64: results do not depend on the
+    batch size, or on the number of cores or processes. `check` is called between batches; if it raises, the evaluation
+    ends, and the learner is as it was.
 
     Raises TrainingError when the loss is not finite.
     """
@@ -110,7 +110,7 @@ def score(
 
 
 def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
-    """Return the metrics of a dataset's scores, which the main process has, on all processes; see `evaluate`."""
+    """Return, on all processes, the metrics of the scores that the main process has; see `evaluate`."""
     return learner.device.processes.on_main(lambda: _measure(learner, dataset, scores))
 
 
@@ -132,10 +132,10 @@ def _joined(parts: Sequence[Sequence[Array]]) -> Array:
 
 
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keeps_nothing) -> None:
-    """Evaluate a few samples, to compile all graphs and to raise errors in them now, not after an epoch.
+    """Evaluate a few samples: all graphs compile, and errors in them are raised, now and not after an epoch.
 
-    One sample is enough, unless the user's loss takes the samples of the last batch alone. Where `keep` has the samples
-    stay on the device, it is the last batch, and in that case the one before it.
+    One sample is enough, unless a loss of the user's takes the real samples of the last batch. Where `keep` has samples
+    stay on the device, the last batch is evaluated, and for such a loss the batch before it as well.
     """
     if dataset is None:
         return
@@ -169,7 +169,9 @@ def results(
 
     dataset = learner.task.as_learned(dataset)
     with learner.evaluated() as model:
-        learner.device.processes.share_buffers(model.buffers())  # running statistics are each process's own until here
+        learner.device.processes.share_buffers(
+            model.buffers()
+        )  # each process has had its own running statistics until now
         threads, size = learner.settings.threads, learner.part_size
         yield from compute_rows(dataset, learner.device, size, threads, compute, rows, keep, first)
 
@@ -186,8 +188,8 @@ def compute_rows(
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the order of the samples and without padding.
 
-    The last batch is padded on the device, so that all batches share one graph. Of `rows` samples if given, from the
-    `first` on: what follows these is computed and left out.
+    The last batch is padded on the device, so that all batches share one graph. `rows` samples from `first` on are
+    given, if it is not None; what is computed beyond them is left out.
     """
     loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     if first:
@@ -216,8 +218,8 @@ def shared_rows(
 ) -> Generator[list[tuple[int, tuple[Array, ...]]], None, None]:
     """Yield batches of results of `compute`, each with the position of its first sample; see `compute_rows`.
 
-    Each process computes those of its share of the samples, in batches of its share of `batch_size`. The main one gets
-    a list of those of all processes, and the others, equally often, an empty one. `check` is called after each.
+    Each process computes its share of the samples, in batches of its share of `batch_size`. The main one gets a list
+    of the results of all processes, the others an empty list as often. `check` is called after each batch.
     """
     processes = device.processes
     own, share = _own_share(dataset, processes)
@@ -231,9 +233,9 @@ def shared_rows(
 
 
 def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, slice]:
-    """Return the samples that a process evaluates, and which positions are its own: the first of them.
+    """Return the samples that a process evaluates, and the positions of those that count, which come first.
 
-    They are equally many in all processes, so that all run as many programs: one that does not count may follow.
+    All processes evaluate the same number, so that all run the same programs: some repeat a sample at the end.
     """
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
     if processes.world_size == 1:
@@ -248,7 +250,7 @@ def _score(learner: Learner, samples: int) -> Reduce:
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         maps = (outputs.argmax(1).to(torch.uint8),) if learner.task.form == "maps" else ()
-        count = next(rows, len(outputs))  # what is computed beyond the samples is left out
+        count = next(rows, len(outputs))  # rows beyond the samples are left out
         return learner.losses(outputs, labels, count), learner.task.scores(outputs, labels), *maps
 
     return reduce

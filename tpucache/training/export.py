@@ -22,9 +22,8 @@ from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.predictor import check_trusted, load_model, load_run, task_of
 from tpucache.training.run.folds import run_folders
-from tpucache.training.settings import TrainSettings, settings_from
+from tpucache.training.run.saved import SavedRun, load_run
 from tpucache.version import __version__
 
 Kind = Literal["onnx", "safetensors"]
@@ -75,12 +74,11 @@ def export_runs(
     _clear(folder)
     written, models = [], []
     for number, run in enumerate(folders):
-        content = load_run(run)
-        settings = settings_from(content["settings"])
-        check_trusted(run, settings, trust)
-        _check_inputs(run, settings, content)
-        task, model = task_of(run, content), load_model(run, content, 0)
-        height, width, channels = next(each["shape"] for each in content["fields"] if each["name"] == IMAGE)
+        saved = load_run(run)
+        saved.check_trusted(trust)
+        _check_inputs(saved)
+        task, model, content = saved.task, saved.load_model(), saved.content
+        height, width, channels = saved.fields[IMAGE][1]
         path = folder / f"model-{number}.{kind}"
         if kind == "onnx":
             whole = Predicting(model, task, content["mean"], content["std"]).eval()
@@ -93,21 +91,21 @@ def export_runs(
             {
                 "file": path.name,
                 "sha256": hashlib.sha256(data).hexdigest(),
-                "model": settings.model,
+                "model": saved.settings.model,
                 "weight": weights[number] if weights else 1 / len(folders),
                 "mean": list(content["mean"]),
                 "std": list(content["std"]),
                 "labels": {name: list(values) for name, values in task.constants().items()},
             }
         )
-    card = _card(manifest, content, task, kind, models)
+    card = _card(manifest, saved, kind, models)
     _write(folder / CARD_NAME, (json.dumps(card, indent=1) + "\n").encode())
     _write(folder / README_NAME, _readme(card).encode())
     return written
 
 
 def check_export(folder: Path, kind: Kind) -> None:
-    """Raise what would keep models from being written into a folder, before there are any.
+    """Raise errors that writing models into a folder would raise, before there are any.
 
     Raises UsageError for another kind and for a folder with other files, DependencyError without the libraries, and
     TrainingError where the folder cannot be read.
@@ -146,9 +144,11 @@ def _is_export(folder: Path) -> bool:
     return False
 
 
-def _check_inputs(run: Path, settings: TrainSettings, content: Mapping[str, Any]) -> None:
-    if not any(field["name"] == IMAGE for field in content["fields"]) or settings.inputs or settings.eval_step:
-        raise UsageError(f"{run} predicts from more than an image, or by a step of yours: export its model yourself")
+def _check_inputs(run: SavedRun) -> None:
+    if IMAGE not in run.fields or run.settings.inputs or run.settings.eval_step:
+        raise UsageError(
+            f"{run.folder} predicts from more than an image, or by a step of yours: export its model yourself"
+        )
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
@@ -185,11 +185,9 @@ def _safetensors(model: nn.Module) -> bytes:
     return data
 
 
-def _card(
-    manifest: Manifest, content: Mapping[str, Any], task: Task, kind: Kind, models: list[dict[str, Any]]
-) -> dict[str, Any]:
-    height, width, channels = next(each["shape"] for each in content["fields"] if each["name"] == IMAGE)
-    dtype = next(each["dtype"] for each in content["fields"] if each["name"] == IMAGE)
+def _card(manifest: Manifest, run: SavedRun, kind: Kind, models: list[dict[str, Any]]) -> dict[str, Any]:
+    dtype, (height, width, channels) = run.fields[IMAGE]
+    task = run.task
     return {
         "format": _MARK,
         "version": _VERSION,
@@ -197,7 +195,7 @@ def _card(
         "kind": kind,
         "task": task.name,
         "outputs": task.outputs,
-        "classes": list(content["classes"]),
+        "classes": list(run.content["classes"]),
         "input": {
             "size": [height, width],
             "channels": channels,
@@ -218,7 +216,7 @@ def _card(
 
 
 def _of_outputs(task: Task) -> str:
-    """Return in words what makes predictions of the outputs of a network."""
+    """Return in words how a network's outputs become predictions."""
     if task.name == "regression":
         return "the outputs, times `std` and plus `mean` of `labels` where the model has some"
     if task.name == "multilabel":

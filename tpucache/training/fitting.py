@@ -14,17 +14,16 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import stratified_split
 from tpucache.progress import note
 from tpucache.runs import BEST_NAME
-from tpucache.training.check import add_columns, find_task
 from tpucache.training.device import DEVICES, Device, open_device
 from tpucache.training.device.choice import AUTO, Choice, choose_backend
-from tpucache.training.learn.learner import Custom
-from tpucache.training.learn.model import model_for
+from tpucache.training.learn.defaults import Custom
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer
 from tpucache.training.learn.tasks.regression import InLabelUnits, Regression
 from tpucache.training.loop import train as run_training
 from tpucache.training.run.checkpoint import load_checkpoint
 from tpucache.training.run.history import Row
 from tpucache.training.run.report import TrainReport
+from tpucache.training.run.saved import SavedRun
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.notebook import notebook_watchers
@@ -36,8 +35,8 @@ Data = CachedDataset | str | Path
 class TrainResult:
     """What training gives: the model with its best weights, on the host, a row for each epoch, and the report.
 
-    The model of a regression that learned standardised labels is in an `InLabelUnits`, as `model` there, which undoes
-    that.
+    A regression that learned standardised labels gives an `InLabelUnits`, whose `model` is the network: its outputs are
+    in the unit of the labels.
     """
 
     model: nn.Module
@@ -96,15 +95,11 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(run or folder)
         report = run_training(kept, settings, train_set, valid_set, device, options, Custom(build, maker))
-        content = device.processes.on_main(lambda: load_checkpoint(kept / BEST_NAME))
-    task = find_task(settings, train_set)
-    (train_set,) = add_columns(settings, train_set)
-    best = model_for(train_set, settings.model, task.outputs, build).to("cpu")
-    best.load_state_dict(content["model"])
-    task = task.with_constants(content.get("labels", {}))
+        saved = SavedRun(kept, device.processes.on_main(lambda: load_checkpoint(kept / BEST_NAME)))
+    best, task = saved.load_model(build), saved.task
     if isinstance(task, Regression) and task.mean:
-        best = InLabelUnits(best, task)
-    return TrainResult(best.eval(), report.epochs, report)
+        best = InLabelUnits(best, task).eval()
+    return TrainResult(best, report.epochs, report)
 
 
 def _choose(name: str) -> Choice:

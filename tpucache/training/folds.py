@@ -16,7 +16,7 @@ from tpucache.errors import UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.split import fold_splits
 from tpucache.runs import OUT_OF_FOLD_NAME, REFIT_NAME, fold_folder
-from tpucache.training.check import check_fit, find_task
+from tpucache.training.data import prepare_data
 from tpucache.training.device import Device
 from tpucache.training.device.processes import current
 from tpucache.training.feed.account import Account
@@ -37,15 +37,14 @@ from tpucache.training.run.report import TrainReport
 from tpucache.training.run.report import read_report as read_run_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import in_size
 
-#: Gives what is notified of the run in a folder.
+#: Gives the watchers of the run in a folder.
 Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A fold: its name, the folder of its run, what trains, and what validates, which are its samples."""
+    """A fold: its name, the folder of its run, the samples that train, and its own, which validate."""
 
     name: str
     run: Path
@@ -60,9 +59,9 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folds:
-    """All folds of a cache, in the folder of a run; `dataset` has the samples that are in one.
+    """All folds of a cache, in the folder of a run; `dataset` has the samples of all folds.
 
-    `train_set` has all that any of them trains on.
+    `train_set` has the samples that any fold trains on.
     """
 
     run: Path
@@ -118,8 +117,8 @@ def train_folds(
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     settings = _of_all_folds(folds, settings, device)
-    for fold in folds.folds:  # what does not fit is noticed now, not after the folds before it
-        check_fit(settings, find_task(settings, fold.train_set), fold.train_set, fold.valid_set, device)
+    for fold in folds.folds:  # noticed now, not after earlier folds have trained
+        prepare_data(settings, fold.train_set, fold.valid_set, device)
     with hold_run(folds.run, processes):
         processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
         try:
@@ -141,7 +140,7 @@ def train_folds(
 
 
 def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return settings whose batch size and number of epochs are one for all folds: the first one's if it has begun."""
+    """Return settings with one batch size and number of epochs for all folds: the first fold's if it has begun."""
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
@@ -149,7 +148,7 @@ def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> Trai
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
-    """Train the folds that are not finished, and check that those that are belong to the run; return if there was one.
+    """Train unfinished folds, and check that finished ones belong to the run; return whether a fold was trained.
 
     The report says after each how far the run is, also when it stops.
     """
@@ -195,10 +194,10 @@ def _shown(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) ->
 def _refit(
     folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
 ) -> FoldsReport:
-    """Train on all samples by what the first fold has decided, and return the report that says so."""
+    """Train on all samples with the settings that the first fold has decided; return the report with it."""
     first, run, epochs = folds.folds[0].run, folds.run / REFIT_NAME, report.mean_best_epoch
     settings = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
-    # What is about validation, and what would not fit into fewer epochs, is left out.
+    # Settings of the validation are left out, and those that would not fit into fewer epochs.
     head_epochs = min(settings.head_epochs, epochs - 1)
     settings = replace(settings, epochs=epochs, head_epochs=head_epochs, metric=(), watch=None, patience=None)
     shown = options.on_epoch
@@ -222,8 +221,7 @@ def _predict_all(
     account.begin("evaluation")
     output = folds.run / OUT_OF_FOLD_NAME
     trust = [settings.model, *filter(None, [settings.eval_step])]
-    shown = settings.sizes.valid
-    parts = ((Predictor([fold.run], device, trust=trust), in_size(fold.valid_set, shown)) for fold in folds.folds)
+    parts = ((Predictor([fold.run], device, trust=trust), fold.valid_set) for fold in folds.folds)
     try:
         with stop.on_signals():
             metrics = predict_parts(

@@ -13,7 +13,7 @@ from tpucache.errors import UnfinishedError
 # The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
-# Why to stop; of several reasons the larger one counts.
+# Why to stop; the largest counts if there are several.
 _LATE, _SIGNALLED = 1, 2
 
 
@@ -64,19 +64,19 @@ class StopRequest:
             raise Stopped(_text(reason, where))
 
     def to_error(self, stopped: Stopped) -> BaseException:
-        """Return what the caller of a run is to see: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
+        """Return the error for the caller of a run: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
         return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
     def on_signals(self) -> AbstractContextManager[None]:
         """Turn the first SIGINT or SIGTERM within the context into a request; a second one interrupts at once.
 
-        A process that trains alone does not wait for data any more: it stops in the middle of that, where nothing is
-        half done. Only in the main thread are there signals; in another one nothing changes.
+        A process that trains alone stops even while it waits for data, because nothing is half done there. Only the
+        main thread gets signals: in another one nothing changes.
         """
         return signals.requests(self._take_signal)
 
     def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
-        """Return what a signal is to raise; one that `is_again` is sent until it is noticed."""
+        """Return the error that a signal raises, if any; one that `is_again` is sent until it is noticed."""
         if self._is_signalled and not is_again:
             return KeyboardInterrupt()
         self._is_signalled = True

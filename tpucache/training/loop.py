@@ -13,7 +13,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
 from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
-from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
+from tpucache.training.data import RunData, prepare_data
 from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
@@ -23,18 +23,17 @@ from tpucache.training.feed.feeder import Execution, Feeder, drawer, parts, take
 from tpucache.training.feed.idle import LEAST_REPLAYS, REPLAY_SECONDS, Pace, PaceMeter, ceiling
 from tpucache.training.feed.residence import Residence
 from tpucache.training.interrupt import Stopped, StopRequest
-from tpucache.training.learn.defaults import decide_length
-from tpucache.training.learn.forward import image_channels
-from tpucache.training.learn.learner import Custom, Learner
-from tpucache.training.learn.tasks.task import Task
+from tpucache.training.learn.defaults import Custom, decide_length, decide_settings
+from tpucache.training.learn.learner import Learner
 from tpucache.training.run.files import (
     BackgroundWriter,
-    RunData,
     continued_settings,
     hold_run,
     open_run,
     snapshot_best,
     snapshot_run,
+    snapshot_validation,
+    write_info,
 )
 from tpucache.training.run.history import Losses, Row
 from tpucache.training.run.report import (
@@ -47,11 +46,9 @@ from tpucache.training.run.report import (
     write_report,
 )
 from tpucache.training.run.state import RunState, StepPlan, make_plan
-from tpucache.training.run.validation import snapshot_validation, write_info
-from tpucache.training.run.weights import initial_weights
+from tpucache.training.run.weights import InitialWeights, initial_weights
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import AUTO, TrainSettings
-from tpucache.training.sizes import in_size
 from tpucache.training.watch.curves import drawn_curves
 from tpucache.training.watch.tracing import Tracer
 from tpucache.units import duration_text
@@ -89,34 +86,26 @@ def train(
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
-    task = find_task(settings, train_set)
-    # A run that is continued keeps what it has decided, whatever would be decided now.
-    begun = settings
-    settings = processes.on_main(lambda: continued_settings(run, begun, options.resume))
+    # A continued run keeps what it has decided: other data or devices would decide otherwise now.
+    given = settings
+    settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
     settings = decide_length(settings, len(train_set), device.cores, processes.world_size)
-    check_fit(settings, task, train_set, valid_set, device)
-    train_set = soft_labelled(settings, task, train_set)
-    train_set, *others = add_columns(settings, train_set, *([] if valid_set is None else [valid_set]))
-    valid_set = others[0] if others else None
-    # All that is kept of a run is of the size in which it is evaluated.
-    train_set = in_size(train_set, settings.sizes.valid)
-    valid_set = valid_set and in_size(valid_set, settings.sizes.valid)
-    data = RunData(train_set, valid_set)
+    data = prepare_data(settings, train_set, valid_set, device)
     with hold_run(run, processes) as check_held:
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))
-        if saved is None and settings.epochs == AUTO:
-            settings = _timed(run, settings, data, task, device, custom, stop, 1 + options.following)
-        plan = make_plan(settings, len(train_set))
+        initial = InitialWeights(settings, None)
+        if saved is None:
+            initial = processes.on_main(lambda: initial_weights(run, settings, data.channels))
+            settings = initial.settings
+            if settings.epochs == AUTO:
+                settings = decide_epochs(initial, data, device, custom, stop, 1 + options.following)
+        plan = make_plan(settings, len(data.train_set))
         _say_epochs(options, state.rows)
         if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
             return earlier
         account.add_earlier(*processes.on_main(lambda: read_account(run)))
-        initial = None
-        if saved is None:
-            channels = image_channels(train_set)
-            settings, initial = processes.on_main(lambda: initial_weights(run, settings, channels))
-        learner = Learner(settings, train_set, task, device, initial, custom)
-        plan = make_plan(learner.settings, len(train_set))
+        decided = decide_settings(settings, data.train_set, data.task, device, custom)
+        learner = Learner(decided, data.train_set, data.task, device, initial.weights)
         if saved is not None:
             learner.load_state_dict(saved)
         elif learner.matched is not None:
@@ -131,11 +120,11 @@ def train(
         with stop.on_signals():
             with (
                 device.fast_products(),
-                drawn_curves(run if options.curves else None, plan, state),
+                drawn_curves(run if options.curves else None, learner.schedule, state),
                 BackgroundWriter() as writer,
             ):
                 pace, stopped = _run_steps(
-                    _Run(
+                    _Loop(
                         run,
                         learner,
                         data,
@@ -150,31 +139,11 @@ def train(
                         Building(data.train_set),
                     )
                 )
-            report = replace(make_report(learner, train_set, plan, state, pace, account), chosen=options.chosen)
+            report = replace(make_report(learner, data.train_set, plan, state, pace, account), chosen=options.chosen)
             processes.on_main(lambda: write_report(run, report))
         if stopped is not None:
             raise stop.to_error(stopped)
         return report
-
-
-def _timed(
-    run: Path,
-    settings: TrainSettings,
-    data: RunData,
-    task: Task,
-    device: Device,
-    custom: Custom | None,
-    stop: StopRequest,
-    runs: int,
-) -> TrainSettings:
-    """Return the settings of a new run with the number of epochs that its time limit allows."""
-    channels = image_channels(data.train_set)
-
-    def make_learner(probed: TrainSettings) -> Learner:
-        begun, weights = device.processes.on_main(lambda: initial_weights(run, probed, channels))
-        return Learner(begun, data.train_set, task, device, weights, custom)
-
-    return decide_epochs(settings, make_learner, data, device, stop, runs)
 
 
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
@@ -189,8 +158,8 @@ def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunD
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One run: what all functions of the loop need."""
+class _Loop:
+    """What all functions of the loop need: the run's parts."""
 
     folder: Path
     learner: Learner
@@ -228,7 +197,7 @@ def _say_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
             options.on_epoch(epoch_line(row))
 
 
-def _note(run: _Run, progress: Progress, idle: float) -> str:
+def _note(run: _Loop, progress: Progress, idle: float) -> str:
     """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
@@ -240,7 +209,7 @@ def _note(run: _Run, progress: Progress, idle: float) -> str:
     return ", ".join(filter(None, (plan.progress(run.state), all_left, f"idle {idle:.0%}", kept)))
 
 
-def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
+def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
@@ -260,7 +229,7 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
         _feeder(run, residence) as feeder,
         _progress(run) as progress,
     ):
-        # Once averaged, weights are laid out differently on the cores, which is another graph: compile that one, too.
+        # Averaged weights are laid out differently on the cores: this is another graph, which is compiled here, too.
         meter = PaceMeter(device, feeder, warmed=warmed, building=run.building)
         stream = iter(feeder)
         account.begin("steps")
@@ -274,12 +243,12 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
                     _end_epoch(run, meter.end_epoch(), residence)
                     meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
                 else:
-                    execution = []  # or it would keep the records of a size that is over
+                    execution = []  # or it would keep records of an earlier size
                     execution = take_execution(stream, settings)
                     meter.expect_rows(execution[0][0].rows is not None)
                     _take_steps(run, execution)
                     progress.advance(images, _note(run, progress, meter.idle))
-                    meter.step(settings.steps_per_execution, images)  # may say that all is warm: so far is no rate
+                    meter.step(settings.steps_per_execution, images)  # may end the warm-up: before it there is no rate
                     tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
@@ -301,23 +270,23 @@ def _run_steps(run: _Run) -> tuple[Pace, Stopped | None]:
     return pace, stopped
 
 
-def _open_residence(run: _Run) -> Residence:
-    """Decide, as far as that is known before the first step, whether records stay on the device."""
+def _open_residence(run: _Loop) -> Residence:
+    """Decide whether records stay on the device, as far as this is known before the first step."""
     learner, data = run.learner, run.data
     train_set = learner.task.as_learned(data.train_set)
     valid_set = None if data.valid_set is None else learner.task.as_learned(data.valid_set)
     return Residence(run.options.resident, learner.settings, train_set, learner.device, valid_set)
 
 
-def _settle(run: _Run, residence: Residence) -> bool:
+def _settle(run: _Loop, residence: Residence) -> bool:
     """Decide whether records stay, and compile the evaluation anew; return whether training batches become rows."""
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
     return becomes_resident
 
 
-def _feeder(run: _Run, residence: Residence) -> Feeder:
-    """Return what uploads the batches that are left, which are this process's parts of them."""
+def _feeder(run: _Loop, residence: Residence) -> Feeder:
+    """Return what uploads this process's parts of the batches that are left."""
     settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
     train_set, processes = run.learner.task.as_learned(run.data.train_set), device.processes
     epochs, pin_memory = run.plan.epochs, device.pin_memory
@@ -326,8 +295,8 @@ def _feeder(run: _Run, residence: Residence) -> Feeder:
     return Feeder(batches, device, draw=draw, first=first, resident=residence)
 
 
-def _compile_validation(run: _Run, residence: Residence) -> None:
-    """Evaluate a few samples beforehand; while a cache is built, those that train, as no others are built yet."""
+def _compile_validation(run: _Loop, residence: Residence) -> None:
+    """Evaluate a few samples beforehand; while a cache is built, training samples, as no others are built yet."""
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set
@@ -338,35 +307,35 @@ def _compile_validation(run: _Run, residence: Residence) -> None:
             compile_evaluation(run.learner, valid_set)
 
 
-def _progress(run: _Run) -> Progress:
+def _progress(run: _Loop) -> Progress:
     each = run.learner.settings.batch
     unit = "images" if IMAGE in run.data.train_set.names else "samples"
     return Progress(run.plan.steps * each, run.options.name, unit, run.state.steps * each)
 
 
-def _size(run: _Run, step: int) -> int | None:
+def _size(run: _Loop, step: int) -> int | None:
     """Return the size of the images in a step."""
     return run.learner.settings.sizes.at(step // run.plan.per_epoch)
 
 
-def _begin_epoch(run: _Run) -> bool:
+def _begin_epoch(run: _Loop) -> bool:
     """Choose what learns in the epoch of the next step; return whether that is more than before."""
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
-def _take_steps(run: _Run, execution: Execution) -> None:
+def _take_steps(run: _Loop, execution: Execution) -> None:
     """Take the optimizer steps of one execution, which are one graph; count them and keep their losses."""
     learner, state = run.learner, run.state
     learner.resize(_size(run, state.steps))
     for batch in execution:
         # Forward, backward, optimizer, averaged weights. The loss stays on the device and is read later.
-        loss = learner.step(batch, run.plan.schedule(state.steps), state.steps)
+        loss = learner.step(batch, learner.schedule(state.steps), state.steps)
         run.losses.append(loss)
         state.steps += 1
     learner.device.step_end()  # only now is anything sent to run
 
 
-def _end_epoch(run: _Run, pace: Pace, residence: Residence) -> None:
+def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
     """Evaluate the epoch that has ended, add its row to the history, save the run; its weights if they are the best.
 
     A request to stop between the batches of the evaluation leaves the state as it was.
@@ -374,7 +343,7 @@ def _end_epoch(run: _Run, pace: Pace, residence: Residence) -> None:
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
     metrics, scores = _evaluate(run, data.valid_set, residence)
-    row = run.plan.epoch_row(state, metrics)
+    row = run.plan.epoch_row(state, learner.schedule(state.steps - 1).lr, metrics)
     if not learner.settings.sizes.is_one:
         row["size"] = _size(run, state.steps - 1)
     state.rows.append(row)
@@ -389,7 +358,7 @@ def _end_epoch(run: _Run, pace: Pace, residence: Residence) -> None:
 
 
 def _evaluate(
-    run: _Run, valid_set: CachedDataset | None, residence: Residence
+    run: _Loop, valid_set: CachedDataset | None, residence: Residence
 ) -> tuple[dict[str, float], Scores | None]:
     """Return the metrics of the validation samples and what they are computed from, if there are any."""
     if valid_set is None:
@@ -400,7 +369,7 @@ def _evaluate(
         return measure(run.learner, valid_set, scores), scores
 
 
-def _submit_best(run: _Run, scores: Scores | None) -> None:
+def _submit_best(run: _Loop, scores: Scores | None) -> None:
     """Copy the weights that were just evaluated, and what they predict; they are written meanwhile."""
     learner, data = run.learner, run.data
     run.writer.submit(run.check_held)
@@ -412,22 +381,22 @@ def _submit_best(run: _Run, scores: Scores | None) -> None:
         run.writer.flush()  # a watcher may read what was written
 
 
-def _save(run: _Run) -> None:
+def _save(run: _Loop) -> None:
     """Copy the checkpoint that the run can continue from, its history and its account; they are written meanwhile."""
     run.losses.settle()
     with run.account.part("checkpoints"):
         run.learner.device.processes.on_main(lambda: _submit_state(run))
 
 
-def _save_place(run: _Run) -> None:
-    """Save the run in the middle of an epoch; while its cache is built, what a checkpoint says of it is not known."""
+def _save_place(run: _Loop) -> None:
+    """Save the run in the middle of an epoch, unless its cache is being built: a checkpoint could not describe it."""
     if run.data.is_finished:
         _save(run)
     else:
         note(f"{run.options.name}: the cache is not finished, so no place is saved; its finished part is kept")
 
 
-def _submit_state(run: _Run) -> None:
+def _submit_state(run: _Loop) -> None:
     run.writer.submit(run.check_held)
     if not (run.folder / INFO_NAME).exists():  # the cache was not finished when the run began
         run.writer.submit(functools.partial(write_info, run.folder, run.learner, run.data))
@@ -436,10 +405,10 @@ def _submit_state(run: _Run) -> None:
     run.writer.submit(lambda: write_account(run.folder, seconds, wall))
 
 
-def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> Pace:
-    """Return the pace with the rate of a replay, which takes 2 % of the run's time at most.
+def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> Pace:
+    """Return the pace with the rate of a replay, which takes at most 2 % of the run's time.
 
-    The fewest executions that it needs may take 2 s; where they take longer, it is left out.
+    Where the fewest executions that it needs take longer than this and than 2 s, there is no replay.
     """
     device, account = run.learner.device, run.account
     with account.part("replay"):
@@ -451,9 +420,9 @@ def _with_ceiling(run: _Run, pace: Pace, execution: Execution, images: int) -> P
         return pace.with_ceiling(ceiling(functools.partial(_replay, run, execution), device, images, budget))
 
 
-def _replay(run: _Run, execution: Execution) -> None:
+def _replay(run: _Loop, execution: Execution) -> None:
     """Take the last steps once more, on batches that are on the device; the weights are no longer needed."""
     last = run.plan.steps - 1
     for batch in execution:
-        run.learner.step(batch, run.plan.schedule(last), last)
+        run.learner.step(batch, run.learner.schedule(last), last)
     run.learner.device.step_end()

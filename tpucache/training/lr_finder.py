@@ -23,12 +23,11 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.runs import LAST_NAME, RANGE_TEST_CSV_NAME, RANGE_TEST_NAME
 from tpucache.store.files import write_atomically
-from tpucache.training.check import add_columns, check_fit, find_task, soft_labelled
+from tpucache.training.data import prepare_data
 from tpucache.training.device import Device, Processes
 from tpucache.training.feed.feeder import Feeder, drawer, parts
 from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.defaults import decide_length
-from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.learner import Learner, preserved
 from tpucache.training.learn.schedule import constant
 from tpucache.training.run.files import continued_settings, hold_run
@@ -61,15 +60,11 @@ def find_lr(
         known = processes.on_main(lambda: _known_settings(run, settings, resume))
         if known is not None:
             return known
-        task = find_task(settings, train_set)
         settings = decide_length(settings, len(train_set), device.cores, processes.world_size)
-        check_fit(settings, task, train_set, None, device)
-        train_set = soft_labelled(settings, task, train_set)
-        (train_set,) = add_columns(settings, train_set)
-        channels = image_channels(train_set)
-        begun = processes.on_main(lambda: initial_weights(run, settings, channels))
-        learner = Learner(begun.settings, train_set, task, device, begun.weights)
-        found = range_test(learner, train_set, stop=stop)
+        data = prepare_data(settings, train_set, None, device)
+        begun = processes.on_main(lambda: initial_weights(run, settings, data.channels))
+        learner = Learner(begun.settings, data.train_set, data.task, device, begun.weights)
+        found = range_test(learner, data.train_set, stop=stop)
         processes.on_main(lambda: _write(run, found))
     settings = replace(settings, optimizer=learner.settings.optimizer, clip=learner.settings.clip)
     return replace(settings, lr=found.suggestion / scale_lr(1.0, settings.batch, settings.scale or "none"))
@@ -94,8 +89,8 @@ def range_test(
 ) -> RangeTest:
     """Take steps whose rate rises from `lowest` to `highest` by the same factor each, until the loss diverges.
 
-    They are steps of the run's own, with its batches and augmentation. The learner, and all random numbers, are
-    afterwards exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls, and
+    They are as the run's steps, with its batches and augmentation. Afterwards the learner and all random numbers are
+    exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls, and
     UnfinishedError when `stop` is due between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:

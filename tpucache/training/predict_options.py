@@ -1,4 +1,4 @@
-"""How samples are predicted: in which views, and how predictions are averaged. Importing this does not import torch."""
+"""How samples are predicted: the views, and how predictions are averaged. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEAST_SIZE: Final = 8
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """In which views images are predicted, and how the predictions of several runs are averaged. Raises UsageError.
+    """The views in which images are predicted, and how predictions of several runs are averaged. Raises UsageError.
 
-    `sizes` are of an image's shorter side, in pixels; without them it is predicted in the size that the run was
-    evaluated in. The predictions of a run's views are averaged as they are, and so are `logits` and `features`.
+    `sizes` are lengths of an image's shorter side in pixels; without them an image has the size of the run's
+    evaluation. The predictions of a run's views are averaged as they are, and so are `logits` and `features`.
     """
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")

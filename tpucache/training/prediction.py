@@ -1,4 +1,4 @@
-"""What predictors say of the samples of caches, as files: tables of values, and pictures of maps."""
+"""Predictions of the samples of caches, as files: tables of values, and pictures of maps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from tpucache.training.evaluation import shared_rows
 from tpucache.training.learn.tasks.task import Form, Task
 from tpucache.training.learn.user_code import compute_metrics, load_metrics
 from tpucache.training.predictor import Predictor, describe_difference
+from tpucache.training.sizes import in_size
 from tpucache.types import Array
 
-#: The tasks whose predictions have an order that means something without their size.
+#: The tasks for which the order of predictions is meaningful without their size.
 _RANKED: Final = ("classes", "multilabel")
 #: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")
@@ -145,9 +146,7 @@ def predict(
         fits = -(-batch_size // cores) * cores
         over = f"{processes.world_size} processes" if processes.world_size > 1 else f"{cores} cores"
         raise UsageError(f"a batch of {batch_size} does not divide over {over}: give --batch-size {fits}")
-    for each in datasets:
-        predictor.check(each)
-    datasets = [predictor.add_columns(each) for each in datasets]
+    datasets = [predictor.prepare(each) for each in datasets]
     with Progress(len(dataset) * len(datasets), "predict", "images") as progress:
         found = _PREDICT[task.form](predictor, datasets, _Work(output, batch_size, threads, progress, by_rank=by_rank))
 
@@ -187,6 +186,8 @@ def predict_parts(
 ) -> dict[str, float]:
     """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
 
+    Images have the size in which the predictor's run was evaluated.
+
     The rows are as `predict` writes them. Metrics are those of the task and those that `metric` names. `check` is
     called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
     """
@@ -199,7 +200,8 @@ def predict_parts(
                 processes.on_main(lambda: check_no_cache_file(output))
             batch_size = -(-settings.part_size // processes.world_size) * processes.world_size
             work = _Work(output, batch_size, settings.threads, progress, check, scored=True)
-            found.append(_PREDICT[task.form](predictor, [predictor.add_columns(part)], work))
+            seen = predictor.prepare(in_size(part, settings.sizes.valid))
+            found.append(_PREDICT[task.form](predictor, [seen], work))
             positions.append(part.positions)
 
     def write() -> dict[str, float]:
@@ -218,9 +220,9 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Return the mean of the values over the datasets, what they mean as text, and their metrics.
+    """Return the mean of the values over the datasets, each sample's prediction as text, and scores.
 
-    Of several processes the main one has them, and those of the others mean nothing.
+    With several processes only the main one's are right.
     """
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
@@ -238,7 +240,7 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    """Divide what follows the predictions of each row: float32 (samples, runs, numbers) by name."""
+    """Return logits and features, which follow the predictions of each row: float32 (samples, runs, numbers)."""
     found, options = {}, predictor.options
     if options.logits:
         found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
@@ -265,7 +267,7 @@ def predict_values(
 
 
 def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
-    """Return the mean over the datasets, float64 (samples, runs, outputs), or of one mean over all runs."""
+    """Return the mean over the datasets, float64 (samples, runs, outputs); without `by_run`, all runs are one."""
     runs = predictor.runs if by_run else 1
     total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
 

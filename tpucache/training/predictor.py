@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import nn
 
-from tpucache.errors import TrainingError, UsageError
-from tpucache.loading.columns import columns_from
+from tpucache.errors import UsageError
 from tpucache.loading.dataset import COLUMNS, CachedDataset
 from tpucache.ondevice.modules import Normalise
-from tpucache.runs import BEST_NAME, LAST_NAME
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 from tpucache.store.manifest import Manifest
@@ -23,22 +21,18 @@ from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.learn.forward import outputs_of
 from tpucache.training.learn.learner import named_callable
-from tpucache.training.learn.model import build_model, is_user_code
-from tpucache.training.learn.tasks.find import find_watched, make_task
-from tpucache.training.learn.tasks.task import Task
+from tpucache.training.learn.tasks.find import find_watched
 from tpucache.training.predict_options import PredictOptions
-from tpucache.training.run.contents import load_best
 from tpucache.training.run.folds import run_folders
 from tpucache.training.run.report import read_report
-from tpucache.training.settings import TrainSettings, settings_from
-from tpucache.training.tta import Views
+from tpucache.training.run.saved import SavedRun, load_run
+from tpucache.training.tta import ImageViews
 
-Predictions = Callable[[DeviceBatch], torch.Tensor]
+PredictBatch = Callable[[DeviceBatch], torch.Tensor]
 
 _AGREED: Final = ("task", "outputs", "classes")
 _FEATURES: Final = "features"
 _NAMED: Final = 5  # classes in a message, at most
-_SHOWN: Final = 300  # characters of a library's message, at most
 
 
 class Predictor:
@@ -54,9 +48,9 @@ class Predictor:
     ) -> None:
         """Load each run's `best.pt`, those of all folds of a run of folds; `flip` is short for `flip_tta` in `options`.
 
-        Weighted by their scores, runs count by the validation metric of their best epoch, that of `watch` or of the
-        task: of a fold it is that of the samples that its model has not seen. Where less of it is better, they count by
-        1 over it.
+        Where scores weight the runs, each counts by the validation metric of its best epoch, the one that `watch` or
+        the task names: for a fold, on the samples that its model has not seen. Where less is better, a run counts by 1
+        over the metric.
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
         whoever wrote the file could name any code. Each model computes in the precision of its run, in float32 on a
@@ -68,47 +62,41 @@ class Predictor:
         options = options or PredictOptions()
         self.options = dataclasses.replace(options, flip_tta=flip or options.flip_tta)
 
-        def read() -> tuple[list[Path], list[dict[str, Any]], list[float] | None]:
-            folders = [folder for run in runs for folder in run_folders(Path(run))]
-            contents = [load_run(run) for run in folders]
-            if self.options.run_weights == "equal":
-                return folders, contents, None
-            return folders, contents, [_score(run, each) for run, each in zip(folders, contents, strict=True)]
+        def read() -> tuple[list[SavedRun], list[float] | None]:
+            saved = [load_run(folder) for run in runs for folder in run_folders(Path(run))]
+            return saved, None if self.options.run_weights == "equal" else [_score(run) for run in saved]
 
-        folders, contents, scores = device.processes.on_main(read)
-        all_settings = [settings_from(content["settings"]) for content in contents]
-        for run, settings in zip(folders, all_settings, strict=True):
-            check_trusted(run, settings, trust)
-        first = contents[0]
-        self.fields = inputs_of(first)
-        for run, content in zip(folders, contents, strict=True):
-            differing = [name for name in _AGREED if content[name] != first[name]]
-            differing += ["fields"] if inputs_of(content) != self.fields else []
+        saved, scores = device.processes.on_main(read)
+        for run in saved:
+            run.check_trusted(trust)
+        first = saved[0]
+        self.fields = first.inputs
+        for run in saved:
+            differing = [name for name in _AGREED if run.content[name] != first.content[name]]
+            differing += ["fields"] if run.inputs != self.fields else []
             if differing:
                 raise UsageError(
-                    f"{run} and {folders[0]} cannot be averaged: they have other {', '.join(differing)}. "
+                    f"{run.folder} and {first.folder} cannot be averaged: they have other {', '.join(differing)}. "
                     "Predict with each of them alone"
                 )
         _check_views(self.options, self.fields)
-        if (self.options.logits or self.options.features) and make_task(first["task"], first["outputs"]).form == "maps":
+        self.device, self.runs = device, len(saved)
+        #: How much each run counts; they add up to 1.
+        self.weights = [1 / len(saved)] * len(saved) if scores is None else _normalised(scores, first.folder)
+        self._is_weighted = scores is not None
+        self.settings, self.task = first.settings, first.task
+        self.classes = self.task.class_names(first.content["classes"])
+        if (self.options.logits or self.options.features) and self.task.form == "maps":
             raise UsageError(
                 "the runs predict maps, whose logits and features are not written: leave --logits and --features out"
             )
-        self.device, self.runs = device, len(folders)
-        #: How much each run counts; they add up to 1.
-        self.weights = [1 / len(folders)] * len(folders) if scores is None else _normalised(scores, folders)
-        self._is_weighted = scores is not None
-        self.settings = all_settings[0]
-        self.task = task_of(folders[0], first)
-        self.classes = self.task.class_names(first["classes"])
-        #: Of each run the columns of the samples table that its model takes, as its training samples have them.
-        self._columns = [columns_from(content.get("columns", [])) for content in contents]
+        self._columns = [run.columns for run in saved]
         self._predictions, start = [], 0
-        for run, content, columns in zip(folders, contents, self._columns, strict=True):
-            own = slice(start, start + columns.width)
-            self._predictions.append(_predictions(run, content, device, own, self.options))
-            start += columns.width
-        self._views: dict[tuple[int, int], Views] = {}
+        for run in saved:
+            own = slice(start, start + run.columns.width)
+            self._predictions.append(_predictions(run, device, own, self.options))
+            start += run.columns.width
+        self._views: dict[tuple[int, int], ImageViews] = {}
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
@@ -120,7 +108,7 @@ class Predictor:
         return total
 
     def predict_runs(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return those of each run, the mean over the views: float32, the runs first.
+        """Return the predictions of each run, the mean over the views: float32, the runs first.
 
         Each row has the predictions, then the logits and the features where the options ask for them. Raises UsageError
         for runs whose features have different lengths.
@@ -130,7 +118,7 @@ class Predictor:
             raise UsageError("the runs' features have different lengths: predict with each run alone")
         return torch.stack(found)
 
-    def _predict_views(self, batch: DeviceBatch, predictions: Predictions) -> torch.Tensor:
+    def _predict_views(self, batch: DeviceBatch, predictions: PredictBatch) -> torch.Tensor:
         if self.options.resamples:
 
             def of_images(images: torch.Tensor) -> torch.Tensor:
@@ -141,13 +129,13 @@ class Predictor:
         if not self.options.flip_tta:
             return found
         mirrored = predictions(_flip_batch(batch))
-        # Maps (batch, outputs, height, width) are turned back; values are of the whole image.
+        # Maps (batch, outputs, height, width) are turned back; values describe the whole image.
         return (found + (mirrored.flip(3) if self.task.form == "maps" else mirrored)) / 2
 
-    def _views_of(self, images: torch.Tensor) -> Views:
+    def _views_of(self, images: torch.Tensor) -> ImageViews:
         given = images.shape[1], images.shape[2]
         if given not in self._views:
-            self._views[given] = Views(self.options, self._learned, given, self.device.torch_device)
+            self._views[given] = ImageViews(self.options, self._learned, given, self.device.torch_device)
             self.device.wait()  # for the upload of its matrices, as above
         return self._views[given]
 
@@ -158,9 +146,9 @@ class Predictor:
         return height, width
 
     def resolution(self, manifest: Manifest) -> int | None:
-        """Return in which resolution a cache's images are best read for the views; None for the one they have.
+        """Return the resolution in which a cache's images are best read for the views; None for their own.
 
-        Images that come in any size are read as large as the largest view, as far as they are.
+        Images that come in any size are read as large as the largest view, if they are stored so large.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -170,19 +158,20 @@ class Predictor:
             return wanted
         return min(image.shape[0], self.options.largest(self._learned))
 
-    def add_columns(self, dataset: CachedDataset) -> CachedDataset:
-        """Return a dataset with the columns that the models take, each as its run learned it. Raises UsageError."""
+    def prepare(self, dataset: CachedDataset) -> CachedDataset:
+        """Return a cache's samples as the models take them: with the columns of each run, as the run encodes them.
+
+        A cache without labels or with other classes may be predicted. Raises UsageError where its fields and sizes are
+        not those that the models were trained with.
+        """
+        self._check(dataset)
         wanted = [columns for columns in self._columns if columns.parts]
         if not wanted:
             return dataset
         values = [each.encode(dataset.table, dataset.positions) for each in wanted]
         return dataset.with_columns(np.concatenate(values, 1))
 
-    def check(self, dataset: CachedDataset) -> None:
-        """Raise UsageError unless a cache has the fields and sizes that the models were trained with.
-
-        A cache without labels or with other classes may be predicted.
-        """
+    def _check(self, dataset: CachedDataset) -> None:
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
             if self.options.resamples and name == IMAGE and name in found:  # views are made of images of any size
@@ -196,7 +185,7 @@ class Predictor:
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
-    """Raise UsageError unless a model's inputs can be shown in such views."""
+    """Raise UsageError unless the options' views can be made of a model's inputs."""
     names = options.view_names
     if not names:
         return
@@ -233,104 +222,50 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
     return f"it {' and '.join(parts)}" if parts else "it has them in another order"
 
 
-def load_run(run: Path) -> dict[str, Any]:
-    """Return what the best weights' file of a run holds. Raises TrainingError where there is none."""
-    path = run / BEST_NAME
-    if path.exists():
-        return load_best(run)
-    if (run / LAST_NAME).exists():
-        raise TrainingError(
-            f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
-        )
-    raise TrainingError(f"{run} holds no run: give the folder that was train's --run")
-
-
-def check_trusted(run: Path, settings: TrainSettings, trust: Collection[str]) -> None:
-    """Raise UsageError where a run's file names code to be called that the user did not name."""
-    trust = {trust} if isinstance(trust, str) else trust  # a text has each part of it
-    called = [settings.model] if is_user_code(settings.model) else []
-    called += [] if settings.eval_step is None else [settings.eval_step]
-    if unknown := [name for name in called if name not in trust]:
-        raise UsageError(
-            f"{run / BEST_NAME} names code, {' and '.join(map(repr, unknown))}, that would be imported and called: if "
-            f"you know it, add {' '.join(f'--trust {name}' for name in unknown)} (in Python trust={unknown})"
-        )
-
-
-def inputs_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the inputs of a run's model: only the image if there is one, and never the labels."""
-    fields = {field["name"]: (field["dtype"], tuple(field["shape"])) for field in content["fields"]}
-    if IMAGE in fields and content["settings"]["eval_step"] is None:
-        return {IMAGE: fields[IMAGE]}
-    return make_task(content["task"], content["outputs"]).inputs(fields)
-
-
-def _score(run: Path, content: Mapping[str, Any]) -> float:
+def _score(run: SavedRun) -> float:
     """Return a run's validation metric in its best epoch, more where it is better. Raises UsageError without one."""
-    watched = find_watched(task_of(run, content), settings_from(content["settings"]))
-    report = read_report(run)
+    watched = find_watched(run.task, run.settings)
+    report = read_report(run.folder)
     row = report.epochs[report.best_epoch - 1] if report is not None and report.epochs else {}
     value = row.get(f"valid_{watched.metric}")
     if value is None:
         raise UsageError(
-            f"{run} has no validation score {watched.metric!r} to weight it by: train with --valid, or leave "
+            f"{run.folder} has no validation score {watched.metric!r} to weight it by: train with --valid, or leave "
             "--run-weights out"
         )
     if not 0 <= value < float("inf") or (value == 0 and not watched.more_is_better):
         raise UsageError(
-            f"the {watched.metric} of {run} is {value:g}, and only numbers above 0 weight runs: leave --run-weights out"
+            f"the {watched.metric} of {run.folder} is {value:g}, and only numbers above 0 weight runs: leave "
+            "--run-weights out"
         )
     return float(value) if watched.more_is_better else 1 / float(value)
 
 
-def _normalised(scores: Sequence[float], folders: Sequence[Path]) -> list[float]:
+def _normalised(scores: Sequence[float], first: Path) -> list[float]:
     """Return scores as shares of their sum. Raises UsageError where all are 0."""
     total = sum(scores)
     if not total > 0:
-        raise UsageError(f"all scores of {folders[0]} and the other runs are 0: leave --run-weights out")
+        raise UsageError(f"all scores of {first} and the other runs are 0: leave --run-weights out")
     return [score / total for score in scores]
 
 
-def load_model(run: Path, content: Mapping[str, Any], columns: int) -> nn.Module:
-    """Return a run's model with its best weights, on the host. Raises TrainingError for what does not fit."""
-    settings = settings_from(content["settings"])
-    channels = next((field["shape"][2] for field in content["fields"] if field["name"] == IMAGE), 3)
-    model = build_model(settings.model, content["outputs"], channels, columns)
-    own, weights = model.state_dict(), content["model"]
-    for name, tensor in weights.items():
-        if name in own and tensor.dtype != own[name].dtype:
-            raise TrainingError(
-                f"{run / BEST_NAME} does not fit the model {settings.model!r}: {name} is {tensor.dtype}, not "
-                f"{own[name].dtype}. Copy it again, or train again"
-            )
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:_SHOWN]
-        raise TrainingError(f"{run / BEST_NAME} does not fit the model {settings.model!r}: {reason}") from error
-    return model.eval()
-
-
-def _predictions(
-    run: Path, content: Mapping[str, Any], device: Device, columns: slice, options: PredictOptions
-) -> Predictions:
+def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:
     """Return the function that computes a run's predictions for a batch, logits and features after them in each row.
 
-    Raises TrainingError for what does not fit.
+    Raises TrainingError for weights that do not fit.
     """
-    settings = settings_from(content["settings"])
+    settings, task, content = run.settings, run.task, run.content
     if settings.precision not in device.precisions:
         settings = dataclasses.replace(settings, precision="float32")
-    own_model = load_model(run, content, columns.stop - columns.start)
+    own_model = run.load_model()
     taken: dict[str, torch.Tensor] = {}
     if options.features:
         _keep_features(own_model, content["outputs"], settings.model, taken)
     model = device.place(own_model).eval()
     normalise = None
-    if any(field["name"] == IMAGE for field in content["fields"]):
+    if IMAGE in run.fields:
         normalise = Normalise(content["mean"], content["std"], device.torch_device)
     eval_step = named_callable(settings.eval_step)
-    task = task_of(run, content)
 
     def predictions(batch: DeviceBatch) -> torch.Tensor:
         own = {name: value for name, value in batch.fields.items() if name != COLUMNS}
@@ -357,17 +292,5 @@ def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, t
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         taken[_FEATURES] = inputs[0].flatten(1)
 
-    for layer in layers:  # the one that is called last stays, whatever order the model defines its layers in
+    for layer in layers:  # the layer that is called last overwrites the others; the model may define them in any order
         layer.register_forward_pre_hook(keep)
-
-
-def task_of(run: Path, content: Mapping[str, Any]) -> Task:
-    """Return a run's task with its loss and what it took from its training labels.
-
-    Raises TrainingError for what does not fit.
-    """
-    settings, task = settings_from(content["settings"]), make_task(content["task"], content["outputs"])
-    try:
-        return (task if settings.own_loss else task.with_loss(settings.loss)).with_constants(content.get("labels", {}))
-    except UsageError as error:
-        raise TrainingError(f"{run / BEST_NAME} cannot be used: {error}. Copy it again, or train again") from error

@@ -26,7 +26,7 @@ class TrainingRecipe:
     needs_weights: bool = False
 
     def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
-        """Return the settings that are not given, for a run of so many epochs, the recipe's own if None."""
+        """Return the settings that are not given, for a number of epochs; None means the recipe's own."""
         values = dict(self.settings)
         if self.mix_off:
             epochs = values["epochs"] if epochs is None else epochs

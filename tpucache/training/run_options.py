@@ -23,9 +23,9 @@ class RunOptions:
     training and in 2 % of its time, how fast it could have been. `curves` writes them as a picture, however the run
     ends. `profile` is the folder for a trace of a few executions after the warm-up, which are slower and are counted
     nevertheless. `watchers` are notified of losses and epochs. `on_epoch` is given a line of text for each epoch when
-    it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`; so many runs of the
-    same length as `following` come after it. `chosen` is why it runs on its backend, for the report. `resident` says
-    whether records stay on the device.
+    it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`. `following` runs of
+    the same length come after it. `chosen` says, for the report, why the run is on its backend. `resident` says whether
+    records stay on the device.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")

@@ -24,7 +24,7 @@ SCALE_RULES: Final = get_args(ScaleRule)
 #: The recipes that `--recipe` names.
 RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 
-#: The number of epochs that a time limit allows.
+#: Stands for the number of epochs that a time limit allows.
 AUTO: Final = "auto"
 
 #: The classes of tasks by name, each imported when it is used: called with a number of outputs, it returns the task.
@@ -39,7 +39,7 @@ TASKS: Final = Table[Any](
 )
 
 #: What may differ when a run is resumed, because it changes no result.
-_FREE: Final = ("threads", "bf16", "recipe")  # what bf16 says, precision says, too; a recipe is its settings
+_FREE: Final = ("threads", "bf16", "recipe")  # precision replaces bf16; a recipe sets other settings
 
 #: What is decided when a run begins, unless it is given.
 _DECIDED: Final = (
@@ -359,7 +359,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings with what they leave to be decided as an earlier run has decided it."""
+    """Return the settings with what they leave open as an earlier run has decided it."""
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 
@@ -370,7 +370,7 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 
 def _precision(given: Precision, bf16: bool) -> Precision:
-    """Return the precision that two settings say together. Raises UsageError where they contradict each other."""
+    """Return the precision that two settings ask for. Raises UsageError where they contradict each other."""
     if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given

@@ -1,4 +1,4 @@
-"""In which size images are shown in each epoch of a run. Importing this does not import torch."""
+"""The size of the images in each epoch of a run. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sizes:
 def plan_sizes(
     epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
 ) -> Sizes:
-    """Return the sizes of a run of so many epochs.
+    """Return the sizes of a run, given its number of epochs.
 
     `grow` is as "128:0.4,176:0.7,224": each size up to its share of the epochs, the last one to the end. `fix_res` is
     how many of the last epochs have the evaluation's size (Touvron et al., arXiv:1906.06423). Raises UsageError.

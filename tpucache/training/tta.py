@@ -16,8 +16,8 @@ from tpucache.training.predict_options import CROP_SHARE, PredictOptions
 Sides = tuple[int, int]
 
 
-class Views:
-    """Makes the views of a batch's images, and puts predictions of them back where they are of the image."""
+class ImageViews:
+    """Makes the views of a batch's images, and puts their predictions back in their place in the image."""
 
     def __init__(self, options: PredictOptions, learned: Sides, given: Sides, device: torch.device) -> None:
         """Take the height and width in which the model was evaluated, and those of the images given."""
@@ -25,7 +25,7 @@ class Views:
         sizes = [_scaled(learned, size) for size in options.sizes] or [learned]
         parts = [(0, 0, *given)] if options.crops == "none" else _five(given)
         flips = [False, True] if options.flip_tta else [False]
-        self._views = [_View(*view, given, device) for view in itertools.product(parts, sizes, flips)]
+        self._views = [_ImageView(*view, given, device) for view in itertools.product(parts, sizes, flips)]
 
     def mean(self, images: torch.Tensor, predict: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return the mean of the predictions of all views of images (batch, height, width, channels).
@@ -46,7 +46,7 @@ class Views:
         return total / shown
 
 
-class _View:
+class _ImageView:
     """A part (top, left, height, width) of the image, of another size, and turned left to right where `flip` is."""
 
     def __init__(
@@ -63,7 +63,7 @@ class _View:
             self._weights = rows, columns
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the view of images (batch, height, width, channels), float32 where it is of another size."""
+        """Return the view of images (batch, height, width, channels), float32 where its size is another."""
         top, left, height, width = self._part
         if self._weights is None:
             view = images[:, top : top + height, left : left + width]
@@ -77,7 +77,7 @@ class _View:
         return view.flip(2) if self._flip else view
 
     def put_back(self, maps: torch.Tensor, given: Sides) -> torch.Tensor:
-        """Return maps (batch, outputs, height, width) of the view where they are of the image, 0 around them."""
+        """Return maps (batch, outputs, height, width) of the view in their place in the image, 0 around them."""
         top, left, height, width = self._part
         maps = maps.flip(3) if self._flip else maps
         if maps.shape[2:] != (height, width):

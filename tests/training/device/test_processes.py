@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 
 from tpucache import CachedDataset
 from tpucache.loading.sampler import full_order
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner
@@ -117,7 +117,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(two):
 def test_all_processes_evaluate_with_the_running_statistics_that_are_saved(cache, two):
     _, results, folder = two
     train_set, valid_set = CachedDataset(cache, "epoch").select(TRAIN), CachedDataset(cache).select(VALID)
-    learner = Learner(NORMS, train_set, find_task(NORMS, train_set), CpuDevice())
+    learner = Learner(NORMS, train_set, choose_task(NORMS, train_set), CpuDevice())
     learner.load_state_dict(load_last(folder / "norms")["learner"])
     expected = evaluate(learner, valid_set)
     for each in results:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tpucache import CachedDataset, UsageError
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.learn.tasks.classes import Classes, Multilabel
 from tpucache.training.learn.tasks.find import make_task
@@ -175,7 +175,7 @@ def test_a_run_with_a_named_loss_predicts_by_it_and_balances_its_classes(cache, 
     settings = TrainSettings(model="cnn", epochs=1, batch_size=32, loss="bce", smoothing=0.1, class_weights="balanced")
     train(tmp_path / "run", settings, data, data, CpuDevice(), RunOptions(replay=False))
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["loss"] == "bce"
-    assert Predictor([tmp_path / "run"], CpuDevice()).task == find_task(settings, data)
+    assert Predictor([tmp_path / "run"], CpuDevice()).task == choose_task(settings, data)
     with pytest.raises(UsageError, match="cross-entropy, focal, bce"):
         train(tmp_path / "other", TrainSettings(loss="dice"), data, None, CpuDevice())
 

@@ -24,7 +24,7 @@ _ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, signals.STOP
 
 
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
-    """Run `python -m tpucache ARGUMENTS` in so many processes of this host, and return when all have done their work.
+    """Run `python -m tpucache ARGUMENTS` in several processes of this host, and return when all have done their work.
 
     They know of each other as those that torchrun starts. `began` is when the command began, by `time.monotonic`, for
     the account of its seconds. A SIGINT or SIGTERM to this process is passed on; if this process is killed, the others

@@ -93,7 +93,7 @@ class Processes:
         return lambda batch, _: compute(batch)
 
     def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return this process's part of a batch whose rows have moved by so many, at most those of a part."""
+        """Return this process's part of a batch whose rows have moved by a number, at most the rows of a part."""
         return part.roll(rows, 0)
 
     def check_gradients(self, model: nn.Module) -> None:

@@ -13,8 +13,8 @@ from tpucache.store.fields import IMAGE, LABEL
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a Resident's memory that are a batch, and what was sent to be written there before."""
+class ResidentRows:
+    """The rows of a batch in a Resident's memory, and the records that were sent to be written there first."""
 
     resident: Resident
     sent: SentBatch
@@ -46,7 +46,7 @@ class DeviceBatch:
     fields: Mapping[str, torch.Tensor]
     labels: torch.Tensor
     draws: torch.Tensor | None = None
-    rows: Rows | None = None
+    rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
         """Return the batch with its fields and labels; where these are gathered, that is a part of the step."""

@@ -44,7 +44,7 @@ def open_device(cores: int, device: str, compile: bool) -> TorchDevice:
 
 
 class TorchDevice:
-    """The part of a device that does not depend on whether it runs beside the host or is the host."""
+    """The part that all torch devices share, the host's processor as well as accelerators."""
 
     name = "torch"
     cores = 1
@@ -304,7 +304,7 @@ class _Upload(NamedTuple):
 
 
 class CudaDevice(AcceleratorDevice):
-    """A GPU, to which batches are copied beside the computing: from page-locked memory, on a stream of their own."""
+    """A GPU: batches are copied while it computes, from page-locked memory, on a stream of their own."""
 
     pin_memory = True
     has_fused_optimizers = True
@@ -346,7 +346,7 @@ class CudaDevice(AcceleratorDevice):
             for batch in batches:
                 if (upload := self._uploads.get(id(batch))) is not None:
                     stream.wait_event(upload.event)
-                # Its memory is of the other stream, which would use it again while this one still reads it.
+                # Its memory belongs to the other stream, which would use it again while this one still reads it.
                 batch.record_stream(stream)
             self._release()
 
@@ -360,7 +360,7 @@ class CudaDevice(AcceleratorDevice):
         event = self._module.Event(blocking=True)
         event.record(self._module.current_stream(self.torch_device))
 
-        def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # which is kept until it has been copied
+        def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # it is kept until it has been copied
             event.synchronize()
             return host.clone()  # whoever keeps it would keep memory that no other process can use
 

@@ -53,7 +53,7 @@ except ImportError as error:
 
 #: The runtime's times of executions on one device and, under SPMD, on all.
 _EXECUTIONS: Final = ("ExecuteTime", "ExecuteReplicatedTime")
-#: The runtime keeps the last 1,024 times: they are read after so many steps, each of which may be several executions.
+#: The runtime keeps the last 1,024 times: they are read after this many steps, each of which may be several executions.
 _READ_AFTER: Final = 64
 
 #: Where torch_xla keeps what it compiles, as it reads it itself.

@@ -19,7 +19,7 @@ Counter = Callable[[], float]
 class Account:
     """The seconds of each part of a run, summed over the processes that continued it.
 
-    What happens within a part and has a counter of its own, such as compiling and waiting, is taken out of it.
+    Work within a part that has its own counter, such as compiling and waiting, is taken out of the part.
     """
 
     def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """Let seconds that a counter counts from now on belong to this part, not to that in which they are spent."""
+        """Count the seconds of a counter, from now on, to this part and not to the part in which they are spent."""
         self.begin(self._part)
         self._counters[part] = (counter, counter())
 

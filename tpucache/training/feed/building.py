@@ -10,13 +10,13 @@ from tpucache.loading.dataset import CachedDataset
 
 
 class Building:
-    """Measures the waiting of a run whose cache is built while it trains; of a finished cache there is nothing to say.
+    """Measures the waiting of a run whose cache is built while it trains; for a finished cache it reports nothing.
 
     Time counts while steps are taken: without evaluations and checkpoints.
     """
 
     def __init__(self, train_set: CachedDataset, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take what trains, before its first epoch."""
+        """Take the training samples, before the first epoch."""
         self._train_set, self._clock = train_set, clock
         self._is_needed = train_set.cache.is_growing
         self._is_over, self._is_new = False, True  # the building; the epoch
@@ -42,7 +42,7 @@ class Building:
         self._began = None
 
     def end_epoch(self) -> None:
-        """The steps from now on are of another epoch."""
+        """The steps from now on belong to another epoch."""
         self._is_new = True
 
     @property

@@ -21,7 +21,7 @@ from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.processes import ALONE, Processes
-from tpucache.training.device.tensors import DeviceBatch, Rows
+from tpucache.training.device.tensors import DeviceBatch, ResidentRows
 from tpucache.training.feed.residence import Residence
 from tpucache.training.feed.upload import send
 from tpucache.training.settings import TrainSettings
@@ -29,15 +29,15 @@ from tpucache.training.sizes import in_size
 
 Draw = Callable[[int], npt.NDArray[np.float32]]
 
-#: Of each step in one graph, the parts of its batch.
+#: The steps of one graph, each as the parts of its batch.
 Execution = Sequence[Sequence[DeviceBatch]]
 
 
 class Feeder(Ahead[DeviceBatch]):
     """Iterates device batches, uploaded by a thread ahead of the loop (see Ahead).
 
-    The state of a CachedLoader that it is given counts the batches that it has handed out, not those read ahead:
-    `state_dict` and `load_state_dict` here are the loader's.
+    `state_dict` and `load_state_dict` are those of the CachedLoader that it reads: its state counts the batches that
+    the feeder has handed out, not those read ahead.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Feeder(Ahead[DeviceBatch]):
     ) -> None:
         """Take a CachedLoader, or host batches as it gives them; the thread starts with the context.
 
-        `draw` makes the random numbers that go up with a batch from its number, the first one's being `first`. With a
+        `draw` makes the random numbers that are sent with a batch, given its number, which begins at `first`. With a
         `resident`, a CachedLoader's records stay on the device, and later batches are the numbers of their rows there.
         """
 
@@ -60,7 +60,9 @@ class Feeder(Ahead[DeviceBatch]):
             if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
                 kept, read = batch
                 sent = kept.put(read)
-                return DeviceBatch({}, sent.slots, None if draws is None else device.put(draws), Rows(kept, sent))
+                return DeviceBatch(
+                    {}, sent.slots, None if draws is None else device.put(draws), ResidentRows(kept, sent)
+                )
             return send(batch, device, draws)
 
         super().__init__(batches, prepare, depth, first)
@@ -133,11 +135,11 @@ def parts(
 ) -> Iterator[Any]:
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
 
-    Of each part it is this process's slice. `pin_memory` is as CachedLoader takes it. A `residence` gives those that
-    stay on the device as rows there.
+    Each part is this process's slice. `pin_memory` is as CachedLoader takes it. A `residence` gives records that stay
+    on the device as rows there.
 
-    It is one stream, so that the next epoch's first batches are uploaded while the last one is evaluated. Each epoch's
-    images have the size that the settings say.
+    One stream has all epochs: the first batches of the next epoch are uploaded while the last one is evaluated. Each
+    epoch's images have the size that the settings say.
     """
 
     cores = local_cores(settings, processes.world_size)
@@ -175,7 +177,10 @@ def parts(
 
 
 def local_cores(settings: TrainSettings, processes: int) -> int:
-    """Return how many cores of each process the order "local" is of. Raises UsageError where these share parts."""
+    """Return over how many cores of a process the order "local" divides samples.
+
+    Raises UsageError where the run's cores do not divide evenly over the processes.
+    """
     parts = settings.order_parts or processes
     if settings.order != "local":
         return 1
@@ -211,7 +216,7 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
-        # Without mixing the numbers are others and the graph is the same.
+        # Without mixing the graph is the same, given other numbers.
         drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch, sides[wanted])
         return drawn[place * part : (place + 1) * part][own]
 

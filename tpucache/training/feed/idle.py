@@ -16,9 +16,9 @@ from tpucache.training.settings import TrainSettings
 
 #: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
 WARMUP_EXECUTIONS: Final = 2
-#: Batches at most that were prepared before the choice between those and rows on the device changed, and are to come.
+#: At most this many host batches are still to come when batches become rows on the device.
 _MOST_ON_THEIR_WAY: Final = 4
-#: A replay takes so many seconds at most, or as long as its fewest executions.
+#: A replay takes at most this many seconds, or as long as its fewest executions.
 REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
 LEAST_REPLAYS: Final = 1 + _REPLAYS  # the first one is not measured
@@ -43,9 +43,9 @@ class Pace:
     `feeding_cpu` of the time of a processor while steps ran (None where there was one epoch). `resident` says whether
     records stay on the device, and why.
 
-    `built` is of a cache that was built meanwhile, else empty: `cache`, its `bytes` (None while it is not finished),
-    the `epochs` in which it was built, the share of their time in which the loop `waited` for data, and that of all
-    `later` ones (None without any).
+    `built` describes a cache that was built meanwhile, else it is empty: `cache`, its `bytes` (None while it is not
+    finished), the `epochs` in which it was built, the share of their time in which the loop `waited` for data, and that
+    of all `later` ones (None without any).
     """
 
     steps: int
@@ -75,7 +75,7 @@ class Pace:
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return the pace of several processes that took the same steps: each figure of the one where it is worst."""
+        """Return the pace of several processes that took the same steps: each figure is the worst of all."""
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
             paces[0],
@@ -89,7 +89,7 @@ class Pace:
         return pace.with_ceiling(min(ceilings)) if ceilings else pace
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
-        """Return one sentence: what limits the run, and which settings that it does not use yet would help.
+        """Return one sentence: what limits the run, and which unused settings would help.
 
         `in_memory` is whether its records are kept in memory or mapped.
         """
@@ -266,7 +266,7 @@ def _share(executing: float, seconds: float) -> float:
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
     """Return the rate, in images a second, of repeating an execution of this many images without waiting for data.
 
-    It is repeated for so many `seconds`, but for 2 at most.
+    It is repeated for `seconds`, at most 2.
     """
     execute()
     device.wait()

@@ -1,4 +1,4 @@
-"""Whether a run's records stay in the device's memory, and the batches of its loaders either way."""
+"""Whether a run's records stay in the device's memory, and the batches of its loaders in both cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceMemory:
 
     @property
     def tile(self) -> Tile:
-        """What its memory takes whole multiples of; a device of another package may not say."""
+        """Its memory is taken in multiples of this; a device of another package may not say."""
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
@@ -65,9 +65,9 @@ class DeviceMemory:
 class Residence:
     """Decides whether records stay in the device's memory, and gives batches of a loader as rows there if they do.
 
-    With "auto" that is not known before the first steps have shown how much memory they take: until `decide`, and
-    where there is no room, batches are those of the loader. Where images grow, the records of each size are uploaded in
-    its first epoch, in place of those of the size before. Records to validate on stay, too, in their own size.
+    With "auto" this is known once the first steps have shown how much memory they take: until `decide`, and where there
+    is no room, batches are those of the loader. Where images grow, the records of each size are uploaded in its first
+    epoch and replace those of the size before. Validation records stay, too, in their own size.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide what is left to be decided, now that the steps have the memory that they need.
+        """Decide what is still open, now that the steps have the memory that they need.
 
         Return whether batches become rows on the device, after a few that are on their way.
         """
@@ -136,7 +136,7 @@ class Residence:
                         break
                 else:
                     return
-            loader.load_state_dict(loader.state_dict())  # the iteration above has read ahead, and is left
+            loader.load_state_dict(loader.state_dict())  # the iteration above has read ahead, and ends here
 
     def keep(self, loader: CachedLoader) -> Resident | None:
         """Return what keeps the records of an evaluation's loader, None where they are sent each time."""
@@ -173,7 +173,7 @@ def _problem(device: Device) -> str:
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return why records are not kept unless that is asked for, "" where it depends on the memory that steps leave."""
+    """Return why records are kept only on request, "" where it depends on the memory that steps leave."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:

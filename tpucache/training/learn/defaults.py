@@ -1,4 +1,7 @@
-"""Defaults of a run: batch, optimizer, rate, weight decay and schedule by small rules, the precision by the device."""
+"""What the settings of a run leave open is decided here, once, before the run begins.
+
+Batch, optimizer, rate, weight decay and schedule follow from small rules, the precision from the device.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,20 @@ import contextlib
 import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tpucache.errors import UsageError
+from tpucache.loading.dataset import CachedDataset
 from tpucache.training.device import Device
-from tpucache.training.learn.optimizers import OptimizerMaker, optimizer_name
+from tpucache.training.learn.forward import decide_normalising, model_name
+from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients
+from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, optimizer_name
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
@@ -34,14 +41,14 @@ _CONVNEXT: Final = (
 )
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
-#: A run should take so many steps at least, in batches of so many samples: at least, at most a device, and at least a
-#: core. Runs of few steps learn nothing, whatever the rate (docs/training.md has what was measured).
+#: A run should have at least this many steps: with few, it learns nothing at any rate (docs/training.md has figures).
+#: Then the least samples of a batch, the most on one device, and the least on one core.
 _STEPS: Final = 250
 _LEAST_BATCH: Final = 16
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: The epochs by default, and what --epochs auto counts as: the pace, which decides it, depends on the batch. A run on
-#: few samples has more epochs: it shows at least this number of samples in all.
+#: The default number of epochs, which also stands for --epochs auto, as the pace depends on the batch. A run on few
+#: samples has more epochs: it shows at least this number of samples in all.
 _EPOCHS: Final = 5
 _SHOWN: Final = 800
 
@@ -90,13 +97,65 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 }
 
 
+@dataclass(frozen=True)
+class Custom:
+    """What a Python program gives as objects instead of names: what builds the model, and what makes the optimizer."""
+
+    build: Callable[..., nn.Module] | None = None
+    make_optimizer: OptimizerMaker | None = None
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The settings of a run with nothing left open, and its new model, on which some of them depend.
+
+    `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` say in words what was decided and
+    why.
+    """
+
+    settings: TrainSettings
+    model: nn.Module
+    optimizer: OptimizerMaker | str
+    rates: str
+    batch: str
+    precision: str
+
+
+def decide_settings(
+    settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device, custom: Custom | None = None
+) -> Decided:
+    """Make the model of a run on the host, and decide what its settings leave open.
+
+    The model's weights depend on the seed alone. Raises UsageError.
+    """
+    custom = custom or Custom()
+    torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend
+    channels, columns = channels_of(dataset.manifest.fields), dataset.column_width
+    model = device.processes.norms(build_model(settings.model, task.outputs, channels, columns, custom.build))
+    if settings.grad_checkpointing:
+        checkpoint_gradients(model, model_name(settings))
+    there = len(dataset), device.cores, device.processes.world_size
+    settings = decide_length(settings, *there)
+    settings = decide_optimizer(settings, task, model, custom.make_optimizer)
+    optimizer = custom.make_optimizer or find_optimizer(str(settings.optimizer))
+    maker = None if isinstance(optimizer, str) else optimizer
+    settings = decide_precision(decide_rates(settings, model, maker), device)
+    settings = decide_normalising(settings, dataset, model)
+    return Decided(
+        settings,
+        model,
+        optimizer,
+        rates=describe_rates(settings, model, maker),
+        batch=describe_batch(settings, *there),
+        precision=describe_precision(settings, device),
+    )
+
+
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
-    """Return the settings with epochs and a batch size, unless given: by the number of samples and of devices.
+    """Return the settings with epochs and a batch size, unless given, and with all cores for the order "local".
 
-    The order "local" gets the number of all cores.
-
-    `cores` are those of each process. A run has 5 epochs, or as many as show 800 samples. It has 250 steps or more if
-    batches of 16 allow it; a device gets at most 128 samples, a core at least 8 if there are enough, and all cores
+    `cores` is the number in each process. A run has 5 epochs, or as many as show 800 samples. It has 250 steps or more
+    if batches of 16 allow it; a device gets at most 128 samples, a core at least 8 if there are enough, and all cores
     equally many. Raises UsageError for fewer samples than that takes.
     """
     if settings.order == "local" and settings.order_parts is None:
@@ -105,7 +164,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
         settings = replace(settings, epochs=max(_EPOCHS, math.ceil(_SHOWN / max(samples, 1))))
     if settings.batch_size is not None:
         return settings
-    share = cores * processes * settings.accumulate  # of these each gets equally many samples
+    share = cores * processes * settings.accumulate  # each of them gets the same number of samples
     most = samples // settings.steps_per_execution // share * share
     if not most:
         raise UsageError(
@@ -145,7 +204,9 @@ def decide_optimizer(
     return replace(settings, optimizer="adamw" if find_family(model) == "layer norm" else "sgd")
 
 
-def decide(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> TrainSettings:
+def decide_rates(
+    settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None
+) -> TrainSettings:
     """Return the settings with a rate, its scaling, a weight decay and a schedule: those given, the others by default.
 
     The settings have an optimizer, unless a callable makes one. A rate that was given is used as it is, unless a
@@ -170,7 +231,7 @@ def find_defaults(
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the row of the table that a run takes, or what an optimizer of one's own has for defaults.
+    """Return the row of the table for a run, or the defaults of the user's own optimizer.
 
     Raises UsageError where it has no rate of its own and one is needed.
     """
@@ -182,7 +243,7 @@ def find_defaults(
 
 
 def find_family(model: nn.Module) -> Family:
-    """Return what a model normalises by: that of which it has more modules, where it has both kinds."""
+    """Return the kind of norm in a model: the one with more modules, where it has both."""
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"

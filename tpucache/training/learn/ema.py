@@ -82,7 +82,7 @@ class Ema:
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}
         if shapes != {name: tensor.shape for name, tensor in self._average.items()} or _STEPS not in state:
-            raise TrainingError("the moving average is of another model: resume with the model of the checkpoint")
+            raise TrainingError("the moving average belongs to another model: resume with the model of the checkpoint")
         self._steps.copy_(state[_STEPS])
         for name, tensor in average.items():
             self._average[name].copy_(tensor)

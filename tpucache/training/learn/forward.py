@@ -29,7 +29,7 @@ _SAME: Final = 0.5  # two statistics, in numbers of 8-bit pixels
 #: Ways to resize that make nearly the pixels of warmup's Lanczos.
 _LIKE_LANCZOS: Final = ("bicubic", "lanczos")
 
-Finish = Callable[[DeviceBatch], DeviceBatch]
+FinishBatch = Callable[[DeviceBatch], DeviceBatch]
 
 #: Means and standard deviations of channels.
 Statistics = tuple[Sequence[float], Sequence[float]]
@@ -55,7 +55,7 @@ def has_given_up(state: dict[str, Any]) -> bool:
     return "scale" in state and not state["scale"] >= _LEAST_SCALE
 
 
-def make_finish(dataset: CachedDataset, device: Device) -> Finish:
+def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
     """Return what gives a packed batch of this dataset its images, uint8 (batch, height, width, channels)."""
     if dataset.packed() is dataset:
         return lambda batch: batch
@@ -132,10 +132,10 @@ def model_name(settings: TrainSettings) -> str:
 
 
 def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
-    """Return the settings with whose statistics normalise the images: those given, the model's or the cache's.
+    """Return the settings that say whose statistics normalise the images: given ones, the model's or the cache's.
 
-    The model's are those of timm's `pretrained_cfg`, where a model of timm begins with weights and the images are such
-    as it has them. Those of a cache that is being built are not known yet: colour images of 8 bits have ImageNet's.
+    A timm model that begins with weights has statistics in its `pretrained_cfg`, which count where they fit the images.
+    A cache that is being built has none yet: colour images of 8 bits take ImageNet's.
     """
     if settings.normalise != "auto":
         return settings
@@ -155,7 +155,7 @@ def image_channels(dataset: CachedDataset) -> int:
 def channel_statistics(
     settings: TrainSettings, dataset: CachedDataset, model: nn.Module
 ) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, in the numbers of the pixels: given, or whose `normalise` names.
+    """Return mean and deviation of the channels, in the numbers of the pixels: given ones, or as `normalise` says.
 
     A constant channel, such as opaque alpha, has no deviation to divide by: that counts as 1, so that it becomes 0.
     Raises UsageError where they do not fit the images.
@@ -172,7 +172,7 @@ def channel_statistics(
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return how images differ from those that timm's weights were trained on; "" where they do not, or for others."""
+    """Return how images differ from those that timm's weights were trained on; "" if they do not, or are not timm's."""
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
         return ""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -20,22 +20,13 @@ from tpucache.ondevice.modules import Augment
 from tpucache.store.fields import IMAGE, LABEL
 from tpucache.training.device import Device
 from tpucache.training.device.tensors import DeviceBatch, to_host
-from tpucache.training.learn.defaults import (
-    decide,
-    decide_length,
-    decide_optimizer,
-    decide_precision,
-    describe_batch,
-    describe_precision,
-    describe_rates,
-)
+from tpucache.training.learn.defaults import Decided, decide_settings
 from tpucache.training.learn.ema import Ema
 from tpucache.training.learn.forward import (
-    Finish,
+    FinishBatch,
     autocast,
     channel_statistics,
     check_model,
-    decide_normalising,
     describe_differences,
     forward,
     has_given_up,
@@ -46,12 +37,10 @@ from tpucache.training.learn.forward import (
     outputs_of,
 )
 from tpucache.training.learn.metrics import MORE_IS_BETTER
-from tpucache.training.learn.model import MatchedWeights, checkpoint_gradients, load_matching, model_for
+from tpucache.training.learn.model import MatchedWeights, load_matching
 from tpucache.training.learn.optimizers import (
-    OptimizerMaker,
     buffers_of_steps,
     clip_gradients,
-    find_optimizer,
     freeze,
     freeze_all_but_head,
     is_matched,
@@ -60,7 +49,7 @@ from tpucache.training.learn.optimizers import (
     scale_gradients,
     set_rates,
 )
-from tpucache.training.learn.schedule import Rates
+from tpucache.training.learn.schedule import Rates, make_schedule
 from tpucache.training.learn.tasks.find import find_watched
 from tpucache.training.learn.tasks.regression import Regression, describe_labels
 from tpucache.training.learn.tasks.task import Task
@@ -69,16 +58,8 @@ from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
 TARGET: Final = "target"
-_LEAST_SHARE: Final = 1e-9  # of no targets the loss is 0
+_LEAST_SHARE: Final = 1e-9  # without targets the loss is 0
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or --precision float32"
-
-
-@dataclass(frozen=True)
-class Custom:
-    """What a Python program gives as objects instead of names: what builds the model, and what makes the optimizer."""
-
-    build: Callable[..., nn.Module] | None = None
-    make_optimizer: OptimizerMaker | None = None
 
 
 class Learner:
@@ -90,36 +71,22 @@ class Learner:
 
     def __init__(
         self,
-        settings: TrainSettings,
+        settings: TrainSettings | Decided,
         dataset: CachedDataset,
         task: Task,
         device: Device,
         weights: Mapping[str, torch.Tensor] | None = None,
-        custom: Custom | None = None,
     ) -> None:
-        """Make the model, its optimizer and averages. Its weights depend only on the seed and the `weights` given.
+        """Take the model that `decide_settings` made, and make its optimizer and averages; it begins with `weights`.
 
-        `settings` of the learner are those given with all that they left to be decided. Raises UsageError.
+        What settings leave open is decided here where it was not before. Raises UsageError.
         """
         self.device = device
+        decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
+        self.decided, self.settings = decided, decided.settings
+        settings, model = decided.settings, decided.model
         #: The task, and what to try where training diverges.
         self.task, self.advice = _find_learned(settings, dataset, task)
-        torch.manual_seed(settings.seed)  # weights are made on the host, so that they are the same on every backend
-        custom = custom or Custom()
-        model = device.processes.norms(model_for(dataset, settings.model, task.outputs, custom.build))
-        if settings.grad_checkpointing:
-            checkpoint_gradients(model, model_name(settings))
-        settings = decide_optimizer(settings, task, model, custom.make_optimizer)
-        self._optimizer_kind = custom.make_optimizer or find_optimizer(str(settings.optimizer))
-        maker = None if isinstance(self._optimizer_kind, str) else self._optimizer_kind
-        there = len(dataset), device.cores, device.processes.world_size
-        settings = decide_precision(decide(decide_length(settings, *there), model, maker), device)
-        settings = decide_normalising(settings, dataset, model)
-        #: The settings with all that was left to be decided, and as text what was decided and why.
-        self.settings = settings
-        self.rates = describe_rates(settings, model, maker)
-        self.batch = describe_batch(settings, *there)
-        self.precision = describe_precision(settings, device)
         #: What was taken over of the weights given, and how the images differ from those that they are for.
         self.matched: MatchedWeights | None = None
         self.image_differences = ""
@@ -127,12 +94,12 @@ class Learner:
             self.matched = load_matching(model, weights, str(settings.weights))
             self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
-        self._waiting: list[nn.Parameter] = []  # what does not learn while the head is trained alone ...
+        self._waiting: list[nn.Parameter] = []  # they do not learn while the head is trained alone ...
         self._still_norms: list[nn.Module] = []  # ... and the norms that are in evaluation mode meanwhile
         self.mean, self.std = channel_statistics(settings, dataset, model)
         self._dataset = dataset
-        self._finishing: dict[int | None, tuple[Finish, Augment | None]] = {}
-        for size in dict.fromkeys(settings.sizes.epochs):  # what cannot be made is refused now, not after hours
+        self._finishing: dict[int | None, tuple[FinishBatch, Augment | None]] = {}
+        for size in dict.fromkeys(settings.sizes.epochs):  # a size that cannot be made is refused now, not after hours
             self.resize(size)
         self.resize(settings.sizes.at(0))
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
@@ -181,8 +148,8 @@ class Learner:
         """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
 
         The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes
-        the parts and the loss are this process's, and all learn from those of all. Where a loss is the mean over some
-        of the targets, parts and processes weigh as much as they have of these: the step is that of the whole batch.
+        the parts and the loss are this process's, and all learn from the parts of all. Where a loss is the mean over
+        some of the targets, each part is weighted by its number of these: the step equals that of the whole batch.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -225,6 +192,13 @@ class Learner:
             batch = replace(batch, labels=self.task.as_stored(batch.labels))
         return outputs_of(self.model, batch, self.device, self.settings, self.task, normalise, self._eval_step)
 
+    @functools.cached_property
+    def schedule(self) -> Callable[[int], Rates]:
+        """The rates of a run on the dataset, as a function of the step's number."""
+        settings = self.settings
+        steps = settings.passes * settings.steps_per_epoch(len(self._dataset))
+        return make_schedule(str(settings.schedule), steps, settings.peak_lr, settings.ramp)
+
     @property
     def part_size(self) -> int:
         """How many samples this process sends to its device at once."""
@@ -233,7 +207,7 @@ class Learner:
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
         """Return the loss of each sample, float32 (batch,), given outputs and labels of which the first `rows` count.
 
-        The user's loss is one number a batch, which is then each sample's: their mean is that of the batches.
+        A loss of the user's is one number a batch, which each of its samples gets.
         """
         if self._loss is None:
             return self.task.losses(outputs, labels)
@@ -321,7 +295,7 @@ class Learner:
         settings = self.settings
         return make_optimizer(
             self.model,
-            self._optimizer_kind,
+            self.decided.optimizer,
             settings.peak_lr,
             settings.weight_decay or 0.0,
             layer_decay=settings.layer_decay,

@@ -172,7 +172,7 @@ def balanced_accuracy(probabilities: Array, labels: Array) -> float:
 def mcc(probabilities: Array, labels: Array) -> float:
     """Return Matthews' correlation coefficient for any number of classes (Gorodkin, 2004); a label of -1 is none.
 
-    It is 0 where all labels, or all predictions, are of one class.
+    It is 0 where all labels, or all predictions, name one class.
     """
     probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
     if not _is_measurable(probabilities):
@@ -221,7 +221,7 @@ def rmsle(values: Array, labels: Array) -> float:
 def mask_dice(confusion: Array, _labels: Array) -> float:
     """Return the mean Dice over classes from counts (n, classes, classes), a row a true class.
 
-    It is of all pixels together, over the classes that are in the truth or in the predictions.
+    It counts all pixels together, over the classes in the truth or in the predictions.
     """
     counts = confusion.astype(np.float64).sum(0)
     both = counts.sum(0) + counts.sum(1)

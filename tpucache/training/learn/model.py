@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from tpucache.errors import DependencyError, TpucacheError, TrainingError, UsageError, calling
 from tpucache.imports import load_callable
-from tpucache.loading.dataset import CachedDataset
 from tpucache.store.fields import IMAGE, Field
 from tpucache.training.learn.user_code import describe_error
 
@@ -32,7 +31,7 @@ Weights = Mapping[str, torch.Tensor]
 #: What wrappers of models put before the names of their weights: DataParallel, torch.compile, Lightning and others.
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 _NAMED: Final = 5  # tensors in a message, at most
-#: Images for which networks are trained have so many channels; other convolutions of these are not told from patches.
+#: Numbers of channels of images. With another number, a first convolution may work on patches, and is not adapted.
 _IMAGE_CHANNELS: Final = (1, 3, 4)
 
 #: What torchvision and timm call the parts of a ResNet of two blocks a layer, and the parts of a block; and their names
@@ -155,26 +154,20 @@ def channels_of(fields: Iterable[Field]) -> int:
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
 
 
-def model_for(
-    dataset: CachedDataset, name: str, outputs: int, build: Callable[..., nn.Module] | None = None
+def build_model(
+    name: str, outputs: int, channels: int = 3, columns: int = 0, build: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
-    """Return a new model for a dataset, by its name or by what builds it. Raises as `build_model` does."""
-    columns = dataset.column_width
-    if build is not None:
-        return build(outputs, columns) if columns else build(outputs)
-    return build_model(name, outputs, channels_of(dataset.manifest.fields), columns)
-
-
-def build_model(name: str, outputs: int, channels: int = 3, columns: int = 0) -> nn.Module:
     """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
 
-    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Those that are
-    built in, and timm's, take images of this many channels; a callable is given the outputs alone, or the outputs and
-    the number of values in `columns` where there are some.
+    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Built-in models
+    and timm's take images of this many channels. A callable is given the outputs alone, or the outputs and the number
+    of values in `columns` where there are some. `build` is such a callable, and replaces the one that the name means.
 
     Raises UsageError for a name that is none of these, for keywords that the model does not have, and for a callable
     that fails or makes no module, DependencyError for a timm model without timm.
     """
+    if build is not None:
+        return build(outputs, columns) if columns else build(outputs)
     built_in = MODELS | DENSE_MODELS
     if name.startswith(_OBJECT):
         raise UsageError(

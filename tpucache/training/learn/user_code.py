@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tpucache.training.learn.tasks.task import Task
 
 #: One of a task's, or the user's function of (predictions, labels).
-Metric = NamedMetric | Callable[..., Any]
+AnyMetric = NamedMetric | Callable[..., Any]
 
 #: Code in these folders is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)
@@ -64,12 +64,12 @@ def short_name(metric: str) -> str:
     return metric.replace(":", ".").rpartition(".")[2] if ":" in metric else metric
 
 
-def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, Metric]:
+def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
     """Return metrics by their short names: those of the task, and the user's.
 
     Raises UsageError for a name that is given twice, and one that the task does not have.
     """
-    found: dict[str, Metric] = {}
+    found: dict[str, AnyMetric] = {}
     for name in names:
         short = short_name(name)
         if short in (*taken, *found):
@@ -78,7 +78,7 @@ def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict
     return found
 
 
-def compute_metrics(metrics: Mapping[str, Metric], predictions: Any, labels: Any) -> dict[str, float]:
+def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: Any) -> dict[str, float]:
     """Return what metrics say of all samples, given predictions and labels; the user's get copies of them.
 
     Raises TrainingError where one raises anything, UsageError where one returns no number.

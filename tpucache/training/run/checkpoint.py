@@ -36,14 +36,14 @@ def is_stored_whole(tensor: torch.Tensor) -> bool:
 
 
 class ContentError(ValueError):
-    """A file that torch could read holds something else than tensors and plain values, or is in another format."""
+    """A file does not hold tensors and plain values alone, or is in another format."""
 
 
 def read_saved(path: str | Path) -> Any:
     """Return what `torch.save` wrote, on the host: tensors and plain values. None of the file's code is run.
 
-    All files that torch reads are read here, and in the zip format alone: the one of torch before 1.6 is a pickle,
-    which `weights_only` does not make safe in every version. Raises ContentError for all that is not so, and OSError.
+    torch reads no file elsewhere. Only the zip format is read: files of torch before 1.6 are pickles, which
+    `weights_only` does not make safe in every version. Raises ContentError for other files, and OSError.
     """
     try:
         with open_file(path) as file:

@@ -64,7 +64,7 @@ def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[s
         if not isinstance(plain, dict):
             raise FormatError(f"{path.name} is not an object")
         if plain.get("version") != VERSION:
-            raise UsageError(f"{path} is of another version of tpucache: give another folder")
+            raise UsageError(f"{path} was written by another version of tpucache: give another folder")
         if not isinstance(plain.get("settings"), dict):
             raise FormatError(f"{path.name}: it has no settings")
         if "precision" not in plain["settings"]:

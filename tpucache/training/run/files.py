@@ -1,4 +1,4 @@
-"""The folder of a run: who holds it, the state it is continued from, its best weights, its history, and their writer.
+"""The folder of a run: its lock, the state it continues from, best weights, predictions, history, and their writer.
 
 `best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
 killed between two of them repeats what `last.pt` does not contain, with the same result, and writes the history again.
@@ -7,21 +7,36 @@ killed between two of them repeats what `last.pt` does not contain, with the sam
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import numpy as np
+
 from tpucache.errors import NoRoomError, TrainingError, UsageError
-from tpucache.loading.columns import fit_columns
 from tpucache.loading.dataset import CachedDataset
-from tpucache.runs import BEST_NAME, FOLDS_NAME, HISTORY_NAME, LAST_NAME, LOCK_NAME, RUN_NAMES, fold_folder, is_run
+from tpucache.runs import (
+    BEST_NAME,
+    FOLDS_NAME,
+    HISTORY_NAME,
+    INFO_NAME,
+    LAST_NAME,
+    LOCK_NAME,
+    RUN_NAMES,
+    VALIDATION_NAME,
+    fold_folder,
+    is_run,
+)
 from tpucache.store import holding
+from tpucache.store.files import write_atomically
 from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.samples import encode_columns
+from tpucache.training.data import RunData
 from tpucache.training.device.processes import Processes
 from tpucache.training.learn.learner import Learner
 from tpucache.training.run.checkpoint import save_checkpoint
@@ -30,47 +45,16 @@ from tpucache.training.run.folds import read_folds, write_folds
 from tpucache.training.run.history import write_history
 from tpucache.training.run.state import RunState, make_plan
 from tpucache.training.settings import TrainSettings, as_decided, setting_differences, settings_from, undecided
+from tpucache.types import Array
 
 _log = logging.getLogger("tpucache")
 
-_WAITING: Final = 2  # the best weights and the state of one epoch: what is written later waits for their memory
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What a run trains on and what it is validated on."""
-
-    train_set: CachedDataset
-    valid_set: CachedDataset | None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the caches are: not while they are built by `open_or_build`."""
-        return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
-
-    @property
-    def digests(self) -> dict[str, str | None]:
-        """The digest of each; none where a cache will not be finished, because its disk is full."""
-        try:
-            return {
-                "training": self.train_set.digest,
-                "validation": None if self.valid_set is None else self.valid_set.digest,
-            }
-        except NoRoomError:
-            return {}
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the training samples' cache; "" where that will not be finished."""
-        try:
-            return self.train_set.manifest.fingerprint
-        except NoRoomError:
-            return ""
+_WAITING: Final = 2  # the best weights and the state of one epoch: later writes wait for their memory
 
 
 @contextlib.contextmanager
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
-    """Hold a run's folder for these processes, which it is made for; yield a check that it is still held.
+    """Make a run's folder and hold it for these processes; yield a check that it is still held.
 
     The main process takes the lock for all. The check raises TrainingError where the lock was taken away. Raises
     UsageError when others train in the folder, or it is a cache's; TrainingError when it cannot be written.
@@ -115,7 +99,7 @@ def _remove_empty(run: Path) -> None:
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return settings with what they leave open as the run in a folder has decided it, if that is to be continued.
+    """Return settings with what they leave open as the run in a folder has decided it, if that run is to continue.
 
     Raises TrainingError for a checkpoint that cannot be read, UsageError for one of a later version.
     """
@@ -128,7 +112,7 @@ def open_run(
 ) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
     """Return how far the run in a folder is, its settings, and the learner's state there: None for a new run.
 
-    The folder of a new run is made. What the settings leave to be decided is as the run has decided it.
+    The folder of a new run is made. What the settings leave open is as the run has decided it.
 
     Raises UsageError for a folder that has a run when it is not to be resumed, and when the settings or the data are
     not the run's; TrainingError for a checkpoint that cannot be read.
@@ -163,9 +147,9 @@ def open_run(
 
 
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
-    """Raise UsageError for a folder that has another run than one of these folds, or one that is not to be resumed.
+    """Raise UsageError for a folder with a run that has other folds, or is not to be resumed.
 
-    A run of which no step is saved yet may be begun anew. Raises TrainingError where the folder cannot be read.
+    A run may begin anew if it has saved no step yet. Raises TrainingError where the folder cannot be read.
     """
     before = read_folds(run)
     if before is None and is_run(run):
@@ -217,6 +201,37 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
     return lambda: save_checkpoint(run / BEST_NAME, content)
 
 
+def write_info(run: Path, learner: Learner, data: RunData) -> None:
+    """Write `run.json`: settings, task, classes, and where the data are now. Raises TrainingError."""
+    info = {
+        "settings": learner.settings.to_dict(),
+        "task": learner.task.name,
+        "outputs": learner.task.outputs,
+        "classes": list(learner.task.class_names(data.train_set.classes)),
+        "training": _describe_data(data.train_set),
+        "validation": None if data.valid_set is None else _describe_data(data.valid_set),
+    }
+    _write_file(run / INFO_NAME, json.dumps(info, indent=1).encode())
+
+
+def snapshot_validation(
+    run: Path, learner: Learner, valid_set: CachedDataset, values: Array, errors: Array, maps: Mapping[int, Array]
+) -> Callable[[], None]:
+    """Return the function that writes `validation.npz`: what was predicted for the validation samples.
+
+    For all samples it has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`; for masks
+    also `shown`, numbers of samples, and `maps`, uint8 (shown, height, width). It raises TrainingError.
+    """
+    arrays: dict[str, Array] = {
+        "positions": valid_set.positions,
+        "errors": errors.astype(np.float32),
+        **learner.task.record(values, valid_set.labels.numpy()),
+    }
+    if maps:
+        arrays |= {"shown": np.array([*maps], np.int64), "maps": np.stack([*maps.values()])}
+    return lambda: _write_file(run / VALIDATION_NAME, encode_columns(arrays))
+
+
 def _make_folder(run: Path) -> None:
     """Make a run's folder, or remove the temporary files of a killed process there. Raises as `open_run` does."""
     _refuse_cache(run)
@@ -245,7 +260,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
 
 def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
     """Return the metadata of a checkpoint, as plain values."""
-    train_set, inputs = data.train_set, learner.settings.inputs
+    train_set = data.train_set
     return {
         "version": VERSION,
         "settings": learner.settings.to_dict(),
@@ -258,15 +273,41 @@ def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
         "fingerprint": data.fingerprint,
         "samples": len(train_set),
         "digests": data.digests,
-        **({"columns": fit_columns(inputs, train_set.table, train_set.positions).to_list()} if inputs else {}),
+        **({"columns": data.columns.to_list()} if data.columns.parts else {}),
     }
+
+
+def _describe_data(dataset: CachedDataset) -> dict[str, Any]:
+    shown = {"resolution": dataset.resolution, "frequencies": dataset.frequencies}
+    return {
+        "cache": dataset.place,
+        "variant": dataset.variant,
+        **({} if dataset.resolution is None else shown),
+        "samples": len(dataset),
+        "digest": _digest(dataset),
+    }
+
+
+def _digest(dataset: CachedDataset) -> str:
+    """Return the digest of the samples; "" where a full disk keeps their cache from being finished."""
+    try:
+        return dataset.digest_without_columns
+    except NoRoomError:
+        return ""
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
 
 
 class BackgroundWriter:
     """Runs writes one after another, in their order.
 
-    After an error no other write is begun, and the next call raises it: what is on the disk is what it would be if the
-    process had been killed in that write.
+    After an error no other write begins, and the next call raises it: the disk is as if the process had been killed in
+    that write.
     """
 
     def __init__(self) -> None:

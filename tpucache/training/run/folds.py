@@ -90,7 +90,7 @@ def read_folds(run: Path) -> list[str] | None:
     try:
         values = read_values(path, _Names)
         if values["version"] != _VERSION:
-            raise TrainingError(f"{path} is of another version of tpucache: give another folder")
+            raise TrainingError(f"{path} was written by another version of tpucache: give another folder")
         return list(values["folds"])
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -17,14 +17,14 @@ from tpucache.store.files import write_atomically
 if TYPE_CHECKING:
     import torch
 
-# The loss of a step this long ago has been computed: reading it does not block.
+# After this many steps a loss has been computed: reading it does not block.
 _LAG: Final = 16
 
 Row = dict[str, Any]
 
 
 class Watcher(Protocol):
-    """What is notified of losses and epochs during a run."""
+    """Something that a run notifies of losses and epochs."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
         """Take the losses of the steps from number `first` on."""

@@ -30,7 +30,7 @@ _log = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
-class _Account:
+class _AccountFile:
     """What `account.json` holds."""
 
     seconds: dict[str, float]
@@ -127,7 +127,7 @@ class TrainReport:
         ]
 
     def _later(self) -> str:
-        """Return in words what was sent after the first epoch, and what that cost the host."""
+        """Return in words how much was sent after the first epoch, and the host's work for it."""
         each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
         if each is None or cpu is None:
             return ""
@@ -240,12 +240,12 @@ def _merged_report(
         device=device.torch_device.type,
         dropped_by_execution=(samples // settings.batch - plan.per_epoch) * settings.batch,
         processes=device.processes.world_size,
-        rates=learner.rates,
-        precision=learner.precision,
-        batch=learner.batch,
+        rates=learner.decided.rates,
+        precision=learner.decided.precision,
+        batch=learner.decided.batch,
         recipe=settings.recipe,
         network={} if use is None else dict(use._asdict()),
-        learning_rates=[plan.schedule(step).lr for step in range(len(state.losses))],
+        learning_rates=[learner.schedule(step).lr for step in range(len(state.losses))],
     )
 
 
@@ -256,7 +256,7 @@ def write_report(run: str | Path, report: TrainReport) -> None:
 
 
 def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) -> None:
-    """Write how long a run has taken so far, for the case that it never comes to its report. Raises TrainingError."""
+    """Write how long a run has taken so far, in case it never writes its report. Raises TrainingError."""
     write_json(Path(run) / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
@@ -264,7 +264,7 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
     """Return the seconds of each part of a run so far, and of all of it. Raises TrainingError."""
     path = Path(run) / ACCOUNT_NAME
     try:
-        values = read_values(path, _Account)
+        values = read_values(path, _AccountFile)
         return values["seconds"], float(values["wall_seconds"])
     except FileNotFoundError:
         report = read_report(run)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tpucache.errors import UsageError
-from tpucache.training.learn.schedule import Rates, make_schedule
 from tpucache.training.run.history import Row
 from tpucache.training.settings import TrainSettings
 
@@ -41,14 +39,13 @@ class RunState:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a whole run: `epochs` of `per_epoch` each, with the learning rate of each step.
+    """The steps of a whole run: `epochs` of `per_epoch` each.
 
     The run ends sooner after `patience` epochs in which the watched metric was not better.
     """
 
     epochs: int
     per_epoch: int
-    schedule: Callable[[int], Rates]
     patience: int | None = None
 
     @property
@@ -67,7 +64,7 @@ class StepPlan:
         return is_over and not self.awaits_evaluation(state)
 
     def has_stopped_early(self, state: RunState) -> bool:
-        """Return whether the watched metric was not better for so many epochs that the run ends."""
+        """Return whether the run ends because the watched metric has not improved for `patience` epochs."""
         return (
             self.patience is not None
             and state.best is not None
@@ -75,12 +72,12 @@ class StepPlan:
             and len(state.rows) - state.best_epoch >= self.patience
         )
 
-    def epoch_row(self, state: RunState, metrics: Mapping[str, float]) -> Row:
-        """Return the history's row for the epoch that has just ended."""
+    def epoch_row(self, state: RunState, lr: float, metrics: Mapping[str, float]) -> Row:
+        """Return the history's row for the epoch that has just ended; `lr` is the rate of its last step."""
         return {
             "epoch": state.steps // self.per_epoch,
             "step": state.steps,
-            "lr": self.schedule(state.steps - 1).lr,
+            "lr": lr,
             "train_loss": sum(state.losses[-self.per_epoch :]) / self.per_epoch,
             **{f"valid_{name}": value for name, value in metrics.items()},
         }
@@ -96,16 +93,5 @@ class StepPlan:
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the steps of a run with these settings on this number of samples. Raises UsageError.
-
-    While rate or schedule are undecided, so are the rates of the steps.
-    """
-    each = settings.steps_per_epoch(samples)
-    schedule: Callable[[int], Rates] = _undecided
-    if settings.lr is not None and settings.schedule is not None:
-        schedule = make_schedule(settings.schedule, settings.passes * each, settings.peak_lr, settings.ramp)
-    return StepPlan(settings.passes, each, schedule, settings.patience)
-
-
-def _undecided(_step: int) -> Rates:
-    raise UsageError("rate and schedule are decided when the run begins: give lr and schedule to know them before")
+    """Return the steps of a run with these settings on this number of samples. Raises UsageError."""
+    return StepPlan(settings.passes, settings.steps_per_epoch(samples), settings.patience)

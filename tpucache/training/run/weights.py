@@ -1,4 +1,4 @@
-"""The weights that a run begins with: of a file, a folder, another run, or the hub's cache on this machine."""
+"""The weights that a run begins with: from a file, a folder, another run, or the hub's cache on this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tpucache.training.learn.model import timm_name
 from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read_saved
 from tpucache.training.settings import TrainSettings
 
-Weights = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 #: Where checkpoints of other programs keep the weights of the model.
 _CONTAINERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params", "state_dict_ema")
 _SAFETENSORS: Final = ".safetensors"
-#: What files of weights are called in a repository of the hub, the ones that are read first, first.
+#: Names of files of weights in a repository of the hub, in the order in which they are looked for.
 _HUB_NAMES: Final = (
     "model.safetensors",
     "pytorch_model.bin",
@@ -37,14 +37,14 @@ PRETRAINED: Final = "pretrained"
 
 
 class InitialWeights(NamedTuple):
-    """A run's settings, which normalise as another run whose weights it begins with, and these; None: random ones."""
+    """The weights that a run begins with, None for random ones, and its settings, which normalise as these need."""
 
     settings: TrainSettings
-    weights: Weights | None
+    weights: Tensors | None
 
 
 def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
-    """Return the weights that a new run of images with so many channels begins with. Raises as `read_weights` does."""
+    """Return what a new run begins with, given the channels of its images. Raises as `read_weights` does."""
     if settings.weights is None:
         return InitialWeights(settings, None)
     source = find_weights(settings.weights, settings.model)
@@ -74,7 +74,7 @@ def find_weights(text: str, model: str) -> Path:
         return Path(text)
     timms = timm_name(model)
     if timms is None:
-        raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
+        raise UsageError(f"--weights pretrained needs a model of timm, not {model!r}: give a file or a folder")
     import timm
 
     with calling("timm", TrainingError, _OTHER_WEIGHTS):
@@ -113,7 +113,7 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 
 def _weights_file(source: Path) -> Path:
-    """Return the file of weights that is meant by a file or a folder. Raises UsageError."""
+    """Return the file of weights that a file or a folder stands for. Raises UsageError."""
     if not source.is_dir():
         if not source.is_file():
             raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")
@@ -131,7 +131,7 @@ def _weights_file(source: Path) -> Path:
     return others[0]
 
 
-def read_weights(source: str | Path) -> Weights:
+def read_weights(source: str | Path) -> Tensors:
     """Return tensors by name, on the host: of a `.safetensors` file, a state dict saved by torch, or a folder.
 
     A checkpoint that holds a state dict among other things is one, too. Of a folder it is the `best.pt` of a run, the
@@ -147,7 +147,7 @@ def _read(path: Path) -> Any:
     return _read_safetensors(path) if path.suffix == _SAFETENSORS else _read_torch(path)
 
 
-def _tensors(path: Path, content: Any) -> Weights:
+def _tensors(path: Path, content: Any) -> Tensors:
     weights = _find_tensors(content)
     if not weights:
         raise UsageError(
@@ -173,7 +173,7 @@ def _read_safetensors(path: Path) -> Any:
         return load_file(path)
     except MemoryError:
         raise
-    except Exception as error:  # of a library that reads a file of anybody's
+    except Exception as error:  # a library reads somebody's file
         raise UsageError(f"{path} is no safetensors file that can be read: {error}. Copy it again") from error
 
 
@@ -187,7 +187,7 @@ def _read_torch(path: Path) -> Any:
         ) from error
 
 
-def _find_tensors(content: Any) -> Weights:
+def _find_tensors(content: Any) -> Tensors:
     """Return the tensors of a mapping, or those of the first mapping in it that a checkpoint keeps weights in."""
     if not isinstance(content, Mapping):
         return {}
@@ -198,7 +198,7 @@ def _find_tensors(content: Any) -> Weights:
 
 
 def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
-    """Return so many finite numbers, None where the values are something else."""
+    """Return a number of finite numbers, None where the values are something else."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
     is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)

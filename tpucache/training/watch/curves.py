@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tpucache.errors import TrainingError
 from tpucache.runs import CURVES_NAME
 from tpucache.store.files import write_atomically
+from tpucache.training.learn.schedule import Rates
 from tpucache.training.run.history import Row
-from tpucache.training.run.state import RunState, StepPlan
+from tpucache.training.run.state import RunState
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +83,7 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 
 
 def fitting_decay(steps: int) -> float:
-    """Return the decay with which so many steps are smoothed: over 50 of them, or a twentieth of a short run."""
+    """Return the decay that smooths this number of steps: over 50 of them, or a twentieth of a short run."""
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 
 
@@ -92,13 +93,13 @@ def _say_once(message: str) -> None:
 
 
 @contextlib.contextmanager
-def drawn_curves(run: Path | None, plan: StepPlan, state: RunState) -> Iterator[None]:
+def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
     """Write the curves of a run to its folder, if one is given, however the context ends."""
     try:
         yield
     finally:
         if run is not None and state.losses:
-            save_curves(run, state.losses, [plan.schedule(step).lr for step in range(len(state.losses))], state.rows)
+            save_curves(run, state.losses, [schedule(step).lr for step in range(len(state.losses))], state.rows)
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:

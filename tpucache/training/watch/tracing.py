@@ -46,5 +46,5 @@ class Tracer:
             self._device.wait()
             self._open.enter_context(self._device.profile(self._folder))
         elif self._seen == WARMUP_EXECUTIONS + _TRACED:
-            self._device.wait()  # otherwise the trace would miss what was sent last
+            self._device.wait()  # otherwise the trace would miss the last operations
             self._open.close()

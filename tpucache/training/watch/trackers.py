@@ -21,7 +21,7 @@ from tpucache.training.run.history import Row, Watcher
 from tpucache.training.watch.tensorboard import TensorBoard, tagged
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
-#: In a run's folder: under which id Weights & Biases and MLflow know it.
+#: The file in a run's folder with its ids at Weights & Biases and MLflow.
 IDS_NAME: Final = "trackers.json"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_IDS_BYTES: Final = 4096
@@ -110,7 +110,7 @@ class WandbRun:
         self._run = wandb.init(
             dir=str(run), name=run.resolve().name, id=known, resume="allow" if known else None, config=dict(settings)
         )
-        # Its own steps only ever grow, while the losses of some steps are sent after the epoch that they are of.
+        # Its own steps only ever grow, while the losses of some steps are sent after their epoch.
         self._run.define_metric("*", step_metric="step")
         _write_id(run, "wandb", self._run.id)
 

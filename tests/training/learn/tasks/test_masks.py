@@ -12,7 +12,8 @@ import torch
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.store.reader import ShardReader
-from tpucache.training.check import check_fit, find_task
+from tpucache.training.check import check_fit
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
@@ -70,7 +71,7 @@ def test_checking_and_counting_reads_no_image_and_takes_little_memory(masks, mon
 
 @pytest.mark.slow
 def test_evaluation_is_plain_torchs_over_the_pixels_that_have_a_class(masks):
-    learner = Learner(SETTINGS, masks, find_task(SETTINGS, masks), CpuDevice())
+    learner = Learner(SETTINGS, masks, choose_task(SETTINGS, masks), CpuDevice())
     images = torch.stack([masks[number]["image"] for number in range(len(masks))]).float()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (learner.mean, learner.std))
     with torch.no_grad():
@@ -150,16 +151,16 @@ def test_nothing_counted_is_no_accuracy():
 
 
 def test_a_cache_of_masks_is_the_mask_task_without_being_asked(masks):
-    assert find_task(TrainSettings(mask_classes=3), masks) == make_task("mask", 3)
+    assert choose_task(TrainSettings(mask_classes=3), masks) == make_task("mask", 3)
     with pytest.raises(UsageError, match="give --mask-classes"):
-        find_task(TrainSettings(), masks)
+        choose_task(TrainSettings(), masks)
 
 
 @pytest.mark.parametrize("name", ["boxes", "keypoints"])
 def test_a_cache_of_boxes_says_that_no_task_learns_them(tmp_path, name):
     build_cache(f"failing_data:{name}", tmp_path, Recipe(size=8), jobs=1)
     with pytest.raises(UsageError, match=f"the cache has {name} and no other labels, and train has no task for {name}"):
-        find_task(TrainSettings(), CachedDataset(tmp_path))
+        choose_task(TrainSettings(), CachedDataset(tmp_path))
 
 
 class OneOfTwo(Processes):

@@ -16,7 +16,7 @@ from torch import nn
 from tpucache import CachedDataset, CachedLoader, TrainingError, UsageError, build_cache
 from tpucache.recipe import Recipe
 from tpucache.training import fitting
-from tpucache.training.check import find_task
+from tpucache.training.data import choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import results, score
 from tpucache.training.learn.learner import Learner
@@ -171,7 +171,7 @@ def test_a_run_without_the_record_continues_and_predicts_as_before(prices, tmp_p
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert all(abs(float(row["value_0"])) < 100 for row in rows)
     assert len(images) == 4
-    learner = Learner(settings, prices, find_task(settings, prices), CpuDevice())
+    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
     state = learner.state_dict()
     assert learner.task.constants()
     del state["labels"]
@@ -186,7 +186,7 @@ def learned_from(dataset: CachedDataset) -> Regression:
 @pytest.mark.slow
 def test_a_loss_of_ones_own_gets_labels_as_they_are_stored(prices, tmp_path):
     settings = dataclasses.replace(LINEAR, epochs=1, loss="tiny_tasks:relative_loss")
-    learner = Learner(settings, prices, find_task(settings, prices), CpuDevice())
+    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
     assert learner.task.constants() == {}
     report = train(tmp_path, settings, prices, None, CpuDevice(), QUICK)
     assert 0 < report.losses[0] < 1e4  # that of standardised labels would be divided by zeros, which a constant becomes
@@ -228,7 +228,7 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
     build_cache(TableSource(tmp_path / "table.csv", options), tmp_path / "cache", Recipe(size=2), jobs=1)
     dataset = CachedDataset(tmp_path / "cache")
     settings = dataclasses.replace(LINEAR, model="tiny_tasks:zeros")
-    learner = Learner(settings, dataset, find_task(settings, dataset), CpuDevice())
+    learner = Learner(settings, dataset, choose_task(settings, dataset), CpuDevice())
     stored = np.array(labels)[:, None]
     exact = (stored - stored.mean()) / stored.std()
     batches = CachedLoader(learner.task.as_learned(dataset), 64)
@@ -243,6 +243,6 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
 @pytest.mark.slow
 def test_an_evaluation_step_of_ones_own_gets_labels_as_they_are_stored(prices: CachedDataset) -> None:
     settings = dataclasses.replace(LINEAR, eval_step="tiny_tasks:label_eval")
-    learner = Learner(settings, prices, find_task(settings, prices), CpuDevice())
+    learner = Learner(settings, prices, choose_task(settings, prices), CpuDevice())
     found = [values for (values,) in results(learner, prices, lambda outputs, _labels: (outputs,))]
     np.testing.assert_allclose(np.concatenate(found), prices.labels.numpy(), rtol=1e-5, atol=1e-6)

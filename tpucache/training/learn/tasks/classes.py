@@ -95,7 +95,7 @@ class Classes(SampleTask):
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 at the class, smoothed towards 1 / outputs everywhere; a label of -1 is of no class.
+        """Return 1 at the class, smoothed towards 1 / outputs everywhere; a label of -1 means no class.
 
         Labels (batch, outputs) are soft ones, each times its sample's weight, and so are their targets: the
         cross-entropy of these is that of the probabilities times the weight.

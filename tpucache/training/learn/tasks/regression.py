@@ -39,9 +39,8 @@ _SHOWN: Final = 80  # characters of a value in a message, at most
 class Regression(SampleTask):
     """Numbers: labels (batch, outputs), mean squared error unless another loss is named.
 
-    With `mean` and `std`, a number for each column, the model learns labels from which the mean is subtracted and that
-    are divided by the deviation, as `as_learned` has them, and so are losses; predictions and metrics are in the unit
-    of the labels.
+    With `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned` gives them:
+    less the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the labels' own.
     """
 
     name: str = "regression"
@@ -69,7 +68,7 @@ class Regression(SampleTask):
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
-        """Return the samples with standardised labels in batches: in float64, as float32 cannot hold all of a label."""
+        """Return the samples with labels standardised in float64: float32 may not hold all digits of a label."""
         return dataset.with_standardised_labels(self.mean, self.std) if self.mean else dataset
 
     def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
@@ -105,7 +104,7 @@ class Regression(SampleTask):
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return the labels of a batch of `as_learned`. Raises UsageError for smoothing, which is of classes."""
+        """Return the labels of a batch of `as_learned`. Raises UsageError for smoothing, which needs classes."""
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
         return labels.float()
@@ -151,7 +150,7 @@ def check_precision(values: Array) -> None:
 
 
 class InLabelUnits(nn.Module):
-    """A model whose outputs are in the unit of the labels: those of a model that learned standardised ones, undone."""
+    """A model that learned standardised labels, with its outputs turned back into the labels' unit."""
 
     def __init__(self, model: nn.Module, task: Regression) -> None:
         super().__init__()
@@ -178,7 +177,7 @@ def _on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def _numbers(values: object, count: int) -> tuple[float, ...] | None:
-    """Return so many finite numbers, None where the values are something else."""
+    """Return a number of finite numbers, None where the values are something else."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
     is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)

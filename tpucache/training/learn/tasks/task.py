@@ -67,7 +67,7 @@ def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixe
         return
     raise UsageError(
         f"{source} gives {given} for {samples} samples, the labels ask for {wanted}, as a floating-point tensor: "
-        "use a model with so many outputs"
+        "use a model with that many outputs"
     )
 
 
@@ -166,11 +166,11 @@ class Task(Protocol):
         ...
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Return those of a record's fields, by name, that a model may be given: all but the labels."""
+        """Return the fields of a record, by name, that a model may be given: all but the labels."""
         ...
 
     def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """Return those of a cache's class names that this task's labels are numbers of, in their order."""
+        """Return the class names of a cache that the numbers of this task's labels stand for, in order."""
         ...
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
@@ -198,7 +198,7 @@ class Task(Protocol):
         ...
 
     def constants(self) -> dict[str, list[float]]:
-        """Return what it took from the training labels, which a run's files keep; nothing for most tasks."""
+        """Return what the task took from the training labels, for the run's files; most tasks take nothing."""
         ...
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
@@ -221,7 +221,7 @@ class Task(Protocol):
         ...
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError unless there is something to learn in so many labels with these counts in all."""
+        """Raise UsageError unless there is something to learn from all labels, given their counts and number."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
@@ -281,7 +281,7 @@ class Task(Protocol):
 
 
 class TaskBase:
-    """The base of all tasks: one that takes nothing from the training labels, and whose losses are of all of them."""
+    """The base of all tasks: it takes nothing from the training labels, and its losses are means over all of them."""
 
     name: str
     #: The name of its loss; "" is the task's own.

@@ -1,0 +1,100 @@
+"""The data as a run sees it: the task, the columns, the soft labels and the size, found once for each run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tpucache.errors import NoRoomError, UsageError
+from tpucache.loading.columns import Columns, fit_columns
+from tpucache.loading.dataset import CachedDataset
+from tpucache.training.check import check_fit
+from tpucache.training.device import Device
+from tpucache.training.learn.forward import image_channels
+from tpucache.training.learn.tasks.find import find_task
+from tpucache.training.learn.tasks.task import Task
+from tpucache.training.settings import TrainSettings
+from tpucache.training.sizes import in_size
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The samples that a run trains on, those that it is validated on, and the task that it learns.
+
+    Both have the `columns` that are inputs, and images of the size in which the run is evaluated: the run's files
+    describe these. The training samples give soft labels where the cache has some.
+    """
+
+    task: Task
+    train_set: CachedDataset
+    valid_set: CachedDataset | None
+    columns: Columns
+
+    @property
+    def channels(self) -> int:
+        """The channels of the images, 0 for records without one."""
+        return image_channels(self.train_set)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the caches are finished; `open_or_build` gives one that is still being built."""
+        return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The digests of both; empty where a full disk keeps a cache from being finished."""
+        try:
+            return {
+                "training": self.train_set.digest,
+                "validation": None if self.valid_set is None else self.valid_set.digest,
+            }
+        except NoRoomError:
+            return {}
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the training cache; "" where a full disk keeps it from being finished."""
+        try:
+            return self.train_set.manifest.fingerprint
+        except NoRoomError:
+            return ""
+
+
+def prepare_data(
+    settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
+) -> RunData:
+    """Return the data of a run with these settings, whose epochs and batch size are decided already.
+
+    Raises UsageError where data, settings and device do not fit together.
+    """
+    task = choose_task(settings, train_set)
+    check_fit(settings, task, train_set, valid_set, device)
+    train_set = soft_labelled(settings, task, train_set)
+    columns = fit_columns(settings.inputs, train_set.table, train_set.positions)
+
+    def as_seen(dataset: CachedDataset) -> CachedDataset:
+        if columns.parts:
+            dataset = dataset.with_columns(columns.encode(dataset.table, dataset.positions))
+        return in_size(dataset, settings.sizes.valid)
+
+    return RunData(task, as_seen(train_set), None if valid_set is None else as_seen(valid_set), columns)
+
+
+def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
+    """Return the task that the settings name, or the one that fits the cache's labels. Raises UsageError."""
+    task = find_task(settings.task, dataset, settings.mask_classes)
+    return task if settings.own_loss else task.with_loss(settings.loss)
+
+
+def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
+    """Return the training samples with soft labels in place of labels, where the cache has some. Raises UsageError."""
+    soft = train_set.with_soft_labels()
+    if soft is train_set:
+        return train_set
+    own = [name for name in (settings.loss, settings.train_step) if name not in (None, "cross-entropy")]
+    if task.name != "classes" or own:
+        what = f"the task {task.name!r}" if task.name != "classes" else str(own[0])
+        raise UsageError(
+            f"{train_set.directory} has soft labels with weights, which cross-entropy over classes learns, not {what}: "
+            "leave it out, or relabel the cache with --label-col"
+        )
+    return soft
