@@ -21,6 +21,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # XLA's programs here run for a moment, and making them fast would take longer: torch_xla and JAX both read this.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# A build whose number of workers no test names is this process's own work, on every machine: workers take seconds to
+# start, and each imports what augments.
+os.environ["LOKY_MAX_CPU_COUNT"] = "1"
 # Compiled modules are kept, also where the environment says otherwise: hundreds of processes would each compile them.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ["PYTHONUNBUFFERED"] = ""  # as most users have it: what a full disk did not take is tried again at the end
@@ -74,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 FORKING = {
     "torch": ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes"),
     "xla": ("torch", "torch_xla", "tpucache.cli", "tpucache.training.fitting"),
+    "jax": ("jax", "jax.numpy", "jax.sharding", "torch", "pytest", "tpucache.loading.dataset", "tpucache.jax"),
 }
 FORKS, PLACES = pytest.StashKey[dict[str, Any]](), "forks"
 
@@ -81,7 +85,7 @@ FORKS, PLACES = pytest.StashKey[dict[str, Any]](), "forks"
 def start_forks(config: pytest.Config) -> None:
     """Start these processes, which import nothing before they are asked for a fork, and end with this one."""
     path = os.pathsep.join([str(HERE), str(HERE / "training"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "PJRT_DEVICE": "CPU"}
+    environment = {**os.environ, "PYTHONPATH": path, "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"}
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     started = {name: forking.start_forks(environment, modules) for name, modules in FORKING.items()}
@@ -183,6 +187,23 @@ def torch_forks(pytestconfig: pytest.Config) -> Any:
 def xla_forks(pytestconfig: pytest.Config) -> Any:
     """The Forks of a process that has imported torch_xla and what trains, for its CPU client."""
     return forks(pytestconfig)["xla"]
+
+
+@pytest.fixture(scope="session")
+def run_with_jax(pytestconfig: pytest.Config) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The function `run_with_jax(*arguments, devices=1, cwd=None, **more)`: what a Python does that has JAX and torch.
+
+    JAX has so many simulated devices, which is set once a process. Keywords are added to its environment.
+    """
+    jax_forks = forks(pytestconfig)["jax"]
+
+    def run(*arguments: object, devices: int = 1, cwd: Path | None = None, **more: object) -> Any:
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+        added = {name: str(value) for name, value in more.items()}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, **added}
+        return jax_forks.run([*map(str, arguments)], environment, cwd=cwd)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,10 +50,33 @@ EXTRAS = (
 )  # fmt: skip
 
 
+#: Has a fork import tpucache anew, with numpy and torch alone.
+FORGETTING = f"""
+import sys
+libraries = {(*EXTRAS, "jax", "flax", "optax")}
+for name in list(sys.modules):
+    if name.split(".")[0] in ("tpucache", *libraries):
+        del sys.modules[name]
+sys.modules.update(dict.fromkeys(libraries))  # None is what makes an import fail
+"""
+
+
 @pytest.fixture
-def torch_alone(without: Callable[..., dict[str, str]]) -> dict[str, str]:
-    """An environment of numpy and torch."""
-    return without(*EXTRAS, "jax", "flax", "optax")
+def run_torch_alone(torch_forks: Any, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The function `run_torch_alone(code, *arguments, **environment)`: what a Python does with numpy and torch alone.
+
+    It has imported torch before. Its working folder is the test's.
+    """
+
+    def run(code: str, *arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "alone.py").write_text(f"{FORGETTING}\nsys.path.append({str(Path(__file__).parent)!r})\n{code}")
+        words = ["alone.py", *map(str, arguments)]
+        done: subprocess.CompletedProcess[str] = torch_forks.run(
+            words, {**os.environ, **more}, cwd=tmp_path, finalise=True
+        )
+        return done
+
+    return run
 
 
 @pytest.fixture

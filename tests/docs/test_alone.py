@@ -17,7 +17,6 @@ from tpucache import Recipe, build_cache
 pytestmark = pytest.mark.slow
 
 DOCS = Path(__file__).parents[2] / "docs"
-PROG = [sys.executable, "-m", "tpucache"]
 #: What the page leaves to its reader: a step, and a network.
 OWN = """
 import jax
@@ -56,7 +55,7 @@ def test_the_page_about_jax_runs_with_numpy_and_jax_alone(packed, tmp_path, jax_
     assert "Traceback" not in done.stderr
 
 
-def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(packed, tmp_path, torch_alone):
+def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(packed, tmp_path, run_torch_alone):
     options = ["--valid", "0.2", "--model", "cnn", "--epochs", "1", "--batch-size", "32", "--backend", "torch"]
     commands = [
         ["train", str(packed), "--run", "run", *options],
@@ -66,16 +65,15 @@ def test_reading_training_predicting_and_the_report_need_numpy_and_torch_alone(p
         ["bench", str(packed), "--batch-size", "8"],
         ["report", "run", "-o", "run.html"],
     ]
+    refused = ["preview", str(packed), "-o", "sheet.png"]
     quick = "from tpucache.report.bench import run_bench\nrun_bench.__kwdefaults__.update(rounds=1, seconds=0.05)"
     program = f"{quick}\nfrom tpucache.cli import main\nfor words in {commands}: assert main(words) == 0, words"
-    done = succeeded([sys.executable, "-c", program], torch_alone, tmp_path)
+    program += f"\nimport sys\nprint('REFUSED', file=sys.stderr)\nassert main({refused}) == 1"
+    done = run_torch_alone(program)
+    assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     page = (tmp_path / "run.html").read_text()
     assert "The pictures are left out: pictures are drawn by Pillow" in page
     assert "<h2>Confusion</h2>" in page
-    words = [*PROG, "preview", str(packed), "-o", "sheet.png"]
-    refused = subprocess.run(
-        words, env=torch_alone, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-    assert "`pip install 'pillow>=10.1'`" in refused.stderr
+    (line,) = done.stderr.partition("REFUSED\n")[2].splitlines()
+    assert "`pip install 'pillow>=10.1'`" in line

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 import tpucache
 
@@ -67,12 +63,9 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_examples_for_jax_run(tmp_path):
+def test_the_examples_for_jax_run(tmp_path, run_with_jax):
     """In a process of its own: in one with JAX, every later fork warns."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(PACKAGE.parent)}
-    words = [sys.executable, "-c", program(FOLDER / "jax.md")]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    (tmp_path / "page.py").write_text(program(FOLDER / "jax.md"))
+    done = run_with_jax("page.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "(8, 2)" in done.stdout

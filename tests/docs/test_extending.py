@@ -7,14 +7,12 @@ import os
 import re
 import shlex
 import struct
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from tpucache.plugins import GROUPS
 
@@ -22,12 +20,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE))
 COMMANDS = re.findall(r"^```\ntpucache (.*?)\n```$", PAGE, re.MULTILINE)
 
-# Each line of the standard input is a command; what they have in common is imported once.
+# Each command is given as JSON; what they have in common is imported once.
 RUN = """
-import json, sys
+import json, os, sys
+sys.path.insert(1, os.environ["SITE"])
 from tpucache.cli import main
-for line in sys.stdin:
-    status = main(json.loads(line))
+for words in sys.argv[1:]:
+    status = main(json.loads(words))
     print("status", status, flush=True)
 """
 
@@ -60,18 +59,18 @@ def test_the_page_has_a_part_of_each_group_and_a_command_with_it():
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_run_with_the_parts_that_it_shows(folder: Path, photos: Path) -> None:
+def test_the_commands_of_the_page_run_with_the_parts_that_it_shows(
+    folder: Path, photos: Path, torch_forks: Any
+) -> None:
     (folder / "photos").symlink_to(photos)
     codec, source, task, device = (shlex.split(command) for command in COMMANDS)
     source, task, device = ([word.replace("cache", "digits") for word in words] for words in (source, task, device))
     quick = ["--model", "cnn", "--epochs", "2", "--batch-size", "20"]
     commands = [codec, source, [*task, "--backend", "torch", *quick], [*device, *quick]]
     commands.append(["predict", "runs/focal", "digits", "-o", "predictions.csv", "--backend", "torch"])
-    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], input="".join(f"{json.dumps(words)}\n" for words in commands), cwd=folder,
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=PATIENCE,
-    )  # fmt: skip
+    (folder / "run.py").write_text(RUN)
+    environment = {**os.environ, "SITE": str(folder / "site")}
+    done = torch_forks.run(["run.py", *map(json.dumps, commands)], environment, cwd=folder)
     assert done.stdout.count("status 0") == len(commands), done.stdout + done.stderr
     manifest = json.loads((folder / "cache" / "manifest.json").read_text())
     assert manifest["fields"][0]["codec"] == "webp"

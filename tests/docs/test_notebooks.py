@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,6 +42,14 @@ run_bench.__kwdefaults__.update(rounds=1, seconds=0.05)
 ceiling = loop.ceiling
 loop.ceiling = lambda execute, device, images, _: ceiling(execute, device, images, 0.0)
 run_notebook(sys.argv[1], INPUT=Path(sys.argv[2]), RUN=Path(sys.argv[3]), MODEL="cnn", EPOCHS=1, BATCH=32)
+"""
+#: The same of the third.
+THIRD = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from test_notebooks import run_notebook
+
+print(run_notebook(sys.argv[1], INPUT=sys.argv[2], BATCH=32, EPOCHS=3, WIDTH=8)["history"])
 """
 
 
@@ -134,30 +140,22 @@ def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monk
     assert "'epoch': 2," in out
 
 
-def test_the_second_runs_with_numpy_and_torch_alone_also_without_variants(photos, tmp_path, torch_alone):
+def test_the_second_runs_with_numpy_and_torch_alone_also_without_variants(photos, tmp_path, run_torch_alone):
     directory = tmp_path / "input" / "my-cache"
     tpucache.build_cache(photos, directory, tpucache.Recipe(size=16), jobs=1)
-    words = [sys.executable, "-c", SHORT, "02-train.ipynb", str(directory.parent), str(tmp_path / "run")]
-    environment = {**torch_alone, "TPUCACHE_PATH": str(directory.parent)}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    place = str(directory.parent)
+    done = run_torch_alone(SHORT, "02-train.ipynb", place, tmp_path / "run", TPUCACHE_PATH=place)
     assert done.returncode == 0, done.stderr
     assert 'variant="epoch" shows the clean images' in done.stderr
     assert (tmp_path / "run" / "predictions.csv").exists()
 
 
 @pytest.mark.skipif(find_spec("flax") is None, reason="flax is not installed")
-def test_the_third_trains_on_it_with_jax(built):
+def test_the_third_trains_on_it_with_jax(built, tmp_path, run_with_jax):
     """In a process of its own: in one with JAX, every later fork warns."""
-    program = "from test_notebooks import run_notebook as run; import sys; print(run(sys.argv[1], INPUT=sys.argv[2], "
-    program += "BATCH=32, EPOCHS=3, WIDTH=8)['history'])"
-    environment = {
-        **os.environ,
-        "TPUCACHE_PATH": str(built),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2])),
-    }
-    words = [sys.executable, "-c", program, "03-train-jax.ipynb", str(built)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    program = tmp_path / "third.py"
+    program.write_text(THIRD)
+    done = run_with_jax(program, "03-train-jax.ipynb", built, TPUCACHE_PATH=built)
     assert done.returncode == 0, done.stderr
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == 3

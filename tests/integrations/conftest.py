@@ -57,11 +57,18 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def run_example(tmp_path: Path, environment: dict[str, str], torch_forks: Any) -> Callable[..., int]:
-    """Run an example as a user would, but for torch, which is imported; return how many images it says it has seen."""
+def run_example(tmp_path: Path, environment: dict[str, str], xla_forks: Any, run_with_jax: Any) -> Callable[..., int]:
+    """Run an example as a user would, but with torch and torch_xla, or JAX, imported before.
+
+    Return how many images it says it has seen.
+    """
 
     def run(name: str, *arguments: str | Path) -> int:
-        done = torch_forks.run([*map(str, [EXAMPLES / name, *arguments])], environment, cwd=tmp_path)
+        words = [*map(str, [EXAMPLES / name, *arguments])]
+        if name == "with_jax.py":
+            done = run_with_jax(*words, cwd=tmp_path)
+        else:
+            done = xla_forks.run(words, environment, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found = re.search(r"^(\d+) images seen", done.stdout, re.MULTILINE)
         assert found, done.stdout

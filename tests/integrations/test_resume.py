@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -16,20 +13,11 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def outcomes(environment, tmp_path_factory):
+def outcomes(environment, xla_forks, tmp_path_factory):
     """What became of each test of `resuming.py`, by the library in its name: one process runs them all."""
     folder = tmp_path_factory.mktemp("resuming")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder / 'own'}"),
-            *("-rA", "--junitxml", folder / "found.xml", HERE / "resuming.py"),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
+    own = ["-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={folder / 'own'}", "-rA", "--junitxml"]
+    done = xla_forks.run([*own, str(folder / "found.xml"), str(HERE / "resuming.py")], environment)
     cases = ElementTree.parse(folder / "found.xml").iter("testcase")
     return {case.get("name").split("_")[1]: [child.tag for child in case] for case in cases}, done.stdout
 

@@ -6,12 +6,12 @@ Two processes are what two hosts of a pod are; their mesh may also divide the mo
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import PATIENCE
 
 from tpucache import CachedDataset
 
@@ -19,30 +19,36 @@ from tpucache import CachedDataset
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 TRAIN = Path(__file__).with_name("train.py")
-#: Runs it where torch is not installed, whose import takes as long as all the rest.
+#: Runs it where torch is not installed.
 WITHOUT_TORCH = """
 import runpy, sys
-sys.modules["torch"] = None
+for name in list(sys.modules):
+    if name.split(".")[0] in ("torch", "tpucache"):
+        del sys.modules[name]
+sys.modules["torch"] = None  # None is what makes an import fail
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 @pytest.fixture(scope="module")
-def found(start, cache, port, tmp_path_factory):
+def found(run_with_jax, cache, port, tmp_path_factory):
     """What each process of each way of running wrote into its file; with torch installed on one device alone."""
     folder = tmp_path_factory.mktemp("found")
     two = [(2, 0, 4), (2, 1, 4)]
     ways = {"one": ([(1, 0, 1)], 1), "eight": ([(1, 0, 8)], 1), "two": (two, 1), "model": (two, 2)}
-    running = {}
-    for way, (processes, model) in ways.items():
-        program, free = [TRAIN] if way == "one" else ["-c", WITHOUT_TORCH, TRAIN], port()
-        for count, process, devices in processes:
-            words = [*program, cache, folder / f"{way}{process}.npz", count, process, free, model]
-            running[way, process] = start(*words, devices=devices)
+    alone = folder / "alone.py"
+    alone.write_text(WITHOUT_TORCH)
+    with ThreadPoolExecutor(6) as threads:
+        running = {}
+        for way, (processes, model) in ways.items():
+            program, free = [TRAIN] if way == "one" else [alone, TRAIN], port()
+            for count, process, devices in processes:
+                words = [*program, cache, folder / f"{way}{process}.npz", count, process, free, model]
+                running[way, process] = threads.submit(run_with_jax, *words, devices=devices)
     for key, program in running.items():
-        output, _ = program.communicate(timeout=PATIENCE)
-        assert program.returncode == 0, f"{key}: {output}"
+        done = program.result()
+        assert done.returncode == 0, f"{key}: {done.stdout}{done.stderr}"
     return {key: dict(np.load(folder / f"{key[0]}{key[1]}.npz")) for key in running}
 
 

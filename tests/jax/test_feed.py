@@ -6,13 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE
 
 # Not imported here: in a process with JAX, every later fork warns.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
-def test_batches_for_jax_are_right(start, tmp_path):
+def test_batches_for_jax_are_right(run_with_jax, tmp_path):
     words = [
         "-m",
         "pytest",
@@ -22,6 +21,5 @@ def test_batches_for_jax_are_right(start, tmp_path):
         f"--basetemp={tmp_path}",
         Path(__file__).with_name("feeding.py"),
     ]
-    run = start(*words, devices=4)
-    output, _ = run.communicate(timeout=PATIENCE)
-    assert run.returncode == 0, output
+    done = run_with_jax(*words, devices=4)
+    assert done.returncode == 0, done.stdout + done.stderr

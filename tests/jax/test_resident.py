@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 from once import once
-from patience import PATIENCE
 from resident_orders import make_caches
 
 # Not imported here: in a process with JAX, every later fork warns.
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
-def test_records_that_stay_on_eight_devices_of_jax_are_right(start, tmp_path, tmp_path_factory):
+def test_records_that_stay_on_eight_devices_of_jax_are_right(run_with_jax, tmp_path, tmp_path_factory):
     caches = once(tmp_path_factory, "resident-orders", make_caches)
     program = Path(__file__).with_name("resident.py")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}", program]
-    run = start(*words, devices=8, RESIDENT_CACHES=caches)
-    output, _ = run.communicate(timeout=PATIENCE)
-    assert run.returncode == 0, output
+    done = run_with_jax(*words, devices=8, RESIDENT_CACHES=caches)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ from tpucache.store.cache import Cache
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 _SAMPLES = 64
-_ROUNDS = 8  # of 63 flips: more than a thousand for the codecs, and as many for those in bands
+_ROUNDS = 3  # of 63 flips: more than five hundred for the codecs, and nearly four hundred for those in bands
 
 
 class Gradients:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -97,6 +97,7 @@ def test_loaders_of_a_mixture_agree_on_what_follows(cache: Path) -> None:
 
 
 @pytest.mark.slow
+@settings(max_examples=20)  # each reads several epochs
 @given(st.lists(st.integers(0, 6), max_size=6), st.integers(0, 6))
 def test_the_order_depends_on_how_many_iterations_gave_batches_and_on_nothing_else(
     cache: Path, steps: list[int], last: int
@@ -109,6 +110,7 @@ def test_the_order_depends_on_how_many_iterations_gave_batches_and_on_nothing_el
 
 
 @pytest.mark.slow
+@settings(max_examples=20)  # each reads several epochs
 @given(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3), st.integers(1, 5))
 def test_a_state_continues_where_an_iteration_was_left_and_its_next_one_moves_on(
     cache: Path, epochs: int, steps: int, unused: int, taken: int
@@ -260,7 +262,7 @@ if __name__ == "__main__":
     loader = DataLoader(
         dataset, 10, num_workers=1, persistent_workers=keeps == "yes", multiprocessing_context=method
     )
-    for _ in range(4):
+    for _ in range(3):  # the second epoch is warned of, the third is not
         assert sum(len(labels) for _, labels in loader) == 20
 """
 

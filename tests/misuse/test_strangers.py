@@ -36,7 +36,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        data = (folder / self.path.rpartition("/")[2]).read_bytes()
+        path = folder / self.path.rpartition("/")[2]
+        if not path.is_file():
+            return self.send_error(404)  # else it would be asked for again and again
+        data = path.read_bytes()
         asked = re.fullmatch(r"bytes=(\\d+)-(\\d+)", self.headers.get("Range", ""))
         self.send_response(206 if asked else 200)
         if asked:

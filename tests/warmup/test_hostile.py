@@ -23,7 +23,7 @@ from tpucache.warmup.sources.source import Listing
 pytestmark = pytest.mark.slow
 
 _SCRIPT = Path(__file__).with_name("hostile.py")
-_MUTANTS = 500
+_MUTANTS = 150
 _SIZE = 32
 _RECIPE = Recipe(size=_SIZE)
 _MOST_MEMORY = 2 << 30

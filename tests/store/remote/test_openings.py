@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import PATIENCE, wait_for
+from patience import wait_for
 from servers import Server
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import Feeder
 
-OPENINGS = 200
+OPENINGS = 30  # five of each use: what one of them leaves is found
 
 #: Uses a dataset, and closes what it has opened upon it only if told to.
 Use = Callable[[CachedDataset, bool], None]
@@ -111,7 +109,7 @@ def test_openings_leave_nothing(cache: Path, server: Server, tmp_path: Path, pla
 
 
 @pytest.mark.slow
-def test_a_program_that_closes_nothing_ends_by_itself(server: Server, tmp_path: Path) -> None:
+def test_a_program_that_closes_nothing_ends_by_itself(server: Server, tmp_path: Path, run_with_torch: Any) -> None:
     program = """
 import sys
 import threading
@@ -120,6 +118,5 @@ dataset = CachedDataset(sys.argv[1], cache_dir=sys.argv[2])
 batches = iter(CachedLoader(dataset, 8, threads=2))
 print(len(next(batches)[1]))
 """
-    command = [sys.executable, "-c", program, server.url, str(tmp_path / "kept")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = run_with_torch(program, server.url, tmp_path / "kept", finalise=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "8\n", "")

@@ -14,8 +14,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -47,7 +45,7 @@ from tpucache.insight import hashes
 from tpucache.loading.threads import ReadingThreads
 from tpucache.store.cache import field_batches
 from tpucache.store.hashes import kept_hashes
-from tpucache.store.remote import fetching, local, plan, requests
+from tpucache.store.remote import fetching, local, plan
 from tpucache.store.remote.cache import RemoteCache
 
 Opened = Callable[..., CachedDataset]
@@ -63,21 +61,6 @@ def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[
 def parts(server: Server) -> Counter[tuple[str, int, int]]:
     """Return how often each span of a shard was asked for."""
     return Counter(each for each in server.ranges if each[0].endswith(".lmdb"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"shuffle": "block", "window": 32}, {"shuffle": True}, {"shuffle": True, "rank": 1, "world_size": 3}],
-    ids=["file", "block", "full", "rank"],
-)
-@pytest.mark.parametrize("kept", [None, 12 << 10, 0], ids=["all", "some", "none"])
-def test_batches_of_two_epochs_are_those_of_a_local_copy(
-    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
-) -> None:
-    monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
-    monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
-    expected = batches(CachedDataset(cache, "epoch"), 2, **options)
-    assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
 
 
 def test_hashes_of_a_cache_at_a_url_are_those_of_a_local_copy_and_kept(opened: Opened, cache: Path) -> None:
@@ -136,58 +119,6 @@ def test_no_path_reads_what_is_not_there(opened: Opened, cache: Path, server: Se
     threading.Timer(0.05, held.clear).start()  # whatever reads before this reads a hole
     assert dataset[3][0].equal(own[3][0])
     assert batches(dataset) == batches(own)
-
-
-def mixed_batches(dataset: CachedDataset) -> list[object]:
-    """Return the images of a loader that reads the dataset twice."""
-    loaders = [CachedLoader(dataset, 8, shuffle=shuffle) for shuffle in (True, "block")]
-    return [images.tolist() for images, _ in MixedLoader(loaders, shares=[3, 1])]
-
-
-def hinted_samples(dataset: CachedDataset) -> list[object]:
-    """Return each sample by itself, after the kernel was asked to read all of them."""
-    dataset.hint(np.arange(len(dataset)), 0)
-    dataset.prepare(2)
-    return [dataset[position][0].tolist() for position in range(len(dataset))]
-
-
-WAYS: dict[str, Callable[[CachedDataset], object]] = {
-    "single": lambda dataset: [image.tolist() for image, _ in dataset],
-    "several": lambda dataset: [image.tolist() for image, _ in dataset.__getitems__([5, 149, 77, 3, 5])],
-    "selected": lambda dataset: [image.tolist() for image, _ in dataset.select(np.arange(150) % 3 == 1)],
-    "hinted": hinted_samples,
-    "fields": lambda dataset: np.concatenate([*dataset.field_batches("image")]).tolist(),
-    "records": lambda dataset: [
-        bytes(dataset.cache.reader.read(dataset.cache.index[np.array([number])][0])) for number in range(0, 600, 5)
-    ],
-    "DataLoader": lambda dataset: [images.tolist() for images, _ in DataLoader(dataset, 16)],
-    "file": batches,
-    "block": lambda dataset: batches(dataset, 2, shuffle="block", window=32),
-    "full": lambda dataset: batches(dataset, 2, shuffle=True),
-    "threads": lambda dataset: batches(dataset, threads=6, prefetch=0),
-    "rank": lambda dataset: batches(dataset, 2, shuffle="block", rank=1, world_size=3),
-    "mixed": mixed_batches,
-    "variants": lambda dataset: [batches(dataset.in_variant(variant)) for variant in ("epoch", 2)],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "in_memory"), [*((way, False) for way in WAYS), ("single", True), ("block", True)])
-def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
-    opened: Opened, cache: Path, way: str, in_memory: bool
-) -> None:
-    dataset = opened(in_memory=in_memory)
-    fetcher = dataset.cache.reader.fetcher
-    pieces, kept = fetcher._pieces, fetcher.local
-    for piece in range(0, len(pieces), 2):
-        run = pieces.run(piece)
-        assert kept.make_room(piece)
-        assert kept.write(run, fetcher._link.read(run))
-    hole = pieces.run(1)
-    assert not any(
-        os.pread(kept.file(hole.shard).number, int(row["length"]), int(row["offset"]))[-1] for row in hole.rows
-    )
-    assert WAYS[way](dataset) == WAYS[way](CachedDataset(cache, in_memory=in_memory))
 
 
 def test_a_cache_is_opened_by_three_requests_however_many_open_it(opened: Opened, server: Server) -> None:
@@ -820,28 +751,37 @@ def test_a_server_that_never_answers_is_given_up_when_opening(
     assert sum("trying again" in message for message in caplog.messages) <= 3
 
 
+# The command, which says its process's number first.
+TOLD = """
+import os, pathlib, runpy, sys
+place = pathlib.Path(sys.argv.pop(1))
+place.with_suffix(".new").write_text(str(os.getpid()))
+place.with_suffix(".new").rename(place)
+sys.argv[0] = "tpucache"
+runpy.run_module("tpucache", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.slow
-def test_an_interrupt_while_a_server_stands_still_ends_the_command(cache: Path, tmp_path: Path) -> None:
-    released, sent, commands = threading.Event(), threading.Event(), list[subprocess.Popen[str]]()
+def test_an_interrupt_while_a_server_stands_still_ends_the_command(
+    cache: Path, tmp_path: Path, run_with_torch: Callable[..., Any]
+) -> None:
+    released, sent = threading.Event(), threading.Event()
 
     def stand_still(name: str, _: int) -> str | None:
         if name.endswith(".lmdb"):
-            wait_for(lambda: commands)
             if not sent.is_set():
                 sent.set()
-                commands[0].send_signal(signal.SIGINT)
+                os.kill(int((tmp_path / "process").read_text()), signal.SIGINT)
             released.wait(PATIENCE)
         return None
 
     with contextlib.closing(Server(cache)) as server:
         server.fault = stand_still
-        words = [sys.executable, "-m", "tpucache", "bench", server.url, "--cache-dir", tmp_path, "--batch-size", "4"]
-        commands.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        words = ["bench", server.url, "--cache-dir", tmp_path / "kept", "--batch-size", "4"]
         try:
-            _, said = commands[0].communicate(timeout=PATIENCE)
+            done = run_with_torch(TOLD, tmp_path / "process", *words)
         finally:
             released.set()
-            commands[0].kill()
-            commands[0].wait()
-    assert commands[0].returncode == 3  # a server's silence would end it with another status, after a minute
-    assert "interrupted" in said
+    assert done.returncode == 3  # a server's silence would end it with another status, after a minute
+    assert "interrupted" in done.stderr

@@ -1,0 +1,109 @@
+"""Whatever way a cache at a URL is read, and whatever of it is kept, it gives what a local copy gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
+from tpucache.store.remote import requests
+from tpucache.warmup import blocks
+
+SAMPLES, VARIANTS = 48, 3
+Opened = Callable[..., CachedDataset]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Noise at 16x16 in three variants, three shards each. Not to be written to."""
+    folder = tmp_path_factory.mktemp("small")
+    code = "def noise(image, generator):\n    return image ^ generator.integers(0, 9, dtype='u1')\n"
+    (folder / "noise_by_test.py").write_text(code)
+    rng = np.random.default_rng(0)
+    items = [(rng.integers(0, 256, (16, 16, 3), np.uint8), number % 2) for number in range(SAMPLES)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setattr(blocks, "MIN_BLOCK_SAMPLES", 16)
+        recipe = Recipe(size=16, variants=VARIANTS - 1, augment="noise_by_test:noise")
+        manifest = build_cache(items, folder / "cache", recipe, jobs=1)
+    assert len(manifest.shards) == 3 * VARIANTS
+    return folder / "cache"
+
+
+def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[tuple[bytes, list[int]]]:
+    """Return the images and labels of each batch of some epochs."""
+    loader = CachedLoader(dataset, 16, **options)
+    return [(images.numpy().tobytes(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shuffle": "block", "window": 32}, {"shuffle": True}, {"shuffle": True, "rank": 1, "world_size": 3}],
+    ids=["file", "block", "full", "rank"],
+)
+@pytest.mark.parametrize("kept", [None, 12 << 10, 0], ids=["all", "some", "none"])
+def test_batches_of_two_epochs_are_those_of_a_local_copy(
+    opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
+) -> None:
+    monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
+    monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
+    expected = batches(CachedDataset(cache, "epoch"), 2, **options)
+    assert batches(opened(variant="epoch", cache_bytes=kept), 2, **options) == expected
+
+
+def mixed_batches(dataset: CachedDataset) -> list[object]:
+    """Return the images of a loader that reads the dataset twice."""
+    loaders = [CachedLoader(dataset, 8, shuffle=shuffle) for shuffle in (True, "block")]
+    return [images.tolist() for images, _ in MixedLoader(loaders, shares=[3, 1])]
+
+
+def hinted_samples(dataset: CachedDataset) -> list[object]:
+    """Return each sample by itself, after the kernel was asked to read all of them."""
+    dataset.hint(np.arange(len(dataset)), 0)
+    dataset.prepare(2)
+    return [dataset[position][0].tolist() for position in range(len(dataset))]
+
+
+WAYS: dict[str, Callable[[CachedDataset], object]] = {
+    "single": lambda dataset: [image.tolist() for image, _ in dataset],
+    "several": lambda dataset: [image.tolist() for image, _ in dataset.__getitems__([5, SAMPLES - 1, 25, 3, 5])],
+    "selected": lambda dataset: [image.tolist() for image, _ in dataset.select(np.arange(SAMPLES) % 3 == 1)],
+    "hinted": hinted_samples,
+    "fields": lambda dataset: np.concatenate([*dataset.field_batches("image")]).tolist(),
+    "records": lambda dataset: [
+        bytes(dataset.cache.reader.read(dataset.cache.index[np.array([number])][0]))
+        for number in range(0, VARIANTS * SAMPLES, 5)
+    ],
+    "DataLoader": lambda dataset: [images.tolist() for images, _ in DataLoader(dataset, 16)],
+    "file": batches,
+    "block": lambda dataset: batches(dataset, 2, shuffle="block", window=32),
+    "full": lambda dataset: batches(dataset, 2, shuffle=True),
+    "threads": lambda dataset: batches(dataset, threads=6, prefetch=0),
+    "rank": lambda dataset: batches(dataset, 2, shuffle="block", rank=1, world_size=3),
+    "mixed": mixed_batches,
+    "variants": lambda dataset: [batches(dataset.in_variant(variant)) for variant in ("epoch", 2)],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "in_memory"), [*((way, False) for way in WAYS), ("single", True), ("block", True)])
+def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
+    opened: Opened, cache: Path, way: str, in_memory: bool
+) -> None:
+    dataset = opened(in_memory=in_memory)
+    fetcher = dataset.cache.reader.fetcher
+    pieces, kept = fetcher._pieces, fetcher.local
+    for piece in range(0, len(pieces), 2):
+        run = pieces.run(piece)
+        assert kept.make_room(piece)
+        assert kept.write(run, fetcher._link.read(run))
+    hole = pieces.run(1)
+    assert not any(
+        os.pread(kept.file(hole.shard).number, int(row["length"]), int(row["offset"]))[-1] for row in hole.rows
+    )
+    assert WAYS[way](dataset) == WAYS[way](CachedDataset(cache, in_memory=in_memory))
