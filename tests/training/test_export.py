@@ -30,15 +30,16 @@ def prices(tmp_path_factory):
     return folder / "cache"
 
 
-def exported(cache, folder, kind, seeds=(0,)):
+def exported(cache, folder, kind, seeds=(0,), model="cnn"):
     """Train, predict and export; return the images, what was predicted and the folder of models."""
     runs = []
     for seed in seeds:
-        settings = TrainSettings(model="cnn", epochs=1, batch_size=8, lr=0.01, seed=seed)
+        settings = TrainSettings(model=model, epochs=1, batch_size=8, lr=0.01, seed=seed)
         train(folder / str(seed), settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
         runs.append(folder / str(seed))
     out = folder / "out.csv"
-    assert main([*map(str, ["predict", *runs, cache, "-o", out, "--backend", "torch", "--export", kind])]) == 0
+    options = ["-o", out, "--backend", "torch", "--export", kind, *(["--trust", model] if ":" in model else [])]
+    assert main([*map(str, ["predict", *runs, cache, *options])]) == 0
     with out.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     dataset = CachedDataset(cache)
@@ -50,8 +51,8 @@ def exported(cache, folder, kind, seeds=(0,)):
 def test_onnx_gives_the_predictions_of_pixels_in_its_own_runtime(cache, prices, tmp_path, kind):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    seeds = (0, 1) if kind == "classes" else (0,)
-    images, expected, models = exported(cache if kind == "classes" else prices, tmp_path, "onnx", seeds)
+    data, seeds, model = {"classes": (cache, (0, 1), "tiny_models:tiny"), "regression": (prices, (0,), "cnn")}[kind]
+    images, expected, models = exported(data, tmp_path, "onnx", seeds, model)
     card = json.loads((models / "card.json").read_text())
     assert (card["task"], card["normalised_inside"], len(card["models"])) == (kind, True, len(seeds))
     found = 0
