@@ -28,7 +28,8 @@ PROG = re.compile("(?:python -m )?tpucache ")
 OURS = re.compile(r"(?:\S*/)?python3? -m (scripts\.[\w.]+)")
 PYTEST = re.compile(r"(?:\S*/)?(?:python3? -m )?pytest(?= )")
 SHELLS = ("sh", "bash", "console")
-COMMANDS = {name for action in make_parser()._actions if isinstance(action.choices, dict) for name in action.choices}
+PARSER = make_parser()
+COMMANDS = {name for action in PARSER._actions if isinstance(action.choices, dict) for name in action.choices}
 #: What is added to a command that is run: trials that take a moment. The last of two values wins.
 SHORTER = {"plan": ["--seconds", "0.05"]}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -72,7 +73,7 @@ def test_every_command_parses(page, tmp_path, monkeypatch, capsys):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         try:
-            make_parser().parse_args(words)
+            PARSER.parse_args(words)
         except SystemExit:
             pytest.fail(f"{page.name}: {' '.join(words)}: {capsys.readouterr().err}")
 
