@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -62,7 +62,8 @@ def option(
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
-def options_of(settings: type) -> dict[str, Option]:
+@functools.cache
+def options_of(settings: type) -> Mapping[str, Option]:
     """Return the options of a dataclass by name, in their order; a field without help is not an option."""
     hints = get_type_hints(settings)
     found = {}
