@@ -79,7 +79,8 @@ def options_of(settings: type) -> Mapping[str, Option]:
 
 def check_options(settings: Any) -> None:
     """Raise UsageError when a value of a dataclass is below its option's minimum, or is none of its choices."""
-    for name, each in options_of(type(settings)).items():
+    kind: type = type(settings)
+    for name, each in options_of(kind).items():
         each.check(getattr(settings, name))
 
 
