@@ -62,9 +62,13 @@ def option(
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
-@functools.cache
 def options_of(settings: type) -> Mapping[str, Option]:
     """Return the options of a dataclass by name, in their order; a field without help is not an option."""
+    return _options_of(settings)
+
+
+@functools.cache
+def _options_of(settings: type) -> Mapping[str, Option]:
     hints = get_type_hints(settings)
     found = {}
     for item in dataclasses.fields(settings):
@@ -79,8 +83,7 @@ def options_of(settings: type) -> Mapping[str, Option]:
 
 def check_options(settings: Any) -> None:
     """Raise UsageError when a value of a dataclass is below its option's minimum, or is none of its choices."""
-    kind: type = type(settings)
-    for name, each in options_of(kind).items():
+    for name, each in options_of(type(settings)).items():
         each.check(getattr(settings, name))
 
 
