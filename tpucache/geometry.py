@@ -1,4 +1,4 @@
-"""Where an image goes when it gets another size or is turned, with its boxes and points, and the weights of its pixels.
+"""Where an image goes when it gets another size or is turned, with its boxes and points, and its pixels' weights.
 
 Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, right, bottom).
 """
@@ -91,7 +91,7 @@ def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
 
 
 def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) clipped to left, top, right, bottom, without those of which nothing is left."""
+    """Return boxes (n, 5) clipped to left, top, right, bottom, without those that lie outside."""
     clipped = boxes.astype(np.float32)
     clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
     clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])

@@ -34,7 +34,7 @@ _OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
 
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
-#: Parts in which caches that belong together are the same: what an image is, and how it is stored.
+#: Parts that are the same in caches that belong together: what an image is, and how it is stored.
 SHARED: Final = (
     "size",
     "fit",
@@ -67,15 +67,14 @@ class Recipe:
 
     `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape comes to it:
     `crop` fills it and cuts the middle out, `pad` shrinks into it and adds black, `stretch` ignores the shape.
-    `variants` is the number of augmented variants beside the clean one. `augment` is a preset's name, a YAML or JSON
-    file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95), dct-zstd
-    and dct-lz4 (default 90), or PNG's and zstd's compression level. `chroma` is the resolution of the colours in
-    dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies apart, so that smaller images need
-    a part of the bytes: (2, 4, 8) are those of a quarter, of half and of the whole size. `shard_mb` is the size of a
-    shard in MiB that the layout aims at.
-    `exact` decodes whole images instead of the smallest JPEG scale of at least twice the size. `max_boxes` is how many
-    boxes a record has room for, where the source has boxes. `max_blocks` is how many shards a variant has at most,
-    however large.
+    `variants` is the number of augmented variants, in addition to the clean one. `augment` is a preset's name, a YAML
+    or JSON file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95),
+    dct-zstd and dct-lz4 (default 90), or PNG's and zstd's compression level. `chroma` is the resolution of the colours
+    in dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies apart, so that smaller images
+    need a part of the bytes: (2, 4, 8) are those of a quarter, of half and of the whole size. `shard_mb` is the size of
+    a shard in MiB that the layout aims at. `exact` decodes whole images instead of the smallest JPEG scale of at least
+    twice the size. `max_boxes` is how many boxes a record has room for, where the source has boxes. `max_blocks` is how
+    many shards a variant has at most, however large.
 
     `coordinates` says what masks, boxes and keypoints lie on: the image as `displayed`, turned by its EXIF orientation,
     or as `stored`. None: samples for which it makes a difference are refused. `white_level` is the number that is white
@@ -231,7 +230,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain JSON values."""
         colours = None if self.mask_colours is None else list(self.mask_colours)
-        # What is refused is no part of what records are.
+        # Which images are refused does not change records.
         decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
         content = {**dataclasses.asdict(self), **decided}
         bands = content.pop("bands")

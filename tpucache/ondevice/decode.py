@@ -23,7 +23,7 @@ from tpucache.ondevice.arrays import Array, ArrayLibrary
 from tpucache.store.codecs import CODECS
 from tpucache.store.codecs.codec import PackedCodec
 from tpucache.store.codecs.dct.codec import packed_layout
-from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Part, Plane, basis
+from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Plane, Submatrix, basis
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
@@ -341,7 +341,7 @@ def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
 
 
 def _spread(
-    library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Part], plane: Plane, wide: list[Part]
+    library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Submatrix], plane: Plane, wide: list[Submatrix]
 ) -> list[Array]:
     """Return high bits at the places of their coefficients, 0 elsewhere, in blocks like those of `low`."""
     functions, at = library.functions, 0

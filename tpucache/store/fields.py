@@ -34,7 +34,7 @@ IMAGE: Final = "image"
 MASK: Final = "mask"
 BOXES: Final = "boxes"
 KEYPOINTS: Final = "keypoints"
-#: The name of a sample's label, a column of the samples table, beside the fields in a batch.
+#: The name of a sample's label, a column of the samples table that batches have next to the fields.
 LABEL: Final = "label"
 #: Columns of the samples table: what a sample is learned as in place of its label, float32 (samples, classes), rows
 #: that add up to 1, or 0 where there is nothing to learn; and how much it counts, float32 (samples,).

@@ -240,8 +240,8 @@ def _find_url(path: str | Path) -> str | None:
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
     """Write `data` to `path` so that the path holds either what it held before or all of `data`.
 
-    `aside` is where the bytes are gathered first (default: beside `path`); it must be on the same filesystem.
-    Raises OSError.
+    `aside` is the file that the bytes are written to first, by default in the same folder; it must be on the same
+    filesystem. Raises OSError.
     """
     aside = aside or name_aside(path)
     try:
@@ -261,7 +261,7 @@ def name_aside(path: Path) -> Path:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Open a new file for writing, in place of what has its name, which may be a link. Raises OSError."""
+    """Open a new file for writing, after removing whatever has its name, such as a link. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 
@@ -273,7 +273,7 @@ def rename_durably(source: Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
-    """Give a file a second name in place of what has that name; return whether it is a hard link, and not a copy.
+    """Give a file a second name, after removing whatever has it; return whether that is a hard link, and not a copy.
 
     A copy, where the filesystem has no links, is gathered in `aside` on the same filesystem. Raises OSError.
     """

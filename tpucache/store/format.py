@@ -10,9 +10,9 @@ import numpy as np
 
 FORMAT: Final = "tpucache"
 VERSION: Final = 6
-#: Of caches whose images are in bands of frequencies, and of no others.
+#: The version of caches whose images are in bands of frequencies.
 BANDED_VERSION: Final = 7
-#: Of caches of which samples were deleted, whose shards hold records that belong to no sample.
+#: The version of caches whose shards hold records of deleted samples.
 DELETED_VERSION: Final = 8
 
 MANIFEST_NAME: Final = "manifest.json"
@@ -24,7 +24,7 @@ WORK_NAME: Final = ".warmup"
 #: A cache that was added to has tables of a later generation: the old ones count until the new manifest does.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 
-#: What an earlier version of a cache is described by: the manifest that it had.
+#: The manifest that an earlier version of a cache had.
 VERSION_NAME: Final = re.compile(r"version-([1-9]\d{0,5})\.json")
 #: When each version was made. No part of a cache needs it.
 TIMES_NAME: Final = "times.json"
@@ -76,7 +76,7 @@ def version_name(number: int) -> str:
 
 
 def most_index_bytes(records: int) -> int:
-    """Return how large an index of so many records can be."""
+    """Return how many bytes an index of these records can have."""
     return MAX_HEADER_BYTES + records * INDEX_DTYPE.itemsize
 
 

@@ -42,7 +42,7 @@ _Square = Annotated[int, Between(0, 1 << 700)]
 
 #: The line of a manifest that has the SHA-256 of all its others.
 _DIGEST: Final = "digest"
-#: Keys that caches of one version of which nothing was deleted do not have.
+#: Keys that a cache has only once it was changed.
 _LATER: Final = ("deleted", "history")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
@@ -149,7 +149,7 @@ class Statistics:
 def mean_and_std(
     sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return each channel's mean and standard deviation over so many pixels, from the exact sums of `Statistics`."""
+    """Return each channel's mean and standard deviation, by the sums of `Statistics` and the number of pixels."""
     scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
     variances = [
         (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
@@ -164,8 +164,8 @@ class Manifest:
     `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
     this order, and as many runs again for each further band of frequencies. `recipe`, `source` and `created_by` are for
     warmup and for people: readers do not interpret them.
-    `version` is that of the format: a manifest keeps the one that it was read with until it is `changed`. `deleted` are
-    the samples that were deleted and of which records are still in shards. `history` is None in the first version.
+    `version` is the format's: a manifest keeps the one that it was read with until it is `changed`. `deleted` are the
+    samples that were deleted, whose records are still in shards. `history` is None in the first version.
     """
 
     samples: _Count
@@ -229,7 +229,7 @@ class Manifest:
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files beside the manifest."""
+        """All files of the cache but the manifest."""
         return (*self.tables, *self.shards)
 
     @property
@@ -311,7 +311,7 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> Manifest:
         """Validate a manifest's JSON text; nothing in it is trusted. Raises FormatError.
 
-        So does a text that is not the one that its digest was written for; a manifest of before 0.3 may have none.
+        A text with a digest that is not its own raises it, too. A manifest that version 0.2 wrote has no digest.
         """
         content = parse_object(text, "manifest")
         manifest = _read_manifest(content)
@@ -328,14 +328,14 @@ def _check_digest(text: bytes) -> None:
 
 
 def unknown_keys(text: bytes) -> list[str]:
-    """Return the keys of a manifest without a digest that no version which wrote none has. Raises FormatError."""
+    """Return the keys of a manifest without a digest that version 0.2, which wrote no digests, did not write."""
     content = parse_object(text, "manifest")
     known = {"format", *(field.name for field in dataclasses.fields(Manifest))}
     return [] if _DIGEST in content else sorted(content.keys() - known)
 
 
 def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
-    """Return the version of the format of a cache with records of these fields, of which these samples were deleted."""
+    """Return the version of the format that a cache with these fields has, once these samples were deleted from it."""
     if deleted:
         return fmt.DELETED_VERSION
     return fmt.BANDED_VERSION if _has_bands(fields) else fmt.VERSION

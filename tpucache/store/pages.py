@@ -31,7 +31,7 @@ _META_TAIL: Final = struct.Struct("<QQ")  # last page, transaction
 _META_BYTES: Final = PAGE_HEADER_BYTES + _META_HEAD.size + 2 * _DB.size + _META_TAIL.size
 
 
-class Layout(NamedTuple):
+class MetaPage(NamedTuple):
     """What the newer of the two meta pages says about a file."""
 
     page_size: int
@@ -54,7 +54,7 @@ class Extent(NamedTuple):
     length: int
 
 
-def read_layout(file: BinaryIO) -> Layout:
+def read_layout(file: BinaryIO) -> MetaPage:
     """Read the meta pages of an LMDB file.
 
     Raises FormatError when the file is not an LMDB file of data format 1, or holds more than one named database.
@@ -70,7 +70,7 @@ def read_layout(file: BinaryIO) -> Layout:
     return layout
 
 
-def walk(file: BinaryIO, layout: Layout | None = None) -> Iterator[Extent]:
+def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
     """Yield the extent of every value of an LMDB file's main database, in key order.
 
     Raises FormatError for pages that do not form a tree of plain key-value leaves inside the file.
@@ -80,7 +80,7 @@ def walk(file: BinaryIO, layout: Layout | None = None) -> Iterator[Extent]:
         yield from _walk_page(file, layout, layout.root, layout.depth, set())
 
 
-def _walk_page(file: BinaryIO, layout: Layout, number: int, levels: int, seen: set[int]) -> Iterator[Extent]:
+def _walk_page(file: BinaryIO, layout: MetaPage, number: int, levels: int, seen: set[int]) -> Iterator[Extent]:
     if not 0 < levels <= _MAX_DEPTH or number in seen:
         raise FormatError(f"{_name(file)}: page {number} lies where no page of its tree can")
     seen.add(number)
@@ -114,7 +114,7 @@ def _walk_page(file: BinaryIO, layout: Layout, number: int, levels: int, seen: s
         yield Extent(key, offset, length)
 
 
-def _read_page(file: BinaryIO, layout: Layout, number: int) -> bytes:
+def _read_page(file: BinaryIO, layout: MetaPage, number: int) -> bytes:
     if not 2 <= number < layout.pages:
         raise FormatError(f"{_name(file)}: there is no page {number}")
     file.seek(number * layout.page_size)
@@ -124,7 +124,7 @@ def _read_page(file: BinaryIO, layout: Layout, number: int) -> bytes:
     return page
 
 
-def _read_meta(file: BinaryIO, offset: int) -> tuple[int, Layout]:
+def _read_meta(file: BinaryIO, offset: int) -> tuple[int, MetaPage]:
     """Return one meta page's transaction number and what it says."""
     file.seek(offset)
     page = file.read(_META_BYTES)
@@ -139,7 +139,7 @@ def _read_meta(file: BinaryIO, offset: int) -> tuple[int, Layout]:
     _, _, depth, _, _, _, entries, root = _DB.unpack_from(page, at + _DB.size)
     last_page, transaction = _META_TAIL.unpack_from(page, at + 2 * _DB.size)
     found_root = None if root == _NO_PAGE else root
-    return transaction, Layout(page_size, last_page + 1, entries, found_root, depth)
+    return transaction, MetaPage(page_size, last_page + 1, entries, found_root, depth)
 
 
 def _name(file: BinaryIO) -> str:

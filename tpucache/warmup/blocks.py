@@ -52,7 +52,7 @@ class Block:
 
     @property
     def variants(self) -> tuple[int, ...]:
-        """The variants of which some part is to be built."""
+        """The variants that the block builds a part of."""
         return variants_of(self.parts)
 
 
@@ -74,7 +74,7 @@ def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ..
 
 
 def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Return the variants that parts are of, in their order."""
+    """Return the variants of parts, in their order."""
     return tuple(dict.fromkeys(part.variant for part in parts))
 
 

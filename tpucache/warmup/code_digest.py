@@ -86,7 +86,7 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the modules that are imported for a full name, with their files; none of what is installed is looked up."""
+    """Yield the modules that are imported for a full name, with their files, but for installed ones."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         module = ".".join(parts[:count])

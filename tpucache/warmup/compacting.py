@@ -62,7 +62,7 @@ def compact_cache(cache: str | Path) -> Manifest:
     folder = Path(cache).absolute()
     with changing(folder, "compact") as opened:
         before = opened.manifest
-        layout = _Layout.of(opened)
+        layout = _Compaction.of(opened)
         check_room(folder, sum(entry.bytes for entry in before.shards))
         shards = [_shard(opened, layout, block, part) for part in layout.parts for block in range(len(layout.blocks))]
         manifest, tables = _manifest(opened, layout, shards)
@@ -99,8 +99,8 @@ def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layout:
-    """Which samples are in which block: their positions in the cache now, and their numbers afterwards.
+class _Compaction:
+    """How samples are numbered anew and divided into blocks.
 
     `numbers` has the new number of each old one that stays, kept or skipped; `blocks` the old numbers of the kept
     samples of each block. `places` are the places in the source of all new numbers, None where there is no sample.
@@ -113,8 +113,8 @@ class _Layout:
     positions: Mapping[int, int]
 
     @classmethod
-    def of(cls, cache: Cache) -> _Layout:
-        """Return the layout that a fresh warmup of what is left of a cache would have."""
+    def of(cls, cache: Cache) -> _Compaction:
+        """Return what a fresh warmup of the remaining samples of a cache would number and divide."""
         manifest = cache.manifest
         kept = cache.samples.numbers.tolist()
         total = len(kept) + len(manifest.skipped) + len(manifest.deleted)
@@ -141,7 +141,7 @@ class _Layout:
         return cls(numbers, blocks, parts, places, positions)
 
 
-def _shard(cache: Cache, layout: _Layout, block: int, part: Part) -> tuple[ShardEntry, Array]:
+def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
     """Write a shard into the work folder, and return its entry, whose `first` is not known yet, and its index rows.
 
     Raises DamageError for a record that is not what the index says, BuildError, OSError.
@@ -167,7 +167,7 @@ def _shard(cache: Cache, layout: _Layout, block: int, part: Part) -> tuple[Shard
 
 
 def _manifest(
-    cache: Cache, layout: _Layout, shards: Sequence[tuple[ShardEntry, Array]]
+    cache: Cache, layout: _Compaction, shards: Sequence[tuple[ShardEntry, Array]]
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Return the manifest that a fresh warmup would write for these shards, and its tables by their names."""
     before = cache.manifest
@@ -210,7 +210,7 @@ def _as_built(name: str, column: Column) -> Column:
     return column
 
 
-def _source(cache: Cache, layout: _Layout, columns: Mapping[str, Column]) -> dict[str, Any]:
+def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) -> dict[str, Any]:
     """Return what the manifest says of the source, by the new numbers."""
     before = cache.manifest
     source = dict(before.source)
@@ -223,7 +223,7 @@ def _source(cache: Cache, layout: _Layout, columns: Mapping[str, Column]) -> dic
     return source
 
 
-def _listing(before: Manifest, layout: _Layout, columns: Mapping[str, Column]) -> Listing:
+def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column]) -> Listing:
     """Return the listing of a source that has the samples that are left, as far as the cache knows it."""
     numbers: list[int] = np.asarray(columns["number"]).tolist()
     paths, labels = list(columns["path"]), columns.get(LABEL)

@@ -59,7 +59,7 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
 
     try:
         data = to_pickle(request)
-    except Exception as error:  # of whatever the source refers to
+    except Exception as error:  # the user's own code raises anything
         raise BuildError(
             f"the source cannot be sent to the process that builds: {error}. Keep paths in it, not open files or "
             "locks, or build the cache first, with build_cache"

@@ -71,7 +71,7 @@ def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
 
 
 def number_samples(listing: Listing, cache: Cache) -> Listing:
-    """Return a listing in which every sample of the cache, kept or skipped, has its old number, and new ones follow.
+    """Return a listing that gives each sample of the cache, kept or skipped, its old number; new samples follow.
 
     A sample that was deleted has its old number, too, whether the source still has it or not: it is not built again.
 

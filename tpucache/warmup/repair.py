@@ -42,7 +42,7 @@ from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import sample_columns
 
-#: Where a repair works: inside the cache's work folder, so that what an unfinished addition has there stays.
+#: Where a repair works: in a folder of its own within the cache's work folder, which an unfinished addition may use.
 REPAIR_NAME: Final = "repair"
 _NO_REPAIR: Final = "A manifest cannot be repaired: copy it again, or build the cache anew"
 
@@ -116,7 +116,7 @@ def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """A damaged cache beside its source.
+    """A damaged cache and its source.
 
     `damaged` names its damaged files, `listing` is numbered as in the cache, `numbers` (samples,) are the kept samples.
     """
@@ -143,7 +143,7 @@ class _Case:
         ]
 
     def numbers_of(self, entry: ShardEntry) -> list[int]:
-        """Return the numbers of the samples of which a shard holds records, deleted ones among them."""
+        """Return the numbers of the samples whose records a shard holds, deleted ones among them."""
         kept = self.numbers[entry.first : entry.first + entry.records].tolist()
         return sorted([*kept, *entry.deleted])
 

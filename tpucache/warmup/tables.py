@@ -52,9 +52,9 @@ _log: Final = logging.getLogger("tpucache")
 def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
     """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
 
-    The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` is whether
-    other versions or limits made a part of them. The manifest is written last. Raises SourceError when no sample was
-    usable.
+    The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` says that
+    other versions of libraries, or another `max_pixels`, made some of them. The manifest is written last. Raises
+    SourceError when no sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -63,7 +63,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
     skips = {skip.number: skip for skip in (*(before.skipped if before else ()), *new.skipped)}
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
     digests = _digests(new, before, plan)
-    if is_mixed:  # what was skipped so is to be tried again
+    if is_mixed:  # without a digest, a skipped sample is tried again
         unsure = {str(skip.number) for skip in skipped}
         digests = {number: digest for number, digest in digests.items() if number not in unsure}
     if plan.is_retry and before and not kept:
@@ -108,7 +108,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of what is built. Samples that were tried again take the place of the newest version."""
+    """Return the history of the built cache. Trying samples again replaces the newest version and makes none."""
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
         return before.history if before else None
@@ -116,7 +116,7 @@ def _history(cache: Path, plan: BuildPlan) -> History | None:
 
 
 def make_prospect(plan: BuildPlan) -> Prospect:
-    """Return what is known of a cache before its records are made."""
+    """Return what is known about a cache before its records are made."""
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
     columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
@@ -169,9 +169,9 @@ def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
 
 
 def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
-    """Return the hashes of content, by number: of skipped samples, and of a few others by their fields alone.
+    """Return hashes of content by sample number: those of skipped samples, and those of a few others' fields.
 
-    Those of skipped samples that were last read by other libraries than the manifest will name are left out.
+    A skipped sample has none where other libraries read it last than those that the manifest will name.
     """
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
@@ -185,7 +185,7 @@ def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[s
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
     """Return how many annotations the source has and how many are in each variant, by field.
 
-    `new` is the info of new blocks; of the blocks that a cache has already, the shards have that of new variants.
+    `new` counts those in new blocks. In blocks that a cache has already, the shards count those in new variants.
     """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
@@ -212,7 +212,7 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the info of all new blocks, in order; that of the blocks that a cache has already is in its tables."""
+    """Return the info of all new blocks, in order. The tables of a cache have the info of its blocks."""
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
@@ -229,8 +229,8 @@ def sample_columns(
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
     """Return the samples table, the classes, and the samples of each class.
 
-    `numbers` are those of all kept samples. `table` has the columns of the first of them, which the existing cache has
-    already, and `new` is the info of the rest.
+    `numbers` are those of all kept samples. `table` has the columns of the samples that the existing cache has, which
+    come first, and `new` is the info of the others.
     """
     table = table if table is not None else {}
     places = numbers.astype(np.int64)

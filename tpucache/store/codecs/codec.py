@@ -74,12 +74,12 @@ class FieldSpec(Protocol):
 
     @property
     def band(self) -> int | None:
-        """Which band alone the field is of, None for all that there are."""
+        """The band of frequencies that the field holds alone; None where it holds all."""
         ...
 
 
 class ViewSpec(Protocol):
-    """How a field is shown in another size: its own shape, and how many frequencies of each block are used."""
+    """How a field is shown in another size: its stored shape, and how many frequencies of each block are used."""
 
     @property
     def shape(self) -> tuple[int, ...]:

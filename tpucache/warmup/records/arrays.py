@@ -49,7 +49,7 @@ _UNSTATED: Final = (
 
 #: Annotations by the name of their field.
 Counts = dict[str, int]
-#: What is known of a source's image, by the column of the samples table.
+#: What is known about a source's image, by the column of the samples table.
 Facts = dict[str, int | float | str | None]
 
 _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
@@ -101,8 +101,8 @@ def clean_and_count(
 
     The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
     class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
-    keypoints are rows of x, y and 1, or 0 for those out of framing. `path` names the sample in errors. The annotations
-    counted are those of the source's image, and the facts what columns of the samples table say of that.
+    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors. The counts are
+    those of annotations in the source's image, and the facts are the image's values in columns of the samples table.
 
     Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
     """
@@ -149,7 +149,7 @@ def _facts(framing: Framing, kind: str) -> Facts:
 
 
 def _names(item: Item) -> list[str]:
-    """Return the names of a sample's fields, of which a mask may be given as run lengths."""
+    """Return the names of a sample's fields; its mask may be given as run lengths."""
     return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
 
 

@@ -3,7 +3,8 @@
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
 together or not at all. Here every (seed, sample, variant) has a generator of its own, handed to the whole pipeline by
 `set_random_state`; its transforms draw from it one after the other. The generators that a whole process shares, such as
-`random` and `np.random`, are seeded from the same (seed, sample, variant) for each call of what is not tpucache's own.
+`random` and `np.random`, are seeded from the same (seed, sample, variant) before each call of code that is not
+tpucache's own.
 
 A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
 there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
@@ -328,7 +329,7 @@ def loaded_generators() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the shared generators of `random` and NumPy, and of OpenCV and torch where they are imported.
+    """Seed the shared generators of `random` and NumPy, and those of OpenCV and torch where they are imported.
 
     One thread at a time runs inside. All but OpenCV's, whose state cannot be read, are put back as they were.
     """

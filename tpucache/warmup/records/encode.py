@@ -1,4 +1,4 @@
-"""SampleEncoder: one sample -> its record in each variant, and the label that is in the sample itself."""
+"""SampleEncoder: one sample -> its record in each variant, and the label that its source stores in it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 class EncodedSample(NamedTuple):
     """A sample as its source returns it, its clean arrays by field, and its record of each requested part.
 
-    `counts` are of its annotations: in the source, then in each of the variants that these are of. `facts` are what is
-    known of its image, by the column of the samples table.
+    `counts` has the number of its annotations by field: in the source, then in each of the variants of `records`.
+    `facts` are what is known about its image, by the column of the samples table.
     """
 
     item: Item
@@ -54,7 +54,7 @@ class SampleEncoder:
     def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
         """Decode a sample once, and encode these parts of it. Raises SampleError, RecipeError.
 
-        `item` is what `load` has returned of it; without it, the sample is loaded here.
+        `item` is what `load` returned for it; without it, the sample is loaded here.
         """
         item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)

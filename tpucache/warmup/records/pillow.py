@@ -66,7 +66,7 @@ _BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1",
 
 @contextmanager
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
-    """Yield an image, of which only a JPEG or TIFF is not decoded yet; what Pillow raises on it becomes a SampleError.
+    """Yield an image, decoded unless it is a JPEG or TIFF; whatever Pillow raises for it becomes a SampleError.
 
     `path` names the sample in errors, and `what`, such as "the mask: ", the part of it. `max_pixels` replaces Pillow's
     own limit.
@@ -100,7 +100,7 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
 
 
 class PillowImage:
-    """A file that Pillow has opened, of which only a JPEG or TIFF is not decoded yet."""
+    """An image file that `opened` yielded."""
 
     def __init__(self, image: Image.Image, data: bytes) -> None:
         self._image, self._data = image, data
@@ -120,7 +120,7 @@ def stored_size(image: Image.Image) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image, data: bytes) -> int:
-    """Return the EXIF orientation, 1 to 8, of what `opened` yielded for `data`; 1 where it has none that can be read.
+    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 where none can be read.
 
     A TIFF that was asked for its metadata would no longer be refused for them when it is decoded, so another copy of it
     is asked.
@@ -146,7 +146,7 @@ def decode(
     white: int | None = None,
     mode: Mode = "rgb",
 ) -> Decoded:
-    """Return the pixels of what `opened` yielded for `data`, in a recipe's `mode`.
+    """Return the pixels of an image that `opened` yielded for `data`, in a recipe's `mode`.
 
     A JPEG is decoded at the smallest of its scales that gives at least `least` (width, height); None is in full.
     `white` is the number that is white in images of more than 8 bits, None where the numbers have to show it.
@@ -211,7 +211,7 @@ def find_simplejpeg() -> Any:
 
 
 def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
-    """Return the pixels of what `opened` yielded for `data`, as they are stored, in a mode of Pillow or in its own."""
+    """Return an image that `opened` yielded for `data`, as it is stored, in one of Pillow's modes or in its own."""
     as_stored = _undo(image, data)
     image.load()
     return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))

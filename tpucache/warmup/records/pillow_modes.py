@@ -21,11 +21,11 @@ from tpucache.warmup.records.numbers import LEAST_16, WHITE_16, PixelsError, Unc
 
 #: Modes of Pillow with an alpha channel.
 ALPHA_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
-#: Modes in which Pillow has colours of 16 bits, cut to 8.
+#: Modes in which Pillow reads colours of 16 bits, cut to 8.
 COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
 #: What modes become that are no plain channels.
 _PLAIN_MODES: Final = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB"}
-#: Pillow's names of 16-bit colours in a PNG, of which it keeps the first byte, and of those in the other byte order.
+#: Pillow's names of 16-bit colours in a PNG, whose first byte it keeps; and the names by which it keeps the second.
 _OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
 _PNG_BITS_AT: Final = 24
 _TIFF_BITS: Final = 258
@@ -77,7 +77,7 @@ def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
-    """Check an image of `COLOUR_MODES` with 16 bits a channel, of which Pillow keeps the high bytes.
+    """Check an image of `COLOUR_MODES` with 16 bits a channel: Pillow keeps the high bytes alone.
 
     Raises UncertainRangeError when 65535 may not be what is white, or one colour is transparent, as others may have
     the same high bytes.
@@ -142,7 +142,7 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
 
 
 def _deep_colours(image: Image.Image, data: bytes) -> Array:
-    """Return colours of 16 bits, of which Pillow has the high bytes: OpenCV reads all of them.
+    """Return colours of 16 bits as OpenCV reads them: Pillow has the high bytes alone.
 
     Raises DependencyError without it.
     """
@@ -164,7 +164,7 @@ def _deep_colours(image: Image.Image, data: bytes) -> Array:
 
 
 def bits_of(image: Image.Image, data: bytes) -> int:
-    """Return the bits of a channel as a file has them; 8 for formats of which Pillow knows no more."""
+    """Return the bits of a channel in a file; 8 for formats whose bits Pillow does not tell."""
     if image.format == "PNG":
         return data[_PNG_BITS_AT]
     if isinstance(image, TiffImagePlugin.TiffImageFile):

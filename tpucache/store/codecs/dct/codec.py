@@ -183,7 +183,7 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        """Return bytes out of the codec's byte code by the Python package: at most so many.
+        """Return what the codec's byte code holds, at most `most` bytes, unpacked by the Python package.
 
         Raises ValueError, DependencyError.
         """

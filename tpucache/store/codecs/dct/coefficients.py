@@ -5,8 +5,8 @@ column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal f
 pixels of the plane are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
 
 The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of those that can need them; or so for one
-band of frequencies after the other, of which the first make a smaller image. docs/format.md describes them exactly.
-Transform and quantisation follow JPEG (ITU-T T.81); all sums are of whole numbers below 2^53, so float64 holds them
+band of frequencies after the other; the first bands make a smaller image. docs/format.md describes them exactly.
+Transform and quantisation follow JPEG (ITU-T T.81); all sums are whole numbers below 2^53, so float64 holds them
 exactly and every processor makes the same bytes.
 """
 
@@ -82,27 +82,27 @@ class Plane(NamedTuple):
         """Return rows and columns of the matrix of the lowest frequencies."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
-    def low(self, first: int, last: int) -> list[Part]:
+    def low(self, first: int, last: int) -> list[Submatrix]:
         """Return where the coefficients below frequency `last`, but not those below `first`, lie in the matrix.
 
         They are those to the right of the lower ones, then all below them.
         """
         (rows, columns), (all_rows, all_columns) = self.shape(first), self.shape(last)
-        right = Part(slice(0, rows), slice(columns, all_columns))
-        return [*([right] if first else []), Part(slice(rows, all_rows), slice(0, all_columns))]
+        right = Submatrix(slice(0, rows), slice(columns, all_columns))
+        return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
-    def high(self, first: int, last: int) -> list[Part]:
+    def high(self, first: int, last: int) -> list[Submatrix]:
         """Return where those of them lie that have high bits, for each vertical frequency."""
         found = []
         for u, width in enumerate(self.widths[:last]):
             start, stop = first if u < first else 0, min(width, last)
             if stop > start:
                 rows = slice(u * self.block_rows, (u + 1) * self.block_rows)
-                found.append(Part(rows, slice(start * self.block_columns, stop * self.block_columns)))
+                found.append(Submatrix(rows, slice(start * self.block_columns, stop * self.block_columns)))
         return found
 
 
-class Part(NamedTuple):
+class Submatrix(NamedTuple):
     """Some rows and columns of a matrix."""
 
     rows: slice
@@ -124,8 +124,8 @@ class Band(NamedTuple):
 
     first: int
     last: int
-    low: list[list[Part]]
-    high: list[list[Part]]
+    low: list[list[Submatrix]]
+    high: list[list[Submatrix]]
 
     @property
     def low_bytes(self) -> int:
@@ -229,7 +229,7 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
 def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
     """Return the luma (n, height / step, width / step) of packed images, uint8 (n, N).
 
-    A step of 2 gives the means of 2x2 pixels, without the higher half of the frequencies, of which they hold little.
+    A step of 2 gives the means of 2x2 pixels, without the higher half of the frequencies, which add little to means.
     """
     (parts,), plane = _split(packed, layout, 1), layout.planes[0]
     count = BLOCK // step

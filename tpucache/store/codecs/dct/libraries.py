@@ -113,7 +113,7 @@ class Unpacker(NamedTuple):
 
 
 def longest_record(size: int, sparse_bytes: int) -> int:
-    """Return a length that no record exceeds: no byte code makes one much longer than what it is of."""
+    """Return a length that no record exceeds: no byte code makes its input much longer."""
     return 2 * max(size, sparse_bytes) + _SHORT
 
 

@@ -1,4 +1,4 @@
-"""Bytes without their zeros: what is compressed in place of packed coefficients, of which four in five bytes are 0.
+"""Bytes without their zeros. Four in five bytes of packed coefficients are 0, so this form of them is compressed.
 
 A mask has a bit for each byte, set where the byte is not 0. The mask is mostly 0 itself, so it has a mask, too. The
 sparse form is the mask of the mask, the mask's bytes that are not 0, then the bytes that are not 0. A byte code has
@@ -21,7 +21,7 @@ SPARSE: Final = "sparse"
 NIBBLES: Final = "nibbles"
 
 _GROUP: Final = 64  # bytes that one byte of the mask's mask is for
-_AHEAD: Final = 64  # bytes: compiled code loads and stores so many at once, also where only one is left
+_AHEAD: Final = 64  # bytes that compiled code loads and stores at once, also where only one is left
 
 _SIGN: Final = 8
 _VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
@@ -111,7 +111,7 @@ def narrow(values: Array) -> bytes:
 
 
 def widen(form: Array, count: int) -> Array:
-    """Return so many values of the bytes that `narrow` made of them. Raises ValueError where these are not as many."""
+    """Return the values that `narrow` made the bytes of. Raises ValueError where there are more or fewer."""
     pairs = -(-count // 2)
     values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
     whole, at = form[pairs:], np.flatnonzero(values == 0)
