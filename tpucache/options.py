@@ -1,7 +1,8 @@
 """Options: fields of a dataclass that carry their help and limits, from which the command line makes its own options.
 
 A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. Its
-choices are those of its type, a Literal; of a tuple, each use of the command line's option adds one value.
+choices are those of its type, where that is a Literal. Where the default is a tuple, each use of the command line's
+option adds one value.
 """
 
 from __future__ import annotations
@@ -125,4 +126,4 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))
     types = tuple(member for member in members if isinstance(member, type) and member is not NoneType)
-    return types, () if types else choices  # with other values allowed, the literal ones are no list of all
+    return types, () if types else choices  # where other values are allowed, the literals are not all

@@ -1,4 +1,4 @@
-"""What a cache saves: how fast a DataLoader reads its source here, and when building has paid for itself."""
+"""What a cache saves: how fast a DataLoader reads its source here, and when building the cache has paid off."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Payback:
     augmentation, in `workers` processes, with `images` of the samples of the cache. `images_per_second` counts from the
     first batch on. `idle` is the share of its time that a device of a given rate waits, None without one.
     `build_seconds` is what building the cache takes here by the estimate of a warmup; None with the reason in
-    `unknown`. `epochs` is the first whole number of them after which reading the cache, built before, has taken less
-    time; None where there is no such number, or it is not known.
+    `unknown`. After this number of `epochs`, building and reading the cache has taken less time than reading the
+    source; None where that never happens, or is not known.
     """
 
     source: str

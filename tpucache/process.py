@@ -1,6 +1,6 @@
 """The process of a command: its standard files, memory that is short, and its end.
 
-Nothing here needs a library: it works while the first one is imported, and when it cannot be.
+It uses no other library, so that it works before the first one is imported, and where none can be.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tpucache.redact import printable_lines
 from tpucache.signals import LAUNCHED, PROG
 from tpucache.system import resource
 
-#: Which files in that folder say how a process has ended.
+#: The files, in the folder that LAUNCHED names, in which processes say how they have ended.
 END_PATTERN: Final = "*.end.json"
 
 _PR_SET_PDEATHSIG: Final = 1
 _FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-#: The addresses that the command line and numpy take; torch takes far more.
+#: Bytes of addresses that the command line and numpy need; torch needs far more.
 _LEAST_BYTES: Final = 96 << 20
 #: What the C library, the loader of shared libraries and torch say when they get no memory.
 _NO_MEMORY: Final = re.compile(
@@ -65,7 +65,7 @@ def tell(text: str) -> None:
 def complain(message: str, status: int) -> int:
     """Print what is wrong as one line on standard error, and return the exit status.
 
-    One of several processes of a command leaves it to that: all of them may say the same.
+    Where a command has started several processes, the command prints it, once: all of them may say the same.
     """
     message = " ".join(message.split())
     if (shared := launched()) is None:
@@ -77,13 +77,13 @@ def complain(message: str, status: int) -> int:
 
 
 def launched() -> dict[str, Any] | None:
-    """Return what LAUNCHED says; None for a process that no command has started together with others."""
+    """Return what LAUNCHED says, or None where no command has started this process together with others."""
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
 
 
 def end_with_parent() -> None:
-    """Have Linux send this process a SIGTERM when the command that has started it with others ends, however it does."""
+    """Have Linux send this process a SIGTERM when the command that has started it with others ends, or is killed."""
     if launched() is not None:
         import ctypes
 
@@ -91,7 +91,7 @@ def end_with_parent() -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all; where it cannot be written, nothing is said."""
+    """Write a file whole or not at all; where it cannot be written, do nothing."""
     with contextlib.suppress(OSError):
         aside = path.with_suffix(".new")
         aside.write_text(text)
@@ -109,9 +109,9 @@ def forget_output(name: str = "stdout") -> None:
 
 
 def end_soon() -> None:
-    """Let Python end without looking for cycles in all that there is, which takes seconds once torch is imported.
+    """Let Python end without its last search for reference cycles, which takes seconds once torch is imported.
 
-    What is still in open files is written, as it would be if they were found to be part of a cycle. To be called last.
+    Before, what is still in open files is written, as that search would have it written. To be called last.
     """
     flush_files()
     try:
@@ -138,7 +138,7 @@ def prepare_memory() -> None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return one sentence, and what to do, about an error that comes from a lack of memory; None for any other one."""
+    """Return a sentence that says what to do about an error for want of memory; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:

@@ -21,7 +21,7 @@ _COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that
 _ROWS: Final = 20  # for bars, one below the other
 _LEAST_BAR: Final = 8  # columns of a bar
 
-#: Whether another process shows the progress of the work that this one takes part in.
+#: Not empty where another process shows the progress, and this one shows none.
 _hidden: list[bool] = []
 
 
@@ -58,8 +58,8 @@ def _columns(stream: TextIO | None) -> int:
 class Progress:
     """Counts towards a total and shows it on standard error.
 
-    On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end. Work
-    goes on without it where standard error is closed, full, or a terminal that is gone.
+    On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end. Where
+    standard error is closed, full or a terminal that is gone, work continues without it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units (None: not known); what was there before does not count for the rate.
+        """Begin at `initial` of `total` units (None: not known); the initial ones do not count for the rate.
 
-        The unit `bytes` is shown as kB, MB, GB or TB. Of work that `is_brief`, nothing is left on a terminal, nor in a
-        log if it took less than ten seconds.
+        The unit `bytes` is shown as kB, MB, GB or TB. Work that `is_brief` leaves nothing on a terminal, and nothing in
+        a log if it took less than ten seconds.
         """
         self._is_brief = is_brief
         self._stream = stream or sys.stderr  # None: standard error is closed
@@ -119,7 +119,7 @@ class Progress:
             self._print()
 
     def restart_clock(self) -> None:
-        """Leave what was done until now out of the rate: it was slower, because something was compiled, say."""
+        """Leave what was done so far out of the rate: it was slower, for example because something was compiled."""
         self._initial, self._start = self._done, time.monotonic()
 
     @property
@@ -145,7 +145,7 @@ class Progress:
         ]
 
     def _text(self, width: int) -> str:
-        """Return the state in so many columns at most: what the bar shows is left out first, then the note's end."""
+        """Return the state in `width` columns at most. What the bar shows is left out first, then the note's end."""
         done, rate, left, note = self._parts()
         pieces = note.split(", ")
         shorter = ((left, *pieces[:count]) for count in range(len(pieces), -1, -1))

@@ -1,13 +1,13 @@
 """Whoever asks a command to stop is obeyed: what SIGINT and SIGTERM do, wherever in the program they arrive.
 
-A signal raises KeyboardInterrupt in the main thread, inside of the command alone (`run`): before that the process ends
-at once, because nothing has begun, and after that the command has its result. Python drops an exception that is raised
-in a finalizer, in a callback of a weak reference and in many callbacks out of C, and libraries catch too much. So a
-thread, which a signal starts, interrupts again until the exception is on its way; and the process of a command that is
-not at its end some seconds after that is ended.
+A signal raises KeyboardInterrupt in the main thread while the command runs (`run`). Before that the process ends at
+once, because nothing has begun; after that the command has its result. Python drops an exception that is raised in a
+finalizer, in a callback of a weak reference and in many callbacks from C, and libraries catch too much. So the first
+signal starts a thread, which sends the signal again until the exception is on its way. If the command has not ended
+some seconds later, the thread ends the process.
 
-All of this is decided by the handler, from the functions that are being called when it is: there is no moment between
-two states in which a signal does something else. Nothing here costs anything before a signal comes.
+The handler decides all of this by the functions that are running when it is called, so that there is no moment between
+two states in which a signal does something else. Before a signal comes, nothing here costs anything.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from types import CodeType, FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
 Result = TypeVar("Result")
-#: Takes a signal in the place of KeyboardInterrupt. It is given whether it has been given this signal before, and
-#: whether the main thread is in `wait_for`, and returns what is to be raised.
+#: Is called with a signal before anything is raised. Its arguments say whether it was called with this signal before,
+#: and whether the main thread is in `wait_for`. It returns what is to be raised.
 Request = Callable[[bool, bool], "BaseException | None"]
 
 #: What the program is called in its messages: as it was started.
@@ -34,15 +34,16 @@ PROG: Final = (
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.
 STOPPED: Final = 3
-#: The environment of processes that one command has started to do its work together: JSON with the `folder` for what
-#: they end with, when the command `began`, by `time.monotonic`, and the number of its process, their `parent`.
+#: An environment variable of the processes that a command has started to share its work. It holds JSON: the `folder`
+#: in which each of them says how it ended, when the command `began` by `time.monotonic`, and the number of the
+#: command's process, which is their `parent`.
 LAUNCHED: Final = "TPUCACHE_LAUNCHED"
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _IMPORTING: Final = "<frozen importlib._bootstrap>"
 _AGAIN_SECONDS: Final = 0.25
 _MOST_TIMES: Final = 40
-#: For what a command does when it is interrupted, such as ending its workers; and for the end of its process.
+#: How long a command that is interrupted may take, to end its workers for example, and then the end of its process.
 _MOST_SECONDS: Final = 2.5
 _FLUSH_SECONDS: Final = 0.25
 
@@ -61,14 +62,15 @@ class _Command:
         self.hook = sys.unraisablehook
         self.request: Request | None = None
         self.has_begun = self.is_ignoring = False
-        #: The last signal; what one has raised last; whether one that came outside of the command waits to be raised.
+        #: The last signal, what a signal has raised last, and whether one that came outside of the command is still to
+        #: be raised.
         self.number = 0
         self.raised: type[BaseException] | None = None
         self.is_late = False
-        #: Whether the command is to end now, and whether that was decided here: then its process is ended if it does
-        #: not. A request may have something to save first.
+        #: Whether the command is about to end, and whether its process is ended if it takes too long. Where a request
+        #: has stopped the command, that may have something to save first.
         self.is_leaving = self.must_end = False
-        #: How often the thread has sent it again, and how many of these signals have come.
+        #: How often the thread has sent the signal again, and how many of these have arrived.
         self.sent = self.seen = 0
         self.is_watched = self.is_over = self.is_slow = False
         self.sending = _thread.allocate_lock()
@@ -81,10 +83,11 @@ class _Command:
 
 
 def begin(*, is_own: bool = False) -> bool:
-    """Handle signals from now on, and return whether this is so because of this call: `end` undoes it.
+    """Handle signals from now on. Return whether this call has changed that: then `end` is to undo it.
 
-    A process that `is_own` was started for the command. In that of another program, signals stay as they are where it
-    handles them itself, and in all threads but the main one. A signal that is ignored stays ignored.
+    A process that `is_own` was started for the command. In the process of another program, a signal that the program
+    handles itself is left to it, and in a thread that is not the main one nothing changes. A signal that is ignored
+    stays ignored.
     """
     if is_own:
         taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -95,9 +98,9 @@ def begin(*, is_own: bool = False) -> bool:
 
 
 def end(has_begun: bool) -> None:
-    """Put back what `begin` has changed, if it has, as another program goes on. Raises KeyboardInterrupt if it is late.
+    """Undo what `begin` has changed, if it has, as another program continues.
 
-    That is for a signal that came when the command had ended already: it was meant for the program.
+    Raises KeyboardInterrupt for a signal that came when the command had ended already: it was meant for the program.
     """
     command = _current()
     if not has_begun or command is None:
@@ -128,7 +131,7 @@ def run(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def wait_for(function: Callable[[], Result]) -> Result:
-    """Return what a function returns that waits, and that nothing is lost by leaving: requests are told of it."""
+    """Call a function that only waits, and return its result. A request learns that it may be interrupted at once."""
     return function()
 
 
@@ -152,10 +155,11 @@ def requests(request: Request) -> Iterator[None]:
 
 
 def start_processes(function: Callable[[], Result]) -> Result:
-    """Return what a function returns that starts processes to work for this one, which ends them.
+    """Call a function that starts processes to work for this one, and return its result.
 
-    They, and what they start, hear no SIGINT, which a terminal sends to all processes of a command: they would print
-    where it met them. Here a signal is raised when the function has returned: half of them could not be ended.
+    A terminal sends SIGINT to all processes of a command. These processes, and those that they start, do not receive
+    it: they would print a traceback each, and this process ends them. In this process, a signal that comes meanwhile is
+    raised after the function has returned, as workers that are half started could not be ended.
     """
     if sys.platform == "win32":
         return function()
@@ -198,10 +202,10 @@ def has_last_word() -> bool:
 
 
 def finish(status: int, flush: Callable[[], None]) -> None:
-    """Say what the process will end with, which is all that it still has to do. It ends soon if a signal asked for it.
+    """Note the status that the process will end with, when nothing else is left to do. A signal before ends it soon.
 
-    The first signal that comes from now on starts a countdown, another one ends it at once: after `flush`, which writes
-    what is in open files.
+    From now on the first signal starts a countdown, and the next one ends the process at once. Before it is ended,
+    `flush` writes what is in open files.
     """
     if (command := _own()) is not None:
         command.flush = flush
@@ -212,9 +216,9 @@ def finish(status: int, flush: Callable[[], None]) -> None:
 
 
 def is_handling(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Return whether an exception of these kinds, or what was made of one, is being handled where this is called.
+    """Return whether the calling code handles an exception of these kinds, or one that was raised because of it.
 
-    In a handler of a signal that is the code that was interrupted.
+    Where a signal's handler calls this, that is the code that was interrupted.
     """
     error, most = sys.exc_info()[1], 100
     while error is not None and most:
@@ -301,7 +305,7 @@ def _on_signal_at_the_end(command: _Command, number: int, *, is_again: bool) -> 
 
 
 def _on_unraisable(unraisable: Any) -> None:
-    """Say nothing of an interrupt that Python drops: it is raised again."""
+    """Print nothing about an interrupt that Python drops: it is raised again."""
     command, error = _current(), unraisable.exc_value
     if command is None:
         sys.__unraisablehook__(unraisable)
@@ -378,7 +382,7 @@ def _send(thread: Any, number: int) -> None:
 
 
 def _end_at_once(command: _Command) -> None:
-    """End the process with one line; of one that others were started with, that is left to what has started them."""
+    """End the process with one line. Where a command has started several processes, the command prints it."""
     if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
         with contextlib.suppress(OSError):
             os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())

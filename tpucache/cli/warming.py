@@ -312,7 +312,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _opened(source: str, options: argparse.Namespace) -> Source:
-    """Return the source that a path, pattern or name means, with the boxes that lie beside it."""
+    """Return the source that a path, pattern or name means, with the boxes of the file that --boxes names."""
     from tpucache.warmup.sources import box_source, open_source
 
     opened = open_source(source, from_options(TableOptions, options))

@@ -1,4 +1,4 @@
-"""How a cache is built, as opposed to what is in it: the options of a warmup that are no part of its recipe."""
+"""The options of a warmup that are no part of its recipe: how a cache is built, and which caches a plan compares."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class BoxOptions:
-    """Where boxes are that lie beside a source, as `box_source` takes them."""
+    """The file that has the boxes of a source's images, as `box_source` takes it."""
 
     boxes: str | Path | None = option(
         None, "a COCO JSON file with boxes; images that it does not list are left out", metavar="FILE"

@@ -1,4 +1,4 @@
-"""The time and space that a warmup will need, estimated from a few samples, and what there is room for."""
+"""The time and the space that a warmup will need, estimated by a few samples, and whether there is room for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Item = TypeVar("_Item")
 _AHEAD: Final = 3  # tasks under way or waiting for each worker
 _NODE_BYTES: Final = 18  # LMDB's header, key and pointer of a record
 _PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its own
-#: Bytes of the tables and receipts for each record, and for each sample beside its path, which they hold twice.
+#: Bytes of the tables and receipts for each record; and for each sample without its path, which they hold twice.
 _RECORD_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 128
 
@@ -54,8 +54,10 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is still to be done: records, their bytes on disk, bytes of working space beside them at most, seconds of
-    one process, and bytes free on the disk."""
+    """What is still to be done: records, their bytes on disk, the most bytes of working space, seconds of one process.
+
+    `free` has the bytes that are free on the disk.
+    """
 
     records: int
     bytes: int
@@ -147,7 +149,7 @@ def spread(samples: Sequence[_Item], count: int) -> list[_Item]:
 
 
 def _upper(sizes: Sequence[float], margin: float) -> float:
-    """Return what the mean of all sizes will hardly exceed, judged by a few of them."""
+    """Return a size that the mean of all sizes will hardly exceed, judged by a few of them."""
     deviation: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
     return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 
@@ -155,7 +157,7 @@ def _upper(sizes: Sequence[float], margin: float) -> float:
 def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
     """Return what a record of this length takes in a shard: pages of its own, or its share of those that it is in."""
     page: int = os.sysconf("SC_PAGE_SIZE")
-    if value_bytes := value_bytes_of(fields):  # records together, until they are as many bytes
+    if value_bytes := value_bytes_of(fields):  # one value has several records, until it is this large
         return length * (1 + page / 2 / value_bytes)
     in_leaf = page - PAGE_HEADER_BYTES
     node = length + length % 2 + _NODE_BYTES
@@ -166,7 +168,7 @@ def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return how many more bytes the chunks of unfinished blocks take on the disk at most.
+    """Return the most bytes that the chunks of unfinished blocks will take on the disk in addition.
 
     While one block is sealed, the next one is built, and waiting tasks may be of the block after that.
     """
@@ -205,7 +207,7 @@ def kaggle_blocks(recipe: Recipe) -> int:
 
 
 def check_kaggle_files(shards: int) -> None:
-    """Raise BuildError when a cache of so many shards is not one that Kaggle publishes file by file."""
+    """Raise BuildError where a cache has more shards than Kaggle publishes file by file."""
     if shards > kaggle.TARGET_SHARDS:
         raise BuildError(
             f"the cache has or would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a "
@@ -214,10 +216,10 @@ def check_kaggle_files(shards: int) -> None:
 
 
 def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kept: bool = True) -> None:
-    """Raise BuildError when a cache, with what is still to be done, is larger than what Kaggle keeps.
+    """Raise BuildError where a cache, with what is still to be done, is larger than what Kaggle keeps.
 
-    Of one that is not kept on this machine, `sent` are the bytes that are at Kaggle already: a dataset may have more
-    than /kaggle/working.
+    Where the cache is not kept on this machine, `sent` are the bytes that are at Kaggle already: a dataset may be
+    larger than /kaggle/working.
     """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
     if is_kept and total > kaggle.WORKING_BYTES:

@@ -71,10 +71,10 @@ class BuildPlan:
     """What a run is to build.
 
     `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
-    samples are in the source's own listing. `labels` is what the user wants labels read as, `label_rule` what labels in
-    the samples must be, `unused_labels` names what could have been labels. `existing` is the cache that is added to.
-    With `is_retry`, `blocks` are of its skipped samples, and have the numbers that its blocks will have; `unchanged` is
-    how many are not tried again, because they are as they were.
+    samples are in the source's own listing. `labels` is what the user wants labels to be, `label_rule` what labels in
+    the samples must be, and `unused_labels` names what could have been labels. `existing` is the cache that is added
+    to. With `is_retry`, `blocks` have its skipped samples, and the numbers that its blocks will have; `unchanged` is
+    how many of them are not tried again, because nothing about them has changed.
     """
 
     recipe: Recipe
@@ -197,9 +197,9 @@ def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, An
 
 
 def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
-    """Return the first sample that can be used, and its fields: it decides what all records and labels are like.
+    """Return the first sample that can be used, and its fields, which all other samples must have, too.
 
-    Raises SourceError where none can be.
+    Raises SourceError where no sample can be used.
     """
     errors: list[SampleError] = []
     for sample in listing.samples:
@@ -263,9 +263,9 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError for classes that cannot be meant and the number of no class in a listing.
+    """Raise SourceError where a listing has classes that cannot be meant, or a label that is the number of no class.
 
-    Found only at the end, all would be built in vain.
+    Noticed only at the end, the whole build would be in vain.
     """
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
@@ -287,7 +287,7 @@ def first_label(cache: Cache) -> Label:
 
 
 def find_unused_labels(listing: Listing, first: Item) -> list[str]:
-    """Return, and warn of, the names of what could be labels where there are none."""
+    """Where there are no labels, return the names of what could be labels, and warn that they are not used."""
     if first.label is not None or any(sample.label is not None for sample in listing.samples):
         return []
     unused = _label_candidates(listing.columns, first)
@@ -327,11 +327,11 @@ def _repeats(column: Column) -> bool:
 
 
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
-    """Return what an `--augment` value means, in full, as JSON values: what the manifest and the fingerprint hold.
+    """Return what an `--augment` value means, in full, as JSON values, for the manifest and the fingerprint.
 
     `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
     an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
-    (height, width, 3) of (height, width, 3), and of the other fields what they were, or makes something else each time.
+    (height, width, 3) of (height, width, 3) and leave the other fields' shapes, or makes something else each time.
     """
     if name in PRESETS:
         with calling("albumentations", RecipeError, f"Install a version that has what the preset {name} is made of"):

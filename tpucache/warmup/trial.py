@@ -123,8 +123,8 @@ def dry_run(
 ) -> DryRun:
     """Return what `build_cache` would do with the same source, recipe and options. Nothing is written.
 
-    Options are given by name, and are those of BuildOptions. Samples that fail are reported, not raised. Raises what
-    `build_cache` raises for the source as a whole.
+    Options are given by name, as for `build_cache`, without those that say who works and listens. Samples that fail are
+    reported, not raised. Raises what `build_cache` raises for the source as a whole.
     """
     recipe, cache = recipe or Recipe(), Path(cache).absolute()
     if isinstance(source, (str, Path)):
@@ -159,7 +159,7 @@ def dry_run(
 
 
 class _Look:
-    """Collects what is to be known of the samples that are tried, and the arrays of one in `every` few."""
+    """Collects facts of the samples that are tried, and the arrays of every n-th sample."""
 
     def __init__(self, recipe: Recipe, every: int) -> None:
         self._recipe, self._every = recipe, every
@@ -189,7 +189,7 @@ def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:
 
 
 def _all_of(plan: BuildPlan) -> Remaining:
-    """Return all that a plan has to do, as nothing of it is done yet."""
+    """Return the work of a plan of which nothing is done yet."""
     samples = sum(len(block.samples) for block in plan.blocks)
     cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
     unsealed = [

@@ -30,7 +30,7 @@ from tpucache.types import Array
 from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.sources.source import Label, Sample
 
-#: Where annotations are counted beside the variants, which are called by their numbers.
+#: Under this name annotations of the source are counted; those of variants are counted under their numbers.
 IN_SOURCE: Final = "source"
 #: The name of a receipt, with its block and its part.
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
@@ -51,12 +51,12 @@ class KeptSample(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkInfo:
-    """What is known of the kept samples of a chunk, or of a block, beside their records.
+    """The facts of a chunk's samples, or of a block's; their records are elsewhere.
 
     `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
     one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
-    are how many boxes, keypoints or masks there are, by field: in the source, and in the records of each variant.
-    `digests` are hashes of the content of some samples, by number: of all that are skipped, and of a few others.
+    counts boxes, keypoints or masks by field: in the source, and in the records of each variant. `digests` has hashes
+    of the content of some samples, by number: of all that are skipped, and of a few others.
     `frequencies` are what `measure_frequencies` found of a few samples, by number.
     """
 
@@ -129,7 +129,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the annotations of all parts: those of a field that one of the parts does not count are not known."""
+    """Return the annotations of all parts. Where one part does not count a field's, their number is not known."""
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -188,7 +188,7 @@ def stored_bytes(work: Path) -> int:
 
 
 def has_results(work: Path) -> bool:
-    """Return whether a work folder holds anything of what a build made: parts of chunks, or receipts."""
+    """Return whether a work folder holds chunks or receipts of a build."""
     return any(path.name.startswith("chunk-") or RECEIPT_NAME.fullmatch(path.name) for path in work.iterdir())
 
 

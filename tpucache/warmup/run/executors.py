@@ -38,7 +38,7 @@ _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 5.0
-#: How long few tasks run in this process before workers are started for those left: about what starting them takes.
+#: How long this process runs few tasks before it starts workers for the others: about as long as starting them takes.
 ALONE_SECONDS: Final = 0.5
 
 
@@ -82,7 +82,7 @@ class _Pickled:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until so many tasks are on their way: ended before that, a thread of joblib's prints a KeyError."""
+        """Wait until `tasks()` tasks were sent: if the run ends before that, a thread of joblib prints a KeyError."""
         until = time.monotonic() + _SETTLE_SECONDS
         while self.times < tasks() and time.monotonic() < until:
             time.sleep(0.001)
@@ -108,8 +108,8 @@ class Executor(WorkerOptions):
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield each task's result as it comes, taking tasks as workers become free.
 
-        Of `few` tasks, as many as are done before workers could start run in this process; on a cluster, none. Raises
-        what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
+        Where there are `few` tasks, this process runs them until workers could have started; on a cluster it runs none.
+        Raises what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:

@@ -1,8 +1,8 @@
 """GrowingScheduler: builds samples in the order in which readers ask for them, and lets them read what is made.
 
-Records go into spool files, one for each worker, and a log says where each of them is (see `tpucache.store.growing`).
-When all samples of a block are made, its shards are written out of the spool files. The records of a shard, and what is
-known of its samples, come in the order of their numbers, so that the cache is the same, whatever was asked for.
+Records go into spool files, one for each worker, and a log says where each record is (see `tpucache.store.growing`).
+When all samples of a block are made, its shards are written from the spool files. The records of a shard, and the facts
+of its samples, are in the order of their numbers, so that the cache is the same, whatever was asked for.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from tpucache.warmup.sources.source import Sample
 
 Rows = npt.NDArray[Any]
 
-#: What is known of the samples in the spool files: a line of JSON for each group of them.
+#: The facts of the samples in the spool files: a line of JSON for each group of them.
 _INFOS_NAME: Final = "arrived.jsonl"
 #: Samples of a task: a reader waits for a whole one, and each task costs a few milliseconds. So the first are small,
 #: those in between large, and the last small again, so that all workers end together.
 _TASK_SAMPLES: Final = 16
 _MOST_SAMPLES: Final = 64
-_TASK_SHARE: Final = 24  # of what is done, and of what is left, that one task has
+_TASK_SHARE: Final = 24  # a task has at most one part in 24 of what is done, and of what is left
 _TASK_BYTES: Final = 16 << 20
 #: Fewer samples than this are built in this process for a moment, before workers are started.
 _FEW: Final = 64
@@ -85,7 +85,7 @@ def _place(part: Part) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples of one block that were made together: their info, and rows of the log, for each sample one a part."""
+    """Samples of one block that were made together: their facts, and a row of the log for each sample and part."""
 
     block: int
     info: ChunkInfo
@@ -93,7 +93,7 @@ class _Group:
 
 
 class _Made(NamedTuple):
-    """What a task has made, whether that is all it was asked for, and how many samples a task needs at least."""
+    """What a task has made, whether that is all of it, and the least number of samples that a task should have."""
 
     groups: list[_Group]
     is_whole: bool
@@ -116,7 +116,7 @@ class GrowingScheduler:
         self._parts = sorted(blocks[0].parts, key=_place)
         self._sealed: dict[tuple[int, Part], BuiltShard] = {}
         self._infos: dict[int, list[ChunkInfo]] = {block.number: [] for block in blocks}
-        #: By part and sample: where its record is. `file` is 0, with a length of 0, where there is none.
+        #: Where the record of each part and sample is. Where there is none, `file` and the length are 0.
         self._rows = np.zeros((len(self._parts), len(self._samples)), ARRIVED_DTYPE)
         self._is_made = np.zeros(len(self._samples), np.bool_)
         self._is_given = np.zeros(len(self._samples), np.bool_)  # to a worker

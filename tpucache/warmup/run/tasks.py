@@ -47,7 +47,7 @@ from tpucache.warmup.sources.source import Sample
 
 #: Just below the largest piece of memory that glibc adapts to.
 _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
-#: Of images that are added up together: right after its decode, each alone would take longer.
+#: Bytes of images whose pixels are added up together; one by one, right after its decode, each takes longer.
 _ADDED_BYTES: Final = 2 << 20
 #: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
 _CHECK_SECONDS: Final = 0.05
@@ -65,8 +65,8 @@ class BuildContext:
     """What all tasks of a run share. It is pickled to every worker.
 
     `work` is the work folder, `shards` the folder of finished shards, and `run` the name of the run that holds the work
-    folder's lock. No task starts after `deadline`. `other_versions` names the versions that differ from the cache's.
-    Of the samples with the numbers `compared`, a hash is kept, by which another source is noticed.
+    folder's lock. No task starts after `deadline`. `other_versions` names the versions that differ from the cache's. A
+    hash is kept of the samples with the numbers `compared`, by which another source is noticed.
     """
 
     encoder: SampleEncoder
@@ -102,7 +102,7 @@ class _Record(NamedTuple):
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A shard that is verified and has its temporary name: what `install_shard` gives its place to."""
+    """A verified shard with a temporary name, which `install_shard` moves to its place."""
 
     aside: Path
     shard: BuiltShard
@@ -141,9 +141,8 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
     """Make the records of a block with one part and write them straight into its shard, under a temporary name.
 
-    That saves what its chunks on disk would cost: each record is written once and read once. Returns None at the
-    deadline. What was done by then, or before a sample that cannot be used, is kept as chunks. Raises what
-    `build_chunk` and `write_shard` do.
+    No chunks are written to the disk and read again. Returns None at the deadline. What was done by then, or before a
+    sample that cannot be used, is kept as chunks. Raises what `build_chunk` and `write_shard` raise.
     """
     keep_freed_memory()
     (part,) = chunks[0].parts

@@ -75,7 +75,7 @@ class Place(Protocol):
 
 
 def local_folder(url: str) -> Path:
-    """Return the folder of this machine in which a cache is built that goes to a URL, unless the user names one."""
+    """Return the folder of this machine in which a cache for a URL is built, unless the user names one."""
     return default_directory() / _BUILDS / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:32]
 
 
@@ -93,7 +93,7 @@ class Upload:
     """A place that a cache goes to, and the folder in which it is built. One thread sends, from `start` to the end."""
 
     def __init__(self, place: Place, folder: Path, *, keeps_local: bool = True) -> None:
-        """Take the place as its own, to be closed in the end."""
+        """Take a place, which is closed at the end."""
         self.place, self.folder, self.keeps_local = place, folder, keeps_local
         # A cache that is larger than the disk has as few shards on it as keep both sides at work.
         self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_WAITING if keeps_local else 1)
