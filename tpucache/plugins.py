@@ -40,7 +40,8 @@ class Table(Mapping[str, Part]):
     ) -> None:
         """Take one of GROUPS and tpucache's own parts; a text `module:name` is imported when it is asked for.
 
-        `check` makes the part of what the entry point of that name refers to. It raises TypeError where that is wrong.
+        `check` takes a name and the object that its entry point refers to, and returns the part. It raises TypeError
+        where the object is wrong.
         """
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are asked for.

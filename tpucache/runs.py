@@ -21,7 +21,7 @@ CURVES_NAME: Final = "curves.png"
 RANGE_TEST_NAME: Final = "lr_finder.png"
 RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 
-#: Of a run that trains a model for each fold, beside the folders of those.
+#: In the folder of a run that trains a model for each fold, which also has the folders of those.
 FOLDS_NAME: Final = "folds.json"
 #: In the folder of a run of all folds: that of a run on all of their samples.
 REFIT_NAME: Final = "refit"

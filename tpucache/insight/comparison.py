@@ -74,7 +74,7 @@ class _Records:
 
     @classmethod
     def of(cls, dataset: Samples) -> _Records:
-        """Return the clean records of what `opened` opens."""
+        """Return the clean records of the samples that `opened` returns."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
         variant, layouts = cache.manifest.variants[0], cache.manifest.layouts

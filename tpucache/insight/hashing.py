@@ -22,8 +22,8 @@ from tpucache.types import Array
 if TYPE_CHECKING:
     from tpucache.insight.samples import Samples
 
-_GRID: Final = 32  # the image is averaged to so many rows and columns
-_SIDE: Final = 16  # of whose frequencies the lowest so many squared give a bit each
+_GRID: Final = 32  # rows and columns that an image is averaged to
+_SIDE: Final = 16  # the lowest 16 x 16 frequencies of these averages give a bit each
 
 # All is computed in whole numbers below 2^53, which float64 holds exactly: every machine finds the same bits.
 _GRID_STEPS: Final = (1 << 14) - 1
@@ -157,8 +157,8 @@ def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iter
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
     """Return the averages of images (n, height, width, channels) over a grid, in grey: float64 (n, 32, 32).
 
-    Three channels of 8 bits are red, green and blue, of which grey is the luma; of any others it is the mean, such as
-    of one channel that is the luma. The grid is in the numbers of the images.
+    Three channels of 8 bits are red, green and blue, and grey is their luma. Other channels are averaged. The grid has
+    the scale of the images.
     """
     levels, unit, low = images, np.ones(1), np.zeros(1)
     if images.dtype not in (np.uint8, np.uint16):

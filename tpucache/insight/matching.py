@@ -319,7 +319,7 @@ _SEARCHES: Final[dict[str, Callable[[Words, Words, int, bool], Iterator[Task]]]]
 
 
 def found_share(threshold: int, images: int) -> float:
-    """Return which share of the pairs that differ by so many bits, at random ones, a search by bands finds."""
+    """Return the share that a search by bands finds, of pairs in which `threshold` random bits differ."""
     width, bands = _band_bits(images)
     ways = sum(math.comb(threshold, flips) * math.comb(BITS - threshold, width - flips) for flips in range(_FLIPS + 1))
     return 1 - (1 - ways / math.comb(BITS, width)) ** bands
@@ -328,8 +328,8 @@ def found_share(threshold: int, images: int) -> float:
 def groups(pairs: Pairs) -> Positions:
     """Return the group of each image, which is the position of its first member: int64 (n,).
 
-    Images are of one group where pairs connect them, also by way of others. Of pairs between two sets, the positions
-    of the second set follow those of the first.
+    A group has all images that pairs connect, also by way of other images. Where the pairs are between two sets, the
+    positions of the second set follow those of the first.
     """
     first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)
     found = np.arange(sum(pairs.samples))

@@ -68,11 +68,11 @@ def report_findings(
     threshold: int = THRESHOLD,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Page:
-    """Return a page of what a cache tells of its data, as pictures side by side, to look through and correct labels.
+    """Return a page of findings about a cache's images, as pictures side by side, to look through and correct labels.
 
     It has pictures that look alike, with different labels and with the same, those like one of the cache `against`, the
     samples whose labels are the least probable by `predictions` (the table that a run of all folds wrote, or
-    the folder of that run), and the extremes of what is known of the images. Two pictures are alike where their hashes
+    the folder of that run), and the darkest, brightest and faintest images. Two pictures are alike where their hashes
     differ by at most `threshold` of 256 bits (see `tpucache.insight`). Of each kind at most 2,000 are shown.
 
     Ticks on the page become a table with the columns path and label, which `relabel` takes. The page is one file, needs

@@ -193,9 +193,9 @@ def bench_network(
     finish: Finish = "host",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
-    """Read a cache at a URL in the order of shuffle="block", for an epoch or so many seconds.
+    """Read a cache at a URL in the order of shuffle="block", for an epoch, or for `seconds`.
 
-    With `device_rate` a simulated accelerator takes so many images a second. Raises UsageError when the cache is
+    With `device_rate` a simulated accelerator takes that many images a second. Raises UsageError when the cache is
     smaller than a batch, or is not at a URL.
     """
     if len(dataset) < batch_size:

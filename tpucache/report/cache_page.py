@@ -204,7 +204,7 @@ def _channels(records: Records, seed: int) -> dict[str, Any] | None:
         for style, name, mean, std in zip(styles, names, statistics.mean, statistics.std, strict=False)
     ]
     return {
-        "note": f"The curves are of {which} clean records, mean and deviation of all of them.",
+        "note": f"The curves show {which} clean records; mean and deviation are those of all records.",
         "chart": areas_chart(found.counts, styles, f"values of the channels {', '.join(names)}", scale),
         "heads": ("channel", "mean", "std", "mean / 255", "std / 255")[: 5 if is_byte else 3],
         "rows": rows,

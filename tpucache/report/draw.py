@@ -39,7 +39,7 @@ PALETTE: Final[tuple[Colour, ...]] = (
 )
 _OVERLAY: Final = 0.4  # how much of the colour covers what is under a mask
 _PIXELATED: Final = 3.0  # from this scale on pixels are shown as squares
-_SHARPER: Final = 2  # overlays are drawn so many times larger, then shrunk, which smooths their edges
+_SHARPER: Final = 2  # overlays are drawn twice as large, then shrunk, which smooths their edges
 _PERCENTILES: Final = (1, 99)  # so that a few extreme numbers do not turn the rest black
 _MORE: Final = "DejaVuSans.ttf"
 _NO_CHARACTER: Final = "\uffff"
@@ -119,7 +119,7 @@ def draw_text(
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
     """Return a record's image with what else it holds drawn over it, its longer side `side` pixels.
 
-    Lines and letters are `dense` times as large, for pictures that are shown so many times smaller.
+    Lines and letters are `dense` times as large, for pictures that are shown that much smaller.
 
     `fields` are as a record has them: `image` (height, width, channels), as `displayable` shows it; `mask` uint8
     (height, width, 1), where 0 is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that

@@ -25,7 +25,7 @@ from tpucache.types import Array
 from tpucache.version import __version__
 
 _PACKAGE: Final = "tpucache.report"
-_DENSE: Final = 2  # pictures have so many times the pixels that a page shows them in, for dense screens
+_DENSE: Final = 2  # pictures have twice the pixels in each direction that a page shows, for dense screens
 _PLAIN_SIDE: Final = 128 * _DENSE
 _DRAWN_SIDE: Final = 176 * _DENSE  # of pictures with something drawn over them, which is to be read
 _SMALL: Final = 64
@@ -102,7 +102,7 @@ def look_of(manifest: Manifest, image: Field) -> str:
 
 
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
-    """Return a record as a picture, of which `text` says what it shows: PNG where it is `small`, else JPEG.
+    """Return a record as a picture with a `text` that says what it shows: PNG where it is `small`, else JPEG.
 
     Raises DependencyError without Pillow.
     """

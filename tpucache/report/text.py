@@ -23,7 +23,7 @@ def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> st
     """
     if fits(text):
         return text
-    low, high = 0, len(text) - 1  # so many characters fit; at most so many can
+    low, high = 0, len(text) - 1  # this many characters fit; at most that many can
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(_part(text, middle, keep_end)) else (low, middle - 1)

@@ -47,12 +47,12 @@ _TEXTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What is worth a look: positions of samples, int64, by what was found of them, and lines about the classes.
+    """What is worth a look: positions of samples, int64, by the name of the finding, and lines about the classes.
 
     `images` has `blank`, `tiny` (the source's shorter side is below the cache's), `long`, `suffix` (the file is of
-    another type than its name says) and `turned` (by EXIF); what a cache does not know is not in it, as in one that
-    was built by version 0.2. `extremes` are the `darkest`, `brightest` and `faintest` (least contrast) of this set,
-    which there always are. `paths` are those of all samples.
+    another type than its name says) and `turned` (by EXIF); a finding is left
+    out where the cache lacks its columns. `extremes` are the `darkest`, `brightest` and `faintest` (least contrast)
+    samples, which every set has. `paths` are those of all samples.
     """
 
     images: Mapping[str, Positions]

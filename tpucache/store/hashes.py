@@ -69,7 +69,7 @@ class Hashes:
 
 
 def hashes_name(manifest: Manifest) -> str:
-    """Return what the file of a cache's hashes is called: by the fingerprint of what is hashed, the clean records."""
+    """Return the name of the file of a cache's hashes. It has the fingerprint of the records that are hashed."""
     return f"{_PREFIX}{manifest.fingerprint}.npz"
 
 
@@ -80,7 +80,7 @@ def hashes_file(cache: Cache, make: Callable[[Cache], Hashes]) -> tuple[str, byt
 
 
 def most_hashes_bytes(samples: int) -> int:
-    """Return a length that no file of the hashes of so many samples exceeds."""
+    """Return a number of bytes that no file of hashes exceeds, for a number of samples."""
     return samples * _MOST_BYTES + _MOST_HEADERS
 
 
@@ -96,7 +96,7 @@ def kept_hashes(cache: Cache) -> Hashes | None:
         table = SampleTable(path, cache.manifest.samples)
         found = Hashes(*(_column(table, name) for name in _COLUMNS))
         if not np.array_equal(found.numbers, cache.samples.numbers):
-            raise StoreError("it is of other samples")
+            raise StoreError("it has the hashes of other samples")
     except StoreError as error:
         _log.warning("%s is not used, and its hashes are computed again: %s", path, error)
         return None

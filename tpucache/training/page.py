@@ -207,7 +207,7 @@ def _state(summary: Mapping[str, Any], best: int) -> str:
     if summary.get("stopped_early"):
         parts.append("It stopped early.")
     if best:
-        parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are of it.")
+        parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are those of that epoch.")
     if summary.get("advice"):
         parts.append(str(summary["advice"]))
     return " ".join(parts)

@@ -151,7 +151,7 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
         if array.ndim != _DIMENSIONS.get(name, array.ndim):
             raise _unreadable(path, f"{name} is {array.dtype} {array.shape}")
     if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
-        raise _unreadable(path, "its arrays are of different numbers of samples")
+        raise _unreadable(path, "its arrays have different numbers of samples")
     return arrays
 
 

@@ -107,7 +107,7 @@ def _settle(options: argparse.Namespace) -> None:
     options.source = _source(options)
     if options.version is not None:
         if options.source is not None:
-            raise UsageError(f"--version is of a finished cache, and {options.cache} is a source: leave --version out")
+            raise UsageError(f"--version is for a finished cache, and {options.cache} is a source: leave --version out")
         options.cache = at_version(options.cache, options.version)
 
 
