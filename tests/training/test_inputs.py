@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
+from tpucache.loading.columns import fit_columns
 from tpucache.training import Predictor, RunOptions, TrainSettings, train
+from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.loop import train as run_training
 from tpucache.training.prediction import predict
@@ -148,3 +150,13 @@ def test_what_does_not_fit_is_refused(dataset, photos, tmp_path):
     gaps = make_cache(photos, tmp_path / "gaps", lambda row: {**row, "sex": row["sex"].replace("m", "")})
     with pytest.raises(UsageError, match=r"'sex' is missing for 20 samples, the first '.*png' \(row 1\)"):
         run_on(tmp_path / "none", SETTINGS, gaps)
+
+
+def test_validation_samples_have_the_columns_by_the_statistics_of_the_training_samples(dataset):
+    parts = dataset.select(range(40)), dataset.select(range(40, 64))
+    data = prepare_data(SETTINGS, *parts, CpuDevice())
+    assert data.columns == fit_columns(SETTINGS.inputs, dataset.table, np.arange(40))
+    for whole, seen in zip(parts, (data.train_set, data.valid_set), strict=True):
+        expected = data.columns.encode(dataset.table, whole.positions)
+        np.testing.assert_array_equal(seen.values_of(np.arange(len(whole)))["columns"].numpy(), expected)
+    assert (data.task.name, data.task.outputs, data.channels) == ("classes", 2, 3)

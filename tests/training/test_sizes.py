@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.training.data import prepare_data
 from tpucache.training.device import CpuDevice
 from tpucache.training.feed.feeder import drawer, parts
 from tpucache.training.interrupt import StopRequest
@@ -231,3 +232,11 @@ def test_images_of_other_codecs_are_refused_with_what_to_do(
     assert "images of raw have one size, here 32x32 pixels" in message
     assert "warm up with `--codec dct-lz4`, or with `--size 16`" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_the_data_of_a_run_have_the_size_of_its_evaluation(banded: Path) -> None:
+    dataset = CachedDataset(banded)
+    data = prepare_data(GROWING, dataset.select(range(100)), dataset.select(range(100, 140)), CpuDevice())
+    assert data.valid_set is not None
+    assert data.train_set.resolution == data.valid_set.resolution == 48
+    assert (len(data.train_set), len(data.valid_set)) == (100, 40)

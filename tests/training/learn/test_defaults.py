@@ -11,11 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tpucache import UsageError
-from tpucache.training.learn.defaults import decide_length, decide_optimizer, decide_rates, describe_rates, find_family
+from tpucache import CachedDataset, UsageError
+from tpucache.training.device import CpuDevice
+from tpucache.training.learn import defaults
+from tpucache.training.learn.defaults import (
+    decide_length,
+    decide_optimizer,
+    decide_rates,
+    decide_settings,
+    describe_rates,
+    find_family,
+)
+from tpucache.training.learn.learner import Learner
 from tpucache.training.learn.model import cnn
 from tpucache.training.learn.tasks.classes import Classes
 from tpucache.training.learn.tasks.regression import Regression
+from tpucache.training.loop import train
+from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings, as_decided, settings_from
 
 
@@ -188,3 +200,25 @@ def test_the_optimizer_follows_from_task_and_model_unless_it_is_given():
     # A run of an earlier version had an optimizer, and no clipping: it has none when it is continued either.
     before = TrainSettings(optimizer="sgd", batch_size=8)
     assert decide_optimizer(as_decided(TrainSettings(), before), numbers, cnn(1)).clip is None
+
+
+def test_a_learner_takes_what_was_decided_and_decides_the_same_itself(cache):
+    dataset, settings, device = CachedDataset(cache), TrainSettings(model="cnn", epochs=2), CpuDevice()
+    task = Classes(len(dataset.classes))
+    decided = decide_settings(settings, dataset, task, device)
+    given, own = Learner(decided, dataset, task, device), Learner(settings, dataset, task, device)
+    assert given.decided is decided
+    assert given.settings == own.settings
+    assert None not in (own.settings.optimizer, own.settings.lr, own.settings.batch_size)
+    assert (own.decided.rates, own.decided.batch) == (decided.rates, decided.batch)
+    assert given.schedule(3) == own.schedule(3)
+    weights = own.state_dict()["model"]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in given.state_dict()["model"].items())
+
+
+def test_a_run_decides_once_and_makes_its_model_once(cache, tmp_path, monkeypatch):
+    made, build = [], defaults.build_model
+    monkeypatch.setattr(defaults, "build_model", lambda *given: made.append(given) or build(*given))
+    settings = TrainSettings(model="cnn", epochs=1, batch_size=50)
+    train(tmp_path, settings, CachedDataset(cache), None, CpuDevice(), RunOptions(replay=False))
+    assert len(made) == 1
