@@ -196,7 +196,7 @@ class Framing:
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
     def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
-        """Return whether the source's image has this (width, height), but for a pixel."""
+        """Return whether the source's image has this (width, height), give or take a pixel."""
         own = self.stored_as(coordinates)
         return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
 

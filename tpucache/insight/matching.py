@@ -195,7 +195,7 @@ class _Found:
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
-    """Return pairs of distinct images as pairs of positions, with those of images that have equal hashes."""
+    """Turn pairs of distinct hashes into pairs of positions, and add the pairs of images that have equal hashes."""
     rows, columns = found[:, 0], found[:, 1]
     if two is None:
         further, places = one.others(np.arange(len(one)))

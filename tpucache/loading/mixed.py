@@ -250,10 +250,10 @@ class MixedLoader(BatchLoader[MixedSamples]):
     for. An epoch of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger
     share than its size is seen more than once in it, and another less than once.
 
-    The first loader says how many threads read, and how far ahead. Where the loaders have an `augment`, `normalise` or
-    `device`, batches are finished by it, with the statistics of the first cache and the random numbers of (0, step).
-    State, epochs and batches are as in CachedLoader;
-    what an iteration shows after one that was left early is as the loaders have it (`reiterate`).
+    The first loader decides how many threads read, and how far ahead. Where the loaders have an `augment`, `normalise`
+    or `device`, it also finishes the batches, with the statistics of the first cache and the random numbers of (0,
+    step). State, epochs and batches are as in CachedLoader. `reiterate` of the loaders decides what follows an
+    iteration that was left early.
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:

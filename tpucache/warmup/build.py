@@ -212,7 +212,7 @@ def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
     local = options.local
     if not is_url(cache) and not is_kaggle(cache):
         if local is not None or not options.keep_local:
-            raise UsageError(f"{cache} is a folder of this machine: say what is kept there only where a URL is built")
+            raise UsageError(f"{cache} is a folder of this machine: keep_local and local need a cache at a URL")
         return None
     url = os.fspath(cache) if is_kaggle(cache) else as_url(cache)
     if url.startswith("file://"):

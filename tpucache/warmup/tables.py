@@ -219,7 +219,7 @@ def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInf
 
 
 def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:
-    """Return a shard of each block that a cache has already: all shards of a block have the same info."""
+    """Return one shard of each block that a cache already has; all shards of a block have the same info."""
     old = {entry.block for entry in before.shards} if before else set()
     return {shard.entry.block: shard for shard in shards if shard.entry.block in old}
 

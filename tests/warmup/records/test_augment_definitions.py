@@ -72,14 +72,14 @@ def test_an_unknown_name_is_refused_with_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.json", b"{", "is no json"),
+        ("a.json", b"{", "is not a valid .json file"),
         ("a.json", b"\xff\xfe\x00", "cannot be read"),
         ("a.json", b"[1, 2]", "holds no augmentation"),
         ("a.json", b'{"transforms": []}', "holds no augmentation"),
         ("a.json", b'{"transform": 3}', "cannot build"),
         ("a.json", b'{"transform": {"__class_fullname__": "NoSuchTransform", "p": 1.0}}', "NoSuchTransform"),
-        ("a.yaml", b"a: [", "is no yaml"),
-        ("a.yaml", b"!!python/object/apply:os.getcwd []", "is no yaml"),
+        ("a.yaml", b"a: [", "is not a valid .yaml file"),
+        ("a.yaml", b"!!python/object/apply:os.getcwd []", "is not a valid .yaml file"),
         ("a.yml", b"", "holds no augmentation"),
         ("a.json", b'{"transform": 3, "transform": 4}', "the key 'transform' is there twice"),
         ("a.yaml", b"transform: 3\ntransform: 4\n", "the key 'transform' is there twice"),

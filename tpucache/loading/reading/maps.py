@@ -204,9 +204,9 @@ class ShardMaps:
         self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map the shards of some records, one of each, where that is safe.
+        """Map shards where that is safe, given one record of each.
 
-        The record is compared with its checksum before any is read out of the map.
+        That record is compared with its checksum before anything is read from the map.
         """
         with self._lock:
             rows = rows[self._bases[rows["shard"]] == _UNKNOWN]

@@ -62,7 +62,9 @@ class TorchDevice:
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Send the weights and give them their layout; compile the model in place, so that their names stay."""
+        """Move the model's weights to the device in its memory layout, and compile the model in place, so that names
+        stay.
+        """
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self.compiles:
             model.forward = _compiled(model.forward)

@@ -170,7 +170,7 @@ def _check_last(content: Mapping[str, Any], where: str) -> None:
 
 
 def _check_tensors(tensors: object, where: str) -> None:
-    """Raise FormatError unless these are dense tensors by name, each with as many bytes as it takes."""
+    """Raise FormatError unless these are dense tensors with names, and each has as many bytes as its shape needs."""
     if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():

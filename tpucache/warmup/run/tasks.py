@@ -171,7 +171,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
 def _keep_chunks(
     context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
 ) -> None:
-    """Save the samples that a shard has so far as chunks; the last of them may not be whole."""
+    """Save the samples that a shard has so far, in chunks. The last chunk may be shorter."""
     check_run(context)
     written = writer.records()
     for chunk, info in zip(chunks, infos, strict=False):
