@@ -1,1 +1,1 @@
-"""What the project runs beside its tests: a demo, benchmarks (`scripts.bench`) and checks (`scripts.checks`)."""
+"""What the project runs besides its tests: a demo, benchmarks (`scripts.bench`) and checks (`scripts.checks`)."""

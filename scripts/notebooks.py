@@ -42,7 +42,7 @@ SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 
-#: The cell that says what the outputs are of.
+#: The cell that says which run made the outputs.
 NOTE: Final = "outputs"
 
 #: How a command that was wrong begins what it prints.
@@ -69,7 +69,7 @@ def run_notebook(path: Path, values: Mapping[str, Any]) -> None:
         cell.source = source
         if cell.id == NOTE:
             changed = ", ".join(f"`{name} = {value!r}`" for name, value in values.items())
-            cell.source = f"The outputs below are of a small run on a CPU, of 1,797 scanned digits, with {changed}."
+            cell.source = f"The outputs below come from a small run on a CPU, on 1,797 scanned digits, with {changed}."
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = shortened(cell.outputs)

@@ -1,6 +1,6 @@
 """Draw the pictures of docs/pages.md: a contact sheet, and the pages of a cache, its findings and a run.
 
-They are of scikit-learn's scanned digits. A few of these are written a second time into the folder of another digit, so
+They show scikit-learn's scanned digits. A few of these are written a second time into the folder of another digit, so
 that there is something to find. It needs a browser, and takes some minutes for the training.
 
     python -m scripts.screens --folder docs/images

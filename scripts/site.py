@@ -1,4 +1,4 @@
-"""What mkdocs is given beside `docs/`: the pages that lie elsewhere, and the help of options as documentation.
+"""Gives mkdocs what `docs/` does not hold: pages from elsewhere, and the help of options as documentation.
 
 `.mkdocs.yml` names this file twice: as a hook of mkdocs, and as an extension of Griffe, which reads the package for the
 API pages.

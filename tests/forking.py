@@ -39,7 +39,7 @@ class Forks:
         finalise: bool = False,
         grace: float = 30.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run what `python ARGUMENTS` would: a file, or -m and a module. Raises TimeoutError after so many seconds.
+        """Run what `python ARGUMENTS` would: a file, or -m and a module. Raises TimeoutError after `timeout` seconds.
 
         Taking apart what torch has imported takes a second of a processor: only where `finalise` says so. Processes
         that the program has started and that run for `grace` seconds longer fail it.

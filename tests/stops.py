@@ -12,7 +12,7 @@ class Stopped(Exception):
 
 
 def stop_after(samples: int) -> Callable[[BuildProgress], None]:
-    """Return an `on_progress` that ends a build once more than so many samples are kept."""
+    """Return an `on_progress` that ends a build once more than this many samples are kept."""
 
     def look(progress: BuildProgress) -> None:
         if progress.samples > samples:

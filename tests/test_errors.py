@@ -12,7 +12,7 @@ from tpucache import errors
 
 
 def drawn_tree() -> dict[str, tuple[str, str]]:
-    """Return each drawn class with its parent and the text beside it."""
+    """Return each drawn class with its parent and its text."""
     tree: dict[str, tuple[str, str]] = {}
     branch: list[str] = []
     for line in (errors.__doc__ or "").splitlines():

@@ -1,4 +1,4 @@
-"""The work of a start, a batch, a record and a step is counted, and bounded: beside each bound is its reason.
+"""Counts the work of a start, a batch, a record and a step, and bounds it; each bound has its reason.
 
 Times differ from machine to machine and from run to run; counts do not. A bound is what is counted today and about a
 quarter more, which other releases of Python and of the libraries may take. To raise one, say in its comment what for.

@@ -1,4 +1,4 @@
-"""Whether the idle figure of a run is true: `train` is fed at known rates, and its figure is put beside the real one.
+"""Whether the idle figure of a run is true: `train` is fed at known rates; its figure is compared with the real one.
 
     python -m scripts.bench feeds                       # plain torch, XLA with 1 core, and XLA with 8
     python -m scripts.bench feeds --backend torch       # on a GPU, where there is one
@@ -6,7 +6,7 @@
 A network that computes on the device, for about `--milliseconds` a step, is trained on data that comes every 0.25 to 3
 times as long as a step takes. Without a pause, data that takes no time is trained on before and after: that is how long
 the device needs for a step. What a step takes longer than that, with data that is late, the device was idle. The table
-has this beside what the run reports, and the hint: how long the loop was blocked on data.
+has this next to the figure of the run's report, and the hint: how long the loop was blocked on data.
 
     python -m scripts.bench feeds --backend torch --steps 6 --feeds 0.5 2 --milliseconds 5 --rounds 1     # to try it
 """
@@ -58,7 +58,7 @@ _BACKENDS: Final[Sequence[tuple[str, int]]] = (("torch", 1), ("xla", 1), ("xla",
 _FEEDS: Final = (0.25, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0, 3.0)
 _IMAGES: Final = 64  # repeated to make an epoch
 _SIDE: Final = 32
-_DEPTH: Final = 4  # few layers, so that the host's work for a step is short beside the device's
+_DEPTH: Final = 4  # few layers, so that the host's work for a step is short compared with the device's
 _WIDTHS: Final = range(128, 16384 + 1, 128)
 _TRIAL_STEPS: Final = 10
 

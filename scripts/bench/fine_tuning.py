@@ -1,9 +1,9 @@
-"""Whether weights help: a network learns all classes but two, then these two from few samples; beside random weights.
+"""Whether weights help: a network learns all classes but two, then these two from few samples; random weights, too.
 
     python -m scripts.bench fine_tuning clothing --classes hat shoes --samples 20
 
 The folder has `train` and `validation`, each with a folder for each class, such as the small clothing dataset. The
-network first learns the other classes. Then, for each seed, it learns the two from so many samples of each, once from
+network first learns the other classes. Then, for each seed, it learns the two from a few samples of each, once from
 the best weights of that run and once from random ones, with the same samples, steps and rates. Validation is on all
 samples of the two that are not learned from.
 """
@@ -42,7 +42,7 @@ def build(folders: list[Path], classes: list[str], cache: Path, size: int) -> No
 
 
 def split(dataset: CachedDataset, samples: int, seed: int) -> tuple[CachedDataset, CachedDataset]:
-    """Return so many samples of each class, chosen by the seed, and all others."""
+    """Return `count` samples of each class, chosen by the seed, and all others."""
     labels, rng = dataset.labels.numpy(), np.random.default_rng(seed)
     chosen = [rng.choice(np.flatnonzero(labels == label), samples, replace=False) for label in np.unique(labels)]
     learned = np.sort(np.concatenate(chosen))

@@ -73,13 +73,13 @@ def main() -> None:
     for row in left_out:
         say(f"left out: {row['name']}: {row['reason']}")
     table = as_markdown(to_rows(report), is_bold=lambda name: name.startswith(OURS))
-    write_files(options, report, to_markdown(report, table, "Ratios are of two threads, round by round. "))
+    write_files(options, report, to_markdown(report, table, "Ratios compare two threads, round by round. "))
     if options.picture:
         draw_formats(report, options.picture)
 
 
 def banded_psnr(data: Path) -> dict[str, float]:
-    """Return what caches in bands say of their smaller images, beside the same size made of all frequencies."""
+    """Return the figures of smaller images from caches in bands, and of the same size made of all frequencies."""
     return {
         f"{OURS} {kind} 1/{part} {threads}": Manifest.load(data / f"cache-{kind}").statistics.frequencies[at - 1].psnr
         for kind in BANDED

@@ -1,6 +1,6 @@
 """How long an accelerator waits for its data, fed in eight ways by the processors of this machine.
 
-The accelerator is simulated: it takes so many images a second from a queue of two batches and counts how long it finds
+The accelerator is simulated: it takes N images a second from a queue of two batches and counts how long it finds
 the queue empty. It is fed batches of 256 images of 224x224 pixels, shuffled,
 
 - on the fly: photographs decoded, resized and augmented each time they are asked for, in worker processes;

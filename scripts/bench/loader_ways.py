@@ -24,7 +24,7 @@ from tpucache.loading.reading.record_reader import InMemory
 from tpucache.native import gather
 
 COPIES: Final = 2048  # rows of the array that the limit copies from
-WAIT_SECONDS: Final = 500e-6  # a simulated copy of a record, long beside the time that it takes to wake a thread
+WAIT_SECONDS: Final = 500e-6  # a simulated copy of a record, long compared with the time to wake a thread
 WAITING_BATCHES: Final = 16
 WAYS: Final[dict[str, InMemory]] = {"keep": "auto", "stream": False}
 
@@ -154,7 +154,7 @@ def epoch_table(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def look_milliseconds(folder: Path, files: int = 1000) -> float:
-    """Return how long one look at the leases of so many files takes, which happens five times a second."""
+    """Return how long it takes to check the leases of this many files, which happens five times a second."""
 
     class Owner:
         def stop_reading(self, shard: int) -> tuple[()]:

@@ -27,7 +27,7 @@ _LEAST_PATIENCE: Final = 300.0  # seconds, for what is imported and seen first
 _VISION: Final = "torchvision==0.24.0"  # of torch 2.9, which is linked
 
 
-# Composer is of an older torch by its requirements, without which it works with this one.
+# Composer requires an older torch, but works with this one.
 _COMPOSER: Final = (
     *("torchmetrics<1.7.5", "torch_optimizer<0.4", "mosaicml-cli<0.8", "pyyaml", "tqdm", "requests", "psutil"),
     *("coolname", "tabulate==0.9.0", "py-cpuinfo", "packaging", "importlib-metadata", "pillow"),

@@ -1,4 +1,4 @@
-"""How fast tpucache reads beside its peers: the same images, in the same run, taking turns.
+"""How fast tpucache reads, compared with its peers: the same images, in the same run, taking turns.
 
 Every peer gets an environment of its own, the same photographs in its own format, and a process that reads shuffled
 batches when asked to. In each round everyone reads once, in another order each round, while the others are still;

@@ -2,14 +2,14 @@
 
 The samplers, the index and CachedLoader are the package's own, over a cache of that many rows. Simulated are
 
-- the accelerators: a host's eight take so many images a second together, step by step on all hosts at once;
+- the accelerators: a host's eight take a number of images a second together, step by step on all hosts at once;
 - a file system that all hosts share: a request takes a latency and its bytes a share of the host's bandwidth, and so
   many may be under way at once. The calls that read files, and the loader's threads, are replaced by ones that count
   time instead of waiting, so that the processors of this machine do not matter;
 - an object store from which all hosts read their shares of each epoch, with a disk that keeps some of it;
 - a host that is slower than the others: 256 queues of batches, of which each step takes one.
 
-Times of planning are of the processor, which other programs do not change.
+Times of planning are processor times, which other programs do not change.
 
     python -m scripts.bench scale --markdown scale.md --picture docs/images/scale.png
 """

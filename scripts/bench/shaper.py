@@ -35,7 +35,7 @@ class Link:
         self.bytes = self.requests = 0
 
     def wait(self, size: int) -> None:
-        """Return once so many bytes may be sent."""
+        """Wait until this many bytes may be sent."""
         with self._lock:
             now = time.monotonic()
             self._free = max(self._free, now - _BURST) + size / self._rate

@@ -1,4 +1,4 @@
-"""How fast a data set is read from a URL, beside LitData, MosaicML Streaming and WebDataset.
+"""How fast a data set is read from a URL, compared with LitData, MosaicML Streaming and WebDataset.
 
 A server on this machine sends no faster than a link of a given bandwidth, and answers after its latency. In each round
 everyone reads in a new process with an empty folder: an epoch, a second epoch, and, again from nothing, an epoch for a
@@ -155,7 +155,7 @@ def _is_chosen(entry: Entry, only: list[str] | None) -> bool:
 
 
 def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[str]) -> Path:
-    """Make caches of some kinds, each of about so many GB, and the peers' records, unless they are there.
+    """Make caches of some kinds, each of about this many GB, and the peers' records, unless they exist.
 
     Returns their folder.
     """
@@ -170,7 +170,7 @@ def prepare(work: Path, source: Path | None, gigabytes: float, kinds: Sequence[s
 
 
 def _build(files: list[str], kind: str, gigabytes: float, folder: Path) -> None:
-    """Build a cache of about so many GB out of some photographs, each as often as that takes."""
+    """Build a cache of about this many GB from some photographs, repeating them as often as needed."""
     codec, quality = KINDS[_RECORDS if kind == _BLOCKED else BANDED.get(kind, kind)]
     bands = (8,) if kind == _BLOCKED else BANDS if kind in BANDED else None
     recipe = Recipe(size=SIZE, codec=codec, quality=quality, bands=bands)

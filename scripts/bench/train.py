@@ -1,4 +1,4 @@
-"""What the harness costs: its step rate beside a bare loop on one batch.
+"""What the harness costs: its step rate, compared with a bare loop on one batch.
 
     python -m scripts.bench train CACHE --backend xla --cores 1 --model cnn --batch-size 64
 
@@ -72,7 +72,7 @@ def bare_rate(dataset: CachedDataset, settings: TrainSettings, device: Device, s
 def compare_rates(
     dataset: CachedDataset, settings: TrainSettings, device: Device, rounds: int
 ) -> tuple[dict[str, Any], list[list[str]]]:
-    """Return the figures of the harness beside those of a bare loop, and their table."""
+    """Return the figures of the harness and of a bare loop, and their table."""
     steps = max(2, harness(dataset, settings, device).steps)  # reads everything once
     paces: list[Pace] = []
 

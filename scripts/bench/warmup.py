@@ -1,4 +1,4 @@
-"""How fast warmup turns photographs into records, beside other ways of doing so: in the same run, taking turns.
+"""How fast warmup turns photographs into records, compared with other ways: in the same run, taking turns.
 
 Each of these is given the same photographs in each round, in another order each round, while the others are still:
 
@@ -119,7 +119,7 @@ class Field:
         return self._track.start(contender, setting, "warmup", contender.name)
 
     def _list(self, count: int) -> Path:
-        """Write down so many photographs: some, evenly spread, or all of them again and again."""
+        """List this many photographs: some, evenly spread, or all of them repeatedly."""
         path: Path = self._lists / f"{count}.json"
         total = len(self._files)
         places = (number * total // count if count < total else number % total for number in range(count))
@@ -213,7 +213,7 @@ def _psnr_line(psnr: dict[str, float]) -> str:
 
 
 def to_text(report: dict[str, Any], table: Callable[[Rows], str]) -> str:
-    """Return all tables, each made by `table`, with a line on what they are of."""
+    """Return all tables, each made by `table`, with a line that describes the photographs."""
     parts = []
     for figures in report["sources"]:
         parts += [

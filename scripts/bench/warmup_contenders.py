@@ -25,7 +25,7 @@ class Builder(Contender):
 
     @property
     def variants(self) -> int:
-        """How many records it writes beside each clean one."""
+        """How many records it writes in addition to each clean one."""
         return int(self.settings[0]["variants"])
 
 

@@ -31,7 +31,7 @@ TESTS: Final = ("tests/integrations", "tests/adopt", "tests/docs/test_notebooks.
 
 @dataclass(frozen=True)
 class Integration:
-    """An example, the packages it needs beside the tests' own, and the tests beside it, as pytest's -k selects them."""
+    """An example, the packages that it needs besides the tests' own, and its tests, as pytest's -k selects them."""
 
     name: str
     packages: tuple[str, ...] = ()

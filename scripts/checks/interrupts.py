@@ -84,7 +84,7 @@ class Trial:
         }
 
     def interrupt(self, command: str, number: int, kind: signal.Signals, after: float) -> Outcome:
-        """Run a command that gets the signal after so many seconds."""
+        """Run a command that gets the signal after this many seconds."""
         return self._run(command, number, kind, after)
 
     def _run(self, command: str, number: int, kind: signal.Signals | None, after: float) -> Outcome:

@@ -144,7 +144,7 @@ def make_cache(folder: Path, codec: str) -> Path:
 
 
 def check(folder: Path, rounds: int, codec: str, seed: int) -> Counter[str]:
-    """Do so many rounds in a folder; return how often each change was made, and raise SystemExit for a wrong answer."""
+    """Do some rounds in a folder; return how often each change was made. Raises SystemExit for a wrong answer."""
     cache = make_cache(folder, codec)
     shards = sorted(path.name for path in cache.glob("*.lmdb"))
     draws, made, longest = random.Random(seed), Counter[str](), 0.0

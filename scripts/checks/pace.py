@@ -7,7 +7,7 @@ A row is a Python and what it runs under:
 
 - one-core: one core of the machine;
 - busy: two other programs compute meanwhile;
-- jobs-1, jobs-8: so many processes run tests at once, where make test has four;
+- jobs-1, jobs-8: one or eight processes run tests at once, where make test has four;
 - shuffled: the files of tests in a random order, whose seed is printed;
 - user: an ordinary user below a path with a space, without a home folder, with LC_ALL=C, umask 077, another time zone
   and a temporary folder with a space in its name.

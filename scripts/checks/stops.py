@@ -93,7 +93,7 @@ class Trial:
 
 
 def run_command(kind: str, moment: int, run: Path, words: list[str]) -> None:
-    """Run a command of the command line that is stopped once it has run so many batches, or begun so many writes."""
+    """Run a command that is stopped after a number of batches, or when it begins a certain write."""
     log = os.open(f"{run}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

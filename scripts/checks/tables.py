@@ -272,7 +272,7 @@ def _parquet_differences(table: Table, meaning: Meaning, folder: Path) -> Counte
 
 
 def random_differences(tables: int, seed: int) -> Counter[str]:
-    """Return what of so many random tables is read otherwise than by pandas."""
+    """Return what is read otherwise than by pandas in this many random tables."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(tables):

@@ -30,7 +30,7 @@ ODD = (
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """Files whose order depends on how it is made, beside others that are no pictures."""
+    """Pictures whose order depends on how they are sorted, and files that are not pictures."""
     for name in ODD:
         write_picture(tmp_path / "odd" / name)
     (tmp_path / "odd" / "b" / "linked").symlink_to(tmp_path / "odd" / "9")

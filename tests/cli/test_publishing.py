@@ -17,7 +17,7 @@ WORDS = ["--id", "ann/noise-at-16", "--title", "Noise at 16", "--license", "CC0-
 
 @pytest.fixture
 def stored(cache, tmp_path):
-    """A copy of the session's cache, in a place where folders may be made beside it."""
+    """A copy of the session's cache, in a folder where other folders may be made."""
     return Path(shutil.copytree(cache, tmp_path / "stored"))
 
 

@@ -30,7 +30,7 @@ class Killed(BaseException):
 
 
 def kill_after(batches, monkeypatch):
-    """Have the device die once it has run so many batches, of training, evaluation or prediction."""
+    """Have the device die after this many batches of training, evaluation or prediction."""
     step_end, left = CpuDevice.step_end, [batches]
 
     def count(device):

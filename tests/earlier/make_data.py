@@ -72,7 +72,7 @@ def _pixels(cache: Path) -> np.ndarray[Any, Any]:
 
 
 def _interrupt(source: Path, cache: Path, recipe: Recipe, what: str, times: int) -> None:
-    """Build a cache, and end as by Ctrl-C after so many chunks (`_run_chunk`) or receipts of shards (`_save`)."""
+    """Build a cache, and end as by Ctrl-C after a number of chunks (`_run_chunk`) or receipts of shards (`_save`)."""
     name = "build_chunk" if what == "_run_chunk" else "save_receipt"
     with contextlib.ExitStack() as stack:
         calls = [0]

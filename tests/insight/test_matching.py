@@ -21,7 +21,7 @@ def random_hashes(rng: np.random.Generator, count: int) -> Hashes:
 
 
 def flipped(rng: np.random.Generator, words: np.ndarray, bits: int) -> np.ndarray:
-    """Return one hash with so many bits changed."""
+    """Return a hash with this many bits changed."""
     chosen = np.unpackbits(words.copy().view(np.uint8))
     chosen[rng.choice(256, bits, replace=False)] ^= 1
     return np.packbits(chosen).view(np.uint64)

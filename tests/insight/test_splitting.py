@@ -18,7 +18,7 @@ from tpucache.store.samples import Strings
 
 
 class FakeCache:
-    """A cache of so many samples, with a table of columns."""
+    """A cache of this many samples, with a table of columns."""
 
     def __init__(self, samples: int, columns: dict[str, object], classes: tuple[str, ...] = ()) -> None:
         self.place, self.samples = "cache", columns

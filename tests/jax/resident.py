@@ -29,7 +29,7 @@ def mesh(*axes):
 
 
 DATA = NamedSharding(mesh(("data", CORES)), PartitionSpec("data"))
-#: Batches divided over four devices, each of which has a copy beside it.
+#: Batches divided over four devices, each with another device that has a copy.
 COPIED = NamedSharding(mesh(("data", 4), ("model", 2)), PartitionSpec("data"))
 BOTH = NamedSharding(mesh(("data", 4), ("model", 2)), PartitionSpec(("data", "model")))
 

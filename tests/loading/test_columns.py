@@ -1,4 +1,4 @@
-"""Columns come beside the fields and the label of a sample, whatever the labels are."""
+"""Columns come with the fields and the label of a sample, whatever the labels are."""
 
 from __future__ import annotations
 

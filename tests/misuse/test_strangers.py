@@ -80,7 +80,7 @@ def serving(folder: Path, way: str) -> Iterator[tuple[str, Callable[[], int]]]:
 
 
 def vouch(cache: Path, name: str, data: bytes, **changes: Any) -> None:
-    """Replace a file of a cache, and have its manifest vouch for it; `changes` are of the manifest itself."""
+    """Replace a file of a cache, and have its manifest vouch for it; `changes` are made to the manifest itself."""
     (cache / name).write_bytes(data)
     manifest = json.loads((cache / "manifest.json").read_text())
     manifest.pop("digest", None)  # as in caches of before 0.3

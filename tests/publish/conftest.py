@@ -87,7 +87,7 @@ class StandIn:
         self._monkeypatch.setenv("STAND_IN_MODE", name)
 
     def wait(self, times: int) -> None:
-        """Have a dataset be pending so many times before it is ready."""
+        """Have a dataset be pending this many times before it is ready."""
         (self.place / "waits").write_text(str(times))
 
     @property
@@ -122,7 +122,7 @@ def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture
 def stored(cache: Path, tmp_path: Path) -> Path:
-    """A copy of the session's cache, in a place where folders may be made beside it."""
+    """A copy of the session's cache, in a folder where other folders may be made."""
     return Path(shutil.copytree(cache, tmp_path / "stored"))
 
 

@@ -112,7 +112,7 @@ def test_connections_that_break_at_random_are_gone_on_with(ranges, way, cache, t
 
 
 def cut_off(limit):
-    """Return a report that ends the call, as Ctrl-C would, after so many bytes."""
+    """Return an `on_progress` that ends the call, as Ctrl-C would, after this many bytes."""
 
     def report(done, total):
         if done > limit:

@@ -21,7 +21,7 @@ sys.path.append(str(HERE))  # for names such as tiny_models:tiny, here as in the
 
 @pytest.fixture(scope="session")
 def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
-    """Run Python with these arguments on XLA's CPU client of so many devices; not `asked`, it has to be found.
+    """Run Python with these arguments on XLA's CPU client with this many devices; unless `asked`, it has to be found.
 
     Keywords are added to its environment.
     """

@@ -1,4 +1,4 @@
-"""Generated data with fields beside the image, named as `failing_data:name`."""
+"""Generated data with more fields than the image, named as `failing_data:name`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def keypoints() -> Generated:
 
 
 def void_squares() -> Generated:
-    """A bright rectangle of class 1 with an edge that is of no class."""
+    """A bright rectangle of class 1 with an edge that has no class."""
 
     def make(rng: np.random.Generator, _number: int) -> dict[str, Any]:
         mask = np.zeros((64, 64), np.uint8)

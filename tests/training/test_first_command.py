@@ -20,7 +20,7 @@ _SIDE = 16
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    """Return a cache of so many photographs of two classes, one darker than the other; not to be written to."""
+    """Return a cache of this many photographs of two classes, one darker than the other; not to be written to."""
     folder = tmp_path_factory.mktemp("few")
 
     def build(count: int) -> Path:

@@ -1,4 +1,4 @@
-"""Columns of the samples table are inputs of a model beside the image, in training, resuming and predicting."""
+"""Columns of the samples table are inputs of a model, like the image, in training, resuming and predicting."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_losses(cache, tmp_path):
 
 @pytest.mark.slow
 def test_parts_of_a_batch_learn_what_the_whole_batch_does(cache, tmp_path):
-    # Without BatchNorm, whose statistics are of the parts.
+    # Without BatchNorm, whose statistics would be those of the parts.
     runs = {}
     for parts in (1, 3):
         settings = TrainSettings(model="tpucache_tests_linear:linear", epochs=1, batch_size=30, accumulate=parts)
@@ -101,7 +101,7 @@ class Killed(BaseException):
 
 
 class StoppingDevice(CpuDevice):
-    """Plain torch that does something once so many executions of training steps have been sent."""
+    """Plain torch that does something after a number of executions of training steps have been sent."""
 
     def __init__(self, executions, action):
         super().__init__()

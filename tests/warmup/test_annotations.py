@@ -43,7 +43,7 @@ class Wide:
 
 
 def shown(cache: Path) -> dict[str, dict[str, Any]]:
-    """Count what the records of a cache have, beside what its sources have."""
+    """Count the annotations in a cache's records, and those in its sources."""
     places: dict[str, dict[str, Any]] = {}
     manifest = Manifest.load(cache)
     items = [Wide().load(Sample(number, "")).fields for number in range(COUNT)]

@@ -25,7 +25,7 @@ Digests = Callable[[Path], dict[str, str]]
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays of so many bytes."""
+    """Arrays of this many bytes."""
 
     samples: int
     bytes: int

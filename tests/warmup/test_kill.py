@@ -119,7 +119,7 @@ def source(write_photos: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def warmup(modules: Path, source: Path) -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
     """Return a function that starts a warmup of two workers in a session of its own; leaving it kills what is left.
 
-    With a gate each worker is held there once it has made so many samples, or when files of a pattern are there.
+    With a gate each worker is held there once it has made a number of samples, or when files of a pattern are there.
     """
 
     @contextlib.contextmanager

@@ -82,7 +82,7 @@ def run(
 
 
 def go(stream: Batches, seconds: float) -> dict[str, Any]:
-    """Read for so many seconds and count."""
+    """Read for a number of seconds and count."""
     for _ in range(AHEAD):
         next(stream)
     count = touched = 0

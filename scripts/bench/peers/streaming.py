@@ -4,7 +4,7 @@ Four commands. `write` makes the contender's own format out of `records.bin`, fo
 memory and gives it back: a virtual machine gets what it has not used for a while page by page from its host, which
 takes up to twenty times as long as other new memory, whoever happens to come first. `epoch` reads an epoch and answers
 with the samples, the seconds, and those to the first batch; the first epoch's begin before anything is opened, and
-`loader_seconds` are those until the loader was made. `paced RATE` does the same for a device that takes so many samples
+`loader_seconds` are those until the loader was made. `paced RATE` does the same for a device that takes RATE samples
 a second. `waited_seconds` are those in which no batch was there, after the first one.
 """
 

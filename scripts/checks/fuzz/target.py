@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tpucache import TpucacheError
 
-#: The most memory that inputs take beside what preparing their target took, and seconds that one input takes.
+#: The most memory that inputs may add to that of preparing their target, and the most seconds for one input.
 MOST_BYTES: Final = 200 << 20
 MOST_SECONDS: Final = 20
 _LONGEST_MESSAGE: Final = 2000

@@ -31,7 +31,7 @@ ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 
 @pytest.fixture
 def free(monkeypatch, no_leases) -> Callable[[int], None]:
-    """A budget of one's own, of a machine with so many bytes free."""
+    """A separate budget, for a machine with this many bytes free."""
     budget, bytes_free = MemoryBudget(), [1 << 40]
     for module in (memory_module, reader_module):
         monkeypatch.setattr(module, "BUDGET", budget)

@@ -90,7 +90,7 @@ def sums(dataset: CachedDataset, epochs: int = 6, rank: int = 1) -> list[list[in
 
 
 def misses(windows: list[list[int]], room: int, *, has_forecast: bool) -> int:
-    """Return how many pieces have to be fetched, with or without giving any up, where so many are kept."""
+    """Return how many pieces have to be fetched where this many are kept, with or without giving any up."""
     forecast = Forecast(arrays(windows), Numbered(8), 10**6)
     kept: set[int] = set()
     count = 0

@@ -1,4 +1,4 @@
-"""Uploads beside the computing, and the time of executions, on a stand-in for a GPU (see streams.py)."""
+"""Uploads during the computation, and the time of executions, on a stand-in for a GPU (see streams.py)."""
 
 from __future__ import annotations
 

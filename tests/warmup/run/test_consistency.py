@@ -1,4 +1,4 @@
-"""What is added to a cache, or to what an interrupted run made, is of the same samples by the same code."""
+"""What is added to a cache, finished or interrupted, comes from the same samples by the same code."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ TRUST = ["tiny_tasks:linear"]
 
 @pytest.fixture(scope="module")
 def prices(tmp_path_factory):
-    """A cache whose labels are of very different sizes."""
+    """A cache whose labels have very different sizes."""
     folder = tmp_path_factory.mktemp("prices") / "cache"
     build_cache("tiny_tasks:prices", folder, Recipe(size=16), jobs=1)
     return CachedDataset(folder)
