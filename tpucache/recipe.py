@@ -17,7 +17,7 @@ from tpucache.options import option
 from tpucache.store.codecs import ARRAY_CODECS, CODECS, IMAGE_CODECS
 from tpucache.store.codecs.dct.coefficients import BLOCK, CHROMA
 from tpucache.store.fields import IMAGE, Field, check_bands
-from tpucache.store.manifest import Manifest
+from tpucache.store.history import load_version, split_version
 from tpucache.strict_json import Between, misfit
 
 Mode = Literal["rgb", "grey", "keep"]
@@ -253,9 +253,9 @@ class Recipe:
         """Return a recipe of records like those of a finished cache; `options` are its other parts.
 
         They have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an option that
-        is another one there, and what `Manifest.load` raises.
+        is another one there, and what `load_version` raises.
         """
-        recipe = cls.from_dict(Manifest.load(cache).recipe)
+        recipe = cls.from_dict(load_version(*split_version(cache)).recipe)
         before = recipe.to_dict()
         shared = {name: before.get(name) for name in SHARED}
         size = options.get("size")

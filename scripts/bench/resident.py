@@ -2,13 +2,14 @@
 
     python -m scripts.bench resident --rounds 5 --markdown resident.md
 
-The accelerator is a clock: a step of a batch takes `--batch-size` / `--rate` seconds whatever the host does, steps run
+The accelerator is a clock: a step of a batch takes its images / `--rate` seconds whatever the host does, steps run
 one after another, and the loop sends at most two ahead, as that of `train` does. It is idle from the end of a step to
 the moment in which the loop sends the next one. Images of 224 pixels, yuv420, are fed by the same loader and the same
 thread,
 
 - streamed: each batch is copied, as an upload does;
-- resident: the numbers of its rows are, and what is gathered by them is the accelerator's work;
+- resident: the numbers of its rows are, those of many batches at once, and what is gathered by them is the
+  accelerator's work;
 - resident, with the random numbers of crops and flips that `train` sends along.
 
 Each is fed with the host quiet, and with one program for each core that does nothing but compute. Shown are how idle
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ from scripts.bench.table import (
 )
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.ondevice import AugmentSettings, Resident, draw
+from tpucache.ondevice.draws import pack
 from tpucache.ondevice.slots import RecordSlots
 from tpucache.system import usable_cores
 from tpucache.training.device import CpuDevice
@@ -75,6 +77,10 @@ class ClockDevice(CpuDevice):
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Copy a batch, as an upload does."""
         return super().put(batch.clone())
+
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copy batches as one."""
+        return [*self.put(torch.stack([*batches])).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ClockTable:  # type: ignore[override]  # no memory
         """Return memory that is the accelerator's."""
@@ -134,17 +140,17 @@ def make_dataset(work: Path, images: int) -> CachedDataset:
     return CachedDataset(folder / "cache").select(np.arange(EPOCH) % images)
 
 
-def turn(dataset: CachedDataset, way: str, host: str, options: argparse.Namespace) -> dict[str, float]:
-    """Return how idle the accelerator was, and what feeding it took."""
-    device = ClockDevice(options.batch_size / options.rate)
-    loader = CachedLoader(dataset, options.batch_size, shuffle=True, drop_last=True, finish="device")
+def turn(dataset: CachedDataset, way: str, host: str, size: int, options: argparse.Namespace) -> dict[str, float]:
+    """Return how idle the accelerator was, and what feeding it batches of a size took."""
+    device = ClockDevice(size / options.rate)
+    loader = CachedLoader(dataset, size, shuffle=True, drop_last=True, finish="device")
     resident = None if way == STREAMED else Resident(dataset, DeviceMemory(device))
     settings = AugmentSettings(crop=True, flip=True)
 
     def drawn(number: int) -> np.ndarray[Any, Any]:
-        return draw(settings, 0, number, options.batch_size, (SIZE, SIZE))
+        return pack(settings, draw(settings, 0, number, size, (SIZE, SIZE)), (SIZE, SIZE))
 
-    batches = max(_LEAST, round(options.seconds * options.rate / options.batch_size))
+    batches = max(_LEAST, round(options.seconds * options.rate / size))
     with busy_host(host), Feeder(loader, device, draw=drawn if way == CROPS else None, resident=resident) as feeder:
         counted: tuple[float, int] = 0.0, 0
         for number, _ in enumerate(feeder, 1):
@@ -154,7 +160,7 @@ def turn(dataset: CachedDataset, way: str, host: str, options: argparse.Namespac
                 counted = feeder.cpu_seconds, feeder.sent_bytes
             elif number == _UNCOUNTED + batches:
                 break
-        seconds, images = device.until - device.began, batches * options.batch_size
+        seconds, images = device.until - device.began, batches * size
         return {
             "idle": device.idle,
             "cpu": (feeder.cpu_seconds - counted[0]) / seconds,
@@ -178,13 +184,13 @@ def busy_host(host: str) -> Iterator[None]:
 
 def to_rows(turns: dict[str, list[dict[str, float]]]) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
-    rows = [["fed by", "host", "idle", "min - max", "feeding thread", "bytes an image"]]
+    rows = [["fed by", "host", "batch", "idle", "min - max", "feeding thread", "bytes an image"]]
     for name, figures in turns.items():
-        way, _, host = name.partition(" | ")
+        way, host, size = name.split(" | ")
         idle = spread([each["idle"] for each in figures])
         cpu, sent = (statistics.median(each[key] for each in figures) for key in ("cpu", "bytes_per_image"))
         cells = [f"{idle['median']:.2%}", f"{idle['min']:.2%} - {idle['max']:.2%}", f"{cpu:.2%}", f"{sent:,.0f}"]
-        rows.append([way, host, *cells])
+        rows.append([way, host, size, *cells])
     return rows
 
 
@@ -193,15 +199,16 @@ def main() -> None:
     options = _parse()
     dataset = make_dataset(options.work, options.images)
     turns: dict[str, Callable[[], dict[str, float]]] = {
-        f"{way} | {host}": functools.partial(turn, dataset, way, host, options)
+        f"{way} | {host} | {size:,}": functools.partial(turn, dataset, way, host, size, options)
+        for size in options.batch_size
         for way in (STREAMED, RESIDENT, CROPS)
         for host in HOSTS
     }
     figures = race(turns, options.rounds)
     rows = to_rows(figures)
     notes = (
-        f"{machine_line(machine())}. A simulated device of {options.rate:,} images/s, batches of "
-        f"{options.batch_size}; medians over rounds: {options.rounds}."
+        f"{machine_line(machine())}. A simulated device of {options.rate:,} images/s; medians over rounds: "
+        f"{options.rounds}."
     )
     print(as_text(rows, (0, 1)), notes, sep="\n")
     write_files(options, {"machine": machine(), "turns": figures}, f"{as_markdown(rows, (0, 1))}\n{notes}\n")
@@ -210,10 +217,12 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=int, default=28_000, help="of the simulated device, in images/s (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=1024, help="images a batch (%(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[256, 1024], metavar="N", help="images a batch (256 and 1024)"
+    )
     parser.add_argument("--images", type=int, default=2048, help="different ones (%(default)s)")
     add_race_options(parser, "build/bench", seconds=10.0)
-    return parse_options(parser, {"rate": 1, "batch_size": 1, "images": 1, "seconds": 0.1})
+    return parse_options(parser, {"rate": 1, "images": 1, "seconds": 0.1})
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
     python -m scripts.bench versions
     python -m scripts.bench versions --images 400 --size 32 --versions 20 --rounds 3
 
-A cache is made of photographs that are made up, and pushed to a folder and to a bucket (moto's server on this machine,
-left out where it is not installed). Then 1 % of samples are added, 1 % deleted and all labels changed, and it is
-pushed again: the first rows say which share of the pictures' bytes is sent, and how much else. Copies are verified.
-Then the cache is read in turns with a fresh one of the same photographs. Last, `--versions` versions are made of it,
-half of them by deleting a sample and half by another column, and opened in turns with a cache of one.
+A cache is made of photographs that are made up, and sent to a folder, to a bucket (moto's server on this machine) and
+to the stand-in for Kaggle (scripts/kaggle_server.py); what is not installed is left out. Then 1 % of samples are added,
+1 % deleted and all labels changed, and the cache is sent again: the first rows say which share of the pictures' bytes
+is sent, and how much else. At Kaggle that is an add-on, which is mounted with the first dataset and joined with it.
+Each copy is verified, and its first epoch compared with the cache's. Then the cache, and the one joined at Kaggle, are
+read in turns with a fresh one of the same photographs. Last, `--versions` versions are made of the fresh one, half of
+them by deleting a sample and half by another column, and opened in turns with a cache of one.
 """
 
 from __future__ import annotations
@@ -25,21 +27,32 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from PIL import Image
 
 from scripts.bench.table import as_markdown, as_text, machine, machine_line
 from scripts.commands import CommandError, say
+from scripts.kaggle_server import KaggleServer
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, verify_cache
+from tpucache.loading.find import find_version
+from tpucache.publish.addition import plan_addition, send_addition
+from tpucache.publish.rules import Metadata, PublishOptions
 from tpucache.publish.transfer import fetch_cache, push_cache
+from tpucache.store.format import MANIFEST_NAME
+from tpucache.store.manifest import Manifest
+from tpucache.store.remote.draft import Draft, in_memory, of_file
+from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup import TableOptions, delete_samples, relabel_cache, set_columns
 
 _CLASSES: Final = 10
+_DATASET: Final = "ann/made-up-photographs"
 _KEYS: Final = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
 _OPENINGS: Final = 20  # a turn
 _PATIENCE: Final = 60.0
@@ -64,7 +77,10 @@ def main() -> None:
             for place, sent in found["sent"].items()
         ),
         *([f"all else sent to {place}", f"{sent['other'] / 1e6:.2f} MB", ""] for place, sent in found["sent"].items()),
-        ["rate of reading, of a fresh cache's", f"{found['rate']:.3f}", "0.97"],
+        *(
+            [f"rate of reading {what}, of a fresh cache's", f"{rate:.3f}", "0.97"]
+            for what, rate in found["rate"].items()
+        ),
         [f"opening one of {found['versions']} versions, of one's", f"{found['opening']:.2f}", "1.20"],
     ]
     say(as_text(rows))
@@ -87,6 +103,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             places["S3"] = stack.enter_context(serve_bucket())
         for place in places.values():
             push_cache(cache, place)
+        kaggle = stack.enter_context(KaggleServer().running()) if find_spec("kagglesdk") else None
+        if kaggle is None:
+            say("versions: kagglesdk is not installed: Kaggle is left out")
+        else:
+            create_dataset(kaggle, cache, folder / "journal.json")
         pictures = sum(path.stat().st_size for path in cache.glob("*.lmdb"))
         draw(source, range(options.images, options.images + few), options.size)
         build_cache(source, cache, recipe)
@@ -97,20 +118,77 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for name, place in places.items():
             with counting() as bytes_sent:
                 push_cache(cache, place)
-            of_pictures = sum(size for file, size in bytes_sent.items() if file.endswith(".lmdb"))
-            other = sum(bytes_sent.values()) - of_pictures
-            sent[name] = {"pictures": of_pictures, "share": of_pictures / pictures, "other": other}
+            sent[name] = shares(bytes_sent, pictures)
             fetch_cache(place, folder / "fetched")
             check(folder / "fetched", cache)
             shutil.rmtree(folder / "fetched")
+        read = {"the cache": cache}
+        if kaggle is not None:
+            sent["Kaggle"] = shares(send_new(kaggle, cache), pictures)
+            read["the one joined at Kaggle"] = mount(kaggle, folder / "mounted", Manifest.load(cache).number)
+            check(read["the one joined at Kaggle"], cache)
     for path in gone:
         (source / path).unlink()
     fresh = folder / "fresh"
     build_cache(source, fresh, recipe)
-    rate = reading(cache, fresh, options.rounds)
+    rate = reading(read, fresh, options.rounds)
     opening = opened(folder, fresh, options)
     here = machine()
     return {"sent": sent, "rate": rate, "opening": opening, "versions": options.versions, "machine": here}
+
+
+def shares(sent: Mapping[str, int], pictures: int) -> dict[str, float]:
+    """Return the bytes that were sent, given those of each file: of pictures, as a share of all pictures', and else."""
+    of_pictures = sum(size for file, size in sent.items() if file.endswith(".lmdb"))
+    return {"pictures": of_pictures, "share": of_pictures / pictures, "other": sum(sent.values()) - of_pictures}
+
+
+def create_dataset(server: KaggleServer, cache: Path, journal: Path) -> None:
+    """Send a whole cache as a new dataset, by the calls that `publish` makes."""
+    manifest = Manifest.load(cache)
+    with as_user(server), contextlib.closing(KaggleDataset(_DATASET)) as dataset:
+        draft = Draft(dataset, journal)
+        contents = {entry.name: of_file(cache, entry) for entry in manifest.files}
+        contents[MANIFEST_NAME] = in_memory(manifest.text.encode())
+        for name, content in contents.items():
+            draft.send(name, content)
+        draft.commit(contents, _DATASET.partition("/")[2], "", _PATIENCE)
+
+
+def send_new(server: KaggleServer, cache: Path) -> dict[str, int]:
+    """Publish what the dataset lacks as an add-on; return the bytes of its files, as they arrived."""
+    metadata = Metadata(_DATASET, "Made-up photographs", "CC0-1.0")
+    before = server.received
+    with as_user(server):
+        addition = plan_addition(cache, metadata, "1 % new, 1 % deleted, other labels")
+        send_addition(addition, metadata, PublishOptions())
+    arrived = {name: len(data) for name, data in server.files(addition.dataset_id).items()}
+    if sum(arrived.values()) != server.received - before:
+        raise CommandError(f"{server.received - before:,} bytes were sent for an add-on of {sum(arrived.values()):,}")
+    return arrived
+
+
+def mount(server: KaggleServer, folder: Path, number: int) -> Path:
+    """Write all datasets as Kaggle mounts them, and return the folder that joins one version of the cache."""
+    for dataset_id in server.datasets:
+        place = folder / "datasets" / dataset_id
+        place.mkdir(parents=True)
+        for name, data in server.files(dataset_id).items():
+            (place / name).write_bytes(data)
+    os.environ["TPUCACHE_DIR"] = str(folder / "links")
+    return find_version(f"kaggle:{_DATASET}", number, [folder / "datasets"])
+
+
+@contextlib.contextmanager
+def as_user(server: KaggleServer) -> Iterator[None]:
+    """Go to the stand-in, with the key of its user, meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(server.environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def draw(source: Path, numbers: range, size: int) -> None:
@@ -185,16 +263,20 @@ def serve_bucket() -> Iterator[str]:
 
 
 def check(copy: Path, cache: Path) -> None:
-    """Raise CommandError unless a copy is whole and has the versions of the cache."""
+    """Raise CommandError unless a copy is whole, and gives the batches of the cache in their order."""
     if damages := verify_cache(copy):
         raise CommandError(f"{copy}: {damages[0].name} {damages[0].reason}")
-    if CachedDataset(copy).digest != CachedDataset(cache).digest:
+    datasets = CachedDataset(copy), CachedDataset(cache)
+    if datasets[0].digest != datasets[1].digest:
         raise CommandError(f"{copy} has other samples than {cache}")
+    for one, other in zip(*(CachedLoader(each, 64, shuffle=True, seed=1) for each in datasets), strict=True):
+        if not all(torch.equal(*pair) for pair in zip(one, other, strict=True)):
+            raise CommandError(f"{copy} gives other batches than {cache}")
 
 
-def reading(cache: Path, fresh: Path, rounds: int) -> float:
-    """Return the rate at which a cache is read, of a fresh one's: the median of rounds in which both take turns."""
-    loaders = [CachedLoader(CachedDataset(each), 64, shuffle=True, seed=1) for each in (cache, fresh)]
+def reading(caches: Mapping[str, Path], fresh: Path, rounds: int) -> dict[str, float]:
+    """Return the rate at which each cache is read, of a fresh one's: medians of rounds in which all take turns."""
+    loaders = [CachedLoader(CachedDataset(each), 64, shuffle=True, seed=1) for each in (*caches.values(), fresh)]
 
     def seconds(loader: CachedLoader) -> float:
         began = time.perf_counter()
@@ -205,7 +287,7 @@ def reading(cache: Path, fresh: Path, rounds: int) -> float:
     for loader in loaders:
         seconds(loader)
     taken = [[seconds(loader) for loader in loaders] for _ in range(rounds)]
-    return statistics.median(of_fresh / of_cache for of_cache, of_fresh in taken)
+    return {name: statistics.median(each[-1] / each[at] for each in taken) for at, name in enumerate(caches)}
 
 
 def opened(folder: Path, fresh: Path, options: argparse.Namespace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, stage_cache, verify_cache
-from tpucache.cli import main
+from tpucache.cli import main, make_parser
 from tpucache.errors import BuildError, DamageError, FormatError, SourceError, StoreError, TpucacheError, UsageError
 from tpucache.publish.transfer import fetch_cache, push_cache
 from tpucache.store.cache import Cache
@@ -57,6 +58,12 @@ def contents(cache: str | Path, version: int | None = None) -> dict[str, Any]:
             for path, (image, label) in zip(dataset.paths, dataset, strict=True)
         }
         return {"shown": shown, "digest": dataset.digest, "identity": dataset.manifest.identity}
+
+
+def main_parser_commands() -> list[argparse.ArgumentParser]:
+    """Return the parsers of all commands."""
+    (action,) = [each for each in make_parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    return [*action.choices.values()]
 
 
 def relabel(cache: Path, labels: Callable[[int], str]) -> None:
@@ -591,6 +598,85 @@ def test_the_same_changes_make_the_same_bytes(root: Path) -> None:
     assert {entry.name for entry in version_files(caches[0], Manifest.load(caches[0]))} | {"manifest.json"} == names
 
 
+def test_a_staged_copy_of_a_version_is_a_whole_cache(three: Path, tmp_path: Path) -> None:
+    for place in (three, f"{three}@2"):
+        copy = stage_cache(place, tmp_path / "fast")
+        assert verify_cache(copy) == []
+        assert len(Cache.open(copy).versions()[0]) == 1
+        assert contents(copy)["shown"] == contents(place)["shown"]
+        assert CachedDataset(copy).digest == CachedDataset(place).digest
+        push_cache(copy, str(tmp_path / f"pushed {copy.name}"))
+        assert stage_cache(place, tmp_path / "fast") == copy
+    assert len([*(tmp_path / "fast").iterdir()]) == 2
+
+
+_PUBLISHED = ("--id", "ann/birds-at-8", "--title", "Birds-at-8", "--license", "CC0-1.0", "--dry-run")
+#: How each argument of a command that is a cache is given version 2, and whether it only reads. None: what has a test
+#: of its own, or is no cache of which there are versions. {photos} is a source, {new} a place to write to.
+_TAKEN: dict[str, list[str] | None] = {
+    "warmup CACHE": ["warmup", "{photos}", "{two}"],
+    "warmup --classes": ["warmup", "{photos}", "{new}", "--classes", "{two}", "--size", "8", "--jobs", "1"],
+    "warmup --like": ["warmup", "{photos}", "{new}", "--like", "{two}", "--jobs", "1"],
+    "relabel CACHE": ["relabel", "{two}", "{table}", "--label-col", "kind"],
+    "relabel --classes": ["relabel", "{cache}", "{table}", "--label-col", "kind", "--classes", "{two}"],
+    "delete CACHE": ["delete", "{two}", "--where", "class == 'a'"],
+    "compact CACHE": ["compact", "{two}"],
+    "verify CACHE": ["verify", "{two}"],
+    "plan --classes": None,  # by the same function as warmup's
+    "plan --like": None,
+    "inspect CACHE": ["inspect", "{two}"],
+    "preview CACHE": ["preview", "{two}", "-o", "{new}.png"],
+    "report CACHE|RUN": ["report", "{two}", "-o", "{new}.html"],
+    "report --valid": None,  # by the same function as --against
+    "report --against": ["report", "{cache}", "--findings", "--against", "{two}", "-o", "{new}.html"],
+    "bench CACHE": None,  # which measures for seconds; it reads as `preview` does
+    "compare CACHE": ["compare", "{cache}", "{two}"],
+    "train CACHE": None,
+    "train --valid": None,
+    "train --classes": None,
+    "train --cache": None,
+    "predict CACHE": None,
+    "publish CACHE": ["publish", "{two}", *_PUBLISHED],
+    "push CACHE": ["push", "{two}", "{new}"],
+    "push URL": ["push", "{cache}", "{two}"],
+    "fetch URL": ["fetch", "{two}", "{new}"],
+    "fetch DIR": ["fetch", "{cache}", "{two}"],
+}
+_REFUSED = {"warmup CACHE", "relabel CACHE", "delete CACHE", "compact CACHE", "push URL", "fetch DIR"}
+
+
+@pytest.mark.parametrize("name", [name for name, words in _TAKEN.items() if words])
+def test_every_command_takes_a_version_or_refuses_it_in_one_line(
+    name: str, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("path,kind\n" + "".join(f"{path},a\n" for path in CachedDataset(three).paths))
+    before = {path: path.read_bytes() for path in three.iterdir()}
+    places = {"two": f"{three}@2", "cache": three, "photos": three.parent / "source", "new": tmp_path / "new"}
+    status = main([word.format(**places, table=table) for word in _TAKEN[name] or ()])
+    if name in _REFUSED:
+        assert status == 2
+        what = f"tpucache: {three}@2 is version 2 of {three}, and a version stays as it is"
+        assert capsys.readouterr().err == f"{what}: give {three}, or another place\n"
+    else:
+        assert status == (name == "compare CACHE")
+    assert not three.with_name("cache@2").exists()
+    if name != "relabel --classes":
+        hashes = set(three.glob("hashes-*.npz"))  # which commands that compare pictures keep
+        assert {path: path.read_bytes() for path in three.iterdir() if path not in hashes} == before
+
+
+def test_no_command_takes_a_cache_that_the_test_above_does_not_know() -> None:
+    taken = set()
+    for command in main_parser_commands():
+        taken |= {
+            f"{command.prog.split()[-1]} {action.option_strings[0] if action.option_strings else action.metavar}"
+            for action in command._actions
+            if "CACHE" in str(action.metavar) or action.dest in ("url", "directory")
+        }
+    assert taken <= set(_TAKEN)
+
+
 def test_train_reads_the_version_that_is_named(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
 
@@ -606,6 +692,9 @@ def test_train_reads_the_version_that_is_named(three: Path, tmp_path: Path, caps
     assert "give the version that the run began on: --version N" in capsys.readouterr().err
     assert train("other", "--version", "9") == 2
     assert "has versions 1 to 3, and no version 9" in capsys.readouterr().err
+    predictions = tmp_path / "predictions.csv"
+    assert main(["predict", str(tmp_path / "second"), f"{three}@2", "-o", str(predictions), "--backend", "torch"]) == 0
+    assert len(predictions.read_text().splitlines()) == 1 + 22
 
 
 def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -633,4 +722,4 @@ def test_the_commands_say_what_each_version_is(three: Path, capsys: pytest.Captu
     assert main(["compare", f"{three}@1", f"{three}@2", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["comparisons"][0]["exact"]["count"] == 22
     assert main(["compact", str(three), "--json"]) == 0
-    assert main(["delete", f"{three}@1", "--undo"]) == 1
+    assert main(["delete", f"{three}@1", "--undo"]) == 2

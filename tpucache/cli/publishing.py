@@ -31,14 +31,14 @@ def publish(options: argparse.Namespace) -> int:
     """Publish a cache as a Kaggle Dataset."""
     from tpucache.progress import Progress
     from tpucache.publish.publish import prepare, send
-    from tpucache.store.manifest import Manifest
+    from tpucache.store.cache import Cache
 
     metadata, settings = from_options(Metadata, options), from_options(PublishOptions, options)
     if settings.version_notes is not None:
         if _publish_addition(options, metadata, settings):
             return 0
         settings = dataclasses.replace(settings, message=settings.version_notes)
-    manifest = Manifest.load(options.cache)
+    manifest = Cache.open(options.cache).manifest
     with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
         bundle = prepare(
             options.cache,

@@ -252,10 +252,11 @@ def delete(options: argparse.Namespace) -> int:
 def compact(options: argparse.Namespace) -> int:
     """Write a cache anew, without what was deleted."""
     from tpucache.report.inspect import describe
-    from tpucache.store.history import version_files
+    from tpucache.store.history import refuse_version, version_files
     from tpucache.store.manifest import Manifest
     from tpucache.warmup.compacting import compact_cache
 
+    refuse_version(options.cache)
     before = Manifest.load(options.cache)
     size = sum(entry.bytes for entry in version_files(options.cache, before))
     manifest = compact_cache(options.cache)
@@ -493,9 +494,11 @@ def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> 
 
 def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
     """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
+    from tpucache.store.history import refuse_version
     from tpucache.warmup.run.upload import local_folder
     from tpucache.warmup.trial import dry_run
 
+    refuse_version(options.cache)
     place = options.cache
     folder = place if isinstance(place, Path) else options.local or local_folder(place)
     found = dry_run(source, folder, recipe, **vars(chosen))

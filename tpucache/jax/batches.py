@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -25,7 +25,7 @@ from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.ondevice.arrays import ArrayLibrary
 from tpucache.ondevice.augment import BatchAugment, check_fields, check_labels
 from tpucache.ondevice.decode import field_decoder
-from tpucache.ondevice.draws import draw
+from tpucache.ondevice.draws import draw, pack
 from tpucache.ondevice.resident import Resident, SentBatch
 from tpucache.ondevice.settings import AugmentSettings, ResidentChoice
 from tpucache.ondevice.slots import RecordBatch
@@ -243,7 +243,7 @@ class _Epochs:
         with contextlib.ExitStack() as stack:
             batches = self._kept.begin(stack)
             first = self._next_step() if self._draws else 0
-            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first))
+            ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first, self._upload_together))
             counted: tuple[float, float] | None = None  # when counting began, and how long the caller had waited before
             try:
                 for number, uploaded in enumerate(ahead):
@@ -299,17 +299,29 @@ class _Epochs:
 
     def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
         """Send the row numbers of a batch, and the records that the devices do not have yet."""
-        count, is_sample = len(read.slots), None
-        if self._pads:
-            is_sample, count = self._put_is_sample(count), self.loader.batch_size
-        self._kept.check_labels(read, self._draws)
-        if resident.slots is not None:  # slots behind the last row give zeros
-            behind = np.full(count - len(read.slots), resident.slots.rows, read.slots.dtype)
-            read = read._replace(slots=np.concatenate([read.slots, behind]))
-        before = resident.uploaded_bytes
+        is_sample = self._put_is_sample(len(read.slots)) if self._pads else None
+        read, before = self._padded_rows(resident, read), resident.uploaded_bytes
         sent = resident.put(read)
         self.sent_bytes += resident.uploaded_bytes - before + read.slots.nbytes
-        return None, _SentRows(resident, sent), self._put_draws(number, count), is_sample
+        return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
+
+    def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
+        """Send batches that are rows alone, as `_upload` does one of them."""
+        resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
+        padded = [self._padded_rows(resident, read) for _, read in batches]
+        self.sent_bytes += sum(read.slots.nbytes for read in padded)
+        rows = [_SentRows(resident, sent) for sent in resident.put_rows(padded)]
+        draws = [self._put_draws(number + at, len(read.slots)) for at, read in enumerate(padded)]
+        are_samples = [self._put_is_sample(count) if self._pads else None for count in counts]
+        return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
+
+    def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
+        """Return a batch with rows of zeros up to the loader's size, where it is padded."""
+        self._kept.check_labels(read, self._draws)
+        if not self._pads or resident.slots is None:
+            return read
+        behind = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
+        return read._replace(slots=np.concatenate([read.slots, behind]))  # those behind all rows give zeros
 
     def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
         """Return a loader's batch as arrays that JAX takes: its fields by name, and its labels."""
@@ -330,7 +342,7 @@ class _Epochs:
         if self._draws is None:
             return None
         drawn = draw(self._draws, self._seed, number, rows * self.loader.world_size, self._size)
-        return self._put(drawn[rows * self.loader.rank :][:rows])
+        return self._put(pack(self._draws, drawn[rows * self.loader.rank :][:rows], self._size))
 
     def _put(self, array: Array) -> jax.Array:
         self.sent_bytes += array.nbytes

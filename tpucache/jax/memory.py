@@ -36,6 +36,11 @@ class JaxMemory:
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
+    def put_all(self, arrays: Sequence[Array]) -> list[jax.Array]:
+        """Send arrays of one shape and dtype by one call."""
+        sent: list[jax.Array] = jax.device_put([*arrays], self.sharding)
+        return sent
+
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
         """Return memory for the rows of these slots, for chunks like this one."""
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))

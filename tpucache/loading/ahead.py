@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
@@ -16,11 +16,14 @@ from tpucache import signals
 from tpucache.errors import UsageError
 from tpucache.loading.loader import BatchLoader, Uncounted
 from tpucache.loading.threads import refuse_fork
+from tpucache.ondevice.slots import RecordBatch
 
 Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
 
 _DONE: Final = object()
+#: The most batches that are prepared together: each handing over wakes two threads.
+_MOST_TOGETHER: Final = 64
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,23 @@ class Ahead(Generic[Prepared]):
     reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
     context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is how long
     the loop has been blocked here, `cpu_seconds` how long a processor has worked for the thread.
+
+    With `together(batches, number)`, batches of resident records that are rows alone are prepared together, up to 64 of
+    them, which `depth` counts as one.
     """
 
     def __init__(
-        self, batches: Iterable[Any], prepare: Callable[[Any, int], Prepared], depth: int = 2, first: int = 0
+        self,
+        batches: Iterable[Any],
+        prepare: Callable[[Any, int], Prepared],
+        depth: int = 2,
+        first: int = 0,
+        together: Callable[[Sequence[Any], int], Sequence[Prepared]] | None = None,
     ) -> None:
         """Take batches, whose numbers begin at `first`; iterating them, in a thread, begins with the context."""
         self.waited_seconds = 0.0
         self.cpu_seconds = 0.0
-        self._batches, self._prepare, self._first = batches, prepare, first
+        self._batches, self._prepare, self._together, self._first = batches, prepare, together, first
         self._iterator: Iterator[Any] = iter(())  # that of the batches, once the context has begun
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stop = threading.Event()
@@ -87,21 +98,21 @@ class Ahead(Generic[Prepared]):
                 return
             if isinstance(item, _Failure):
                 raise item.error
-            prepared, confirm = item
-            if confirm is not None:
-                confirm()
-            yield prepared
+            for prepared, confirm in item:
+                if confirm is not None:
+                    confirm()
+                yield prepared
+            del item
 
     def _run(self) -> None:
-        batches = self._iterator
+        batches, number = self._iterator, self._first
         try:
-            for number, item in enumerate(batches, self._first):
-                if self._stop.is_set():
-                    return
-                batch, confirm = item if isinstance(item, Uncounted) else (item, None)
-                self._ready.put((self._prepare(batch, number), confirm))
+            for group in self._grouped(batches):
+                prepared = self._prepared([batch for batch, _ in group], number)
+                self._ready.put([(each, confirm) for each, (_, confirm) in zip(prepared, group, strict=True)])
                 self.cpu_seconds = time.thread_time()
-                del batch, item  # otherwise the buffer would be in use until the next batch is read
+                number += len(group)
+                del group, prepared  # otherwise the buffer would be in use until the next batch is read
             self._ready.put(_DONE)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
             self._ready.put(_Failure(error))
@@ -109,6 +120,44 @@ class Ahead(Generic[Prepared]):
             # Close a generator in the thread that ran it, before the context ends.
             if isinstance(batches, Generator):
                 batches.close()
+
+    def _prepared(self, batches: Sequence[Any], number: int) -> Sequence[Prepared]:
+        if len(batches) > 1 and self._together is not None:
+            return self._together(batches, number)
+        return [self._prepare(batch, number + at) for at, batch in enumerate(batches)]
+
+    def _grouped(self, batches: Iterator[Any]) -> Generator[list[tuple[Any, Callable[[], None] | None]], None, None]:
+        """Yield batches with their `confirm` as they are prepared together: few at first, so that none waits long."""
+        group: list[tuple[Any, Callable[[], None] | None]] = []
+        key: Hashable = None
+        most = 1
+        try:
+            for item in batches:
+                if self._stop.is_set():
+                    return
+                batch, confirm = item if isinstance(item, Uncounted) else (item, None)
+                before, key = key, None if self._together is None else _shared(batch)
+                if group and key != before:
+                    yield group
+                    group = []
+                group.append((batch, confirm))
+                del batch, confirm, item
+                if key is None or len(group) >= most:
+                    yield group
+                    group, most = [], 1 if key is None else min(2 * most, _MOST_TOGETHER)
+        except Exception:  # the batches before it come first
+            if group:
+                yield group
+            raise
+        if group:
+            yield group
+
+
+def _shared(batch: Any) -> Hashable:
+    """Return what batches that may be prepared together have in common, None for one with more than its rows."""
+    if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch) and not batch[1].uploads:
+        return id(batch[0]), len(batch[1].slots)
+    return None
 
 
 def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:

@@ -199,7 +199,15 @@ class BatchAugment:
         return self._float(source[:, :, None] == places)[:, None]
 
     def _by_view(self, draws: Array) -> Array:
-        return draws.reshape(-1, drawn.columns_of(self.settings))
+        """Return all random numbers of each view, given those that `draw` or `pack` returned."""
+        count = drawn.columns_of(self.settings)
+        if draws.shape[1] == self.settings.views * count:
+            return draws.reshape(-1, count)
+        used = drawn.used_columns(self.settings)
+        packed = self._float(draws.reshape(-1, len(used)))
+        sent = {column: packed[:, at : at + 1] for at, column in enumerate(used)}
+        nothing = packed[:, :1] * 0
+        return self._functions.concatenate([sent.get(column, nothing) for column in range(count)], 1)
 
     def _float(self, array: Array) -> Array:
         return self._library.cast(array, "float32")

@@ -33,6 +33,9 @@ _CROP_TRIES: Final = 10
 _LEAST_BLUR: Final = 0.1
 # The streams of random numbers. Each setting has its place in one of them, so that it never moves another's draws.
 _FIRST, _SECOND, _THIRD = range(3)
+#: Columns of whole numbers.
+_WHOLE: Final = frozenset((*range(RIGHT + 1), *range(CROPPED.start, CROPPED.stop), GREY))
+_MOST_INT16: Final = 32767
 
 
 def draw(
@@ -57,23 +60,79 @@ def columns_of(settings: AugmentSettings) -> int:
     return COLUMNS + settings.operations * operations.COLUMNS
 
 
+def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
+    """Return which of a view's numbers the device looks at; at least one."""
+    turns = settings.rotate
+    uses: dict[int | range, object] = {
+        TRANSPOSED: turns,
+        ROWS_REVERSED: settings.vertical_flip or turns,
+        COLUMNS_REVERSED: settings.flip or turns,
+        range(DOWN, RIGHT + 1): settings.shift,
+        BRIGHTNESS: settings.brightness,
+        CONTRAST: settings.contrast,
+        SATURATION: settings.saturation,
+        range(ERASED.start, ERASED.stop): settings.erase,
+        SHARE: settings.mixes,
+        range(CUT.start, CUT.stop): settings.cutmix,
+        range(CROPPED.start, CROPPED.stop): settings.crop,
+        range(TILT_ROWS, TILT_COLUMNS + 1): settings.tilt,
+        HUE: settings.hue,
+        BLUR: settings.blur,
+        GREY: settings.grey,
+        range(COLUMNS, columns_of(settings)): settings.operations,
+    }
+    groups = [(columns,) if isinstance(columns, int) else columns for columns, is_used in uses.items() if is_used]
+    return tuple(column for columns in groups for column in columns) or (TRANSPOSED,)
+
+
+def pack(
+    settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
+) -> npt.NDArray[np.float32 | np.int16]:
+    """Return random numbers as they are sent: the used ones alone, as int16 where all of them are whole numbers.
+
+    `drawn` and `size` are as `draw` returns and takes them, (batch, views x columns). Augmentation takes either form,
+    and makes the same images of both.
+    """
+    used = used_columns(settings)
+    packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
+    is_whole = _WHOLE.issuperset(used) and max((settings.shift, *(size or ()))) <= _MOST_INT16
+    return packed.astype(np.int16) if is_whole else packed
+
+
 def _draw_view(
     settings: AugmentSettings, source: tuple[int, int], view: int, batch_size: int, size: tuple[int, int] | None
 ) -> Array:
-    rng = _stream(source, view, _FIRST)
+    draws = np.zeros((batch_size, COLUMNS))
+    draws[:, [BRIGHTNESS, CONTRAST, SATURATION, SHARE]], draws[:, BLUR] = 1, _LEAST_BLUR
+    _draw_first(draws, settings, _stream(source, view, _FIRST))
+    if settings.tilt or settings.hue or settings.blur or settings.grey or settings.crop:
+        uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
+        _draw_second(draws, settings, uniform, size)
+    if settings.operations and size is not None:
+        uniform = _stream(source, view, _THIRD).random_sample((batch_size, settings.operations, 4))
+        draws = np.concatenate([draws, operations.draw_operations(settings, uniform, size)], 1)
+    return draws
+
+
+def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
+    """Draw the numbers of the first stream, those whose settings are on, into the rows of a view."""
+    batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
-    draws = np.zeros((batch_size, COLUMNS))
     turns = (uniform[:, 0] * 4).astype(int) if settings.rotate else np.zeros(batch_size, int)
     # A quarter turn to the left is a transposition and then a reversal of the rows.
-    draws[:, TRANSPOSED] = turns % 2
-    draws[:, ROWS_REVERSED] = ((turns == 1) | (turns == 2)) ^ (settings.vertical_flip & (uniform[:, 1] < 0.5))
-    draws[:, COLUMNS_REVERSED] = ((turns == 2) | (turns == 3)) ^ (settings.flip & (uniform[:, 2] < 0.5))
-    draws[:, DOWN : RIGHT + 1] = np.floor(uniform[:, 3:5] * (2 * settings.shift + 1)) - settings.shift
+    if settings.rotate or settings.vertical_flip:
+        draws[:, TRANSPOSED] = turns % 2
+        draws[:, ROWS_REVERSED] = ((turns == 1) | (turns == 2)) ^ (settings.vertical_flip & (uniform[:, 1] < 0.5))
+    if settings.rotate or settings.flip:
+        draws[:, COLUMNS_REVERSED] = ((turns == 2) | (turns == 3)) ^ (settings.flip & (uniform[:, 2] < 0.5))
+    if settings.shift:
+        draws[:, DOWN : RIGHT + 1] = np.floor(uniform[:, 3:5] * (2 * settings.shift + 1)) - settings.shift
     strengths = np.array([settings.brightness, settings.contrast, settings.saturation])
-    draws[:, BRIGHTNESS : SATURATION + 1] = 1 + (2 * uniform[:, 5:8] - 1) * strengths
-    draws[:, ERASED] = _erased(uniform[:, 8:13], settings.erase)
-    draws[:, SHARE] = 1
+    if strengths.any():
+        draws[:, BRIGHTNESS : SATURATION + 1] = 1 + (2 * uniform[:, 5:8] - 1) * strengths
+    if settings.erase:
+        draws[:, ERASED] = _erased(uniform[:, 8:13], settings.erase)
     cuts = settings.cutmix and not (settings.mixup and coin < 0.5)
     if settings.mixes:
         alpha = settings.cutmix if cuts else settings.mixup
@@ -82,18 +141,21 @@ def _draw_view(
             draws[:, CUT] = _boxes_around(uniform[:, 13:15], np.sqrt(1 - share))
         else:
             draws[:, SHARE] = share
-    uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
-    angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
-    draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
-    draws[:, HUE] = (2 * uniform[:, 1] - 1) * settings.hue
-    draws[:, BLUR] = np.maximum(uniform[:, 2] * settings.blur, _LEAST_BLUR)
-    draws[:, GREY] = uniform[:, 3] < settings.grey
+
+
+def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
+    """Draw the numbers of the second stream, those whose settings are on, into the rows of a view."""
+    if settings.tilt:
+        angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
+        draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
+    if settings.hue:
+        draws[:, HUE] = (2 * uniform[:, 1] - 1) * settings.hue
+    if settings.blur:
+        draws[:, BLUR] = np.maximum(uniform[:, 2] * settings.blur, _LEAST_BLUR)
+    if settings.grey:
+        draws[:, GREY] = uniform[:, 3] < settings.grey
     if settings.crop and size is not None:
         draws[:, CROPPED] = _cropped(uniform[:, 4:], settings.zoom, *size)
-    if settings.operations and size is not None:
-        uniform = _stream(source, view, _THIRD).random_sample((batch_size, settings.operations, 4))
-        draws = np.concatenate([draws, operations.draw_operations(settings, uniform, size)], 1)
-    return draws
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
@@ -135,19 +197,26 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
     Area and aspect are drawn until they fit. After too many draws, the crop is the largest one of an allowed aspect,
     centred.
     """
+    crops, found = _tried(uniform, 1, zoom, height, width)
+    if len(left := np.flatnonzero(~found)):  # few
+        crops[left], found = _tried(uniform[left], _CROP_TRIES, zoom, height, width)
+        rows = min(height, max(1, round(width / _CROPPED_ASPECT[0])))
+        columns = min(width, max(1, round(height * _CROPPED_ASPECT[1])))
+        crops[left[~found]] = (height - rows) // 2, rows, (width - columns) // 2, columns
+    return crops
+
+
+def _tried(uniform: Array, tries: int, zoom: float, height: int, width: int) -> tuple[Array, Array]:
+    """Return crops as `_cropped` does, each the first of some tries that fits, and whether one of them does."""
     low, high = np.log(_CROPPED_ASPECT)
-    areas = height * width * (zoom + uniform[:, 2 : 2 + _CROP_TRIES] * (1 - zoom))
-    aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES :] * (high - low))
+    areas = height * width * (zoom + uniform[:, 2 : 2 + tries] * (1 - zoom))
+    aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES : 2 + _CROP_TRIES + tries] * (high - low))
     heights, widths = np.round(np.sqrt(areas / aspects)), np.round(np.sqrt(areas * aspects))
     fits = (heights > 0) & (heights <= height) & (widths > 0) & (widths <= width)
-    rows, first, found = np.arange(len(fits)), fits.argmax(1), fits.any(1)
-    largest = (
-        min(height, max(1, round(width / _CROPPED_ASPECT[0]))),
-        min(width, max(1, round(height * _CROPPED_ASPECT[1]))),
-    )
+    first = np.arange(len(fits)), fits.argmax(1)
+    heights, widths = heights[first], widths[first]
     tops, lefts = (
-        np.where(found, np.floor(uniform[:, n] * (whole - sides[rows, first] + 1)), (whole - largest[n]) // 2)
+        np.floor(uniform[:, n] * (whole - sides + 1))
         for n, (whole, sides) in enumerate(((height, heights), (width, widths)))
     )
-    heights, widths = (np.where(found, sides[rows, first], largest[n]) for n, sides in enumerate((heights, widths)))
-    return np.stack([tops, heights, lefts, widths], 1)
+    return np.stack([tops, heights, lefts, widths], 1), fits.any(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,10 @@ class TorchMemory:
         """Send an array or tensor of the host. From page-locked memory, this does not wait for the copy."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
+
+    def put_all(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+        """Send arrays of one shape and dtype in one piece."""
+        return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
         """Return memory for the rows of these slots, for chunks like this one."""

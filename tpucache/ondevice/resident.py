@@ -49,6 +49,10 @@ class Memory(Protocol):
         """Send an array of the host, divided over the cores. Any thread may do so. `name` is for errors."""
         ...
 
+    def put_all(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Send arrays of one shape and dtype together; what is returned is that of `put`, one after another."""
+        ...
+
     def reserve(self, slots: RecordSlots, chunk: Any) -> Table:
         """Return memory for the rows of these slots, of chunks like this one, which was put.
 
@@ -233,6 +237,15 @@ class Resident:
             self.uploaded_bytes += sum(array.nbytes for array in fields.values())
         self.row_bytes += batch.slots.nbytes
         return SentBatch(self._memory.put(batch.slots), uploads, batch.numbers)
+
+    def put_rows(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
+        """Send the numbers of rows of many batches of one size together, none of which has records to be uploaded."""
+        for batch in batches:
+            if self._slots is not None:
+                self._slots.check_owners(batch.slots)
+            self.row_bytes += batch.slots.nbytes
+        sent = self._memory.put_all([batch.slots for batch in batches])
+        return [SentBatch(slots, (), batch.numbers) for slots, batch in zip(sent, batches, strict=True)]
 
     def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
         """Write the records that were sent with a batch to where they stay; in the thread that computes.

@@ -76,9 +76,8 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
     Raises PublishError where there is no dataset, where another version has the add-on's name, and where Kaggle does
     not answer; DependencyError without kagglesdk, and what `version_files` raises.
     """
-    folder = folder_path(cache)
-    opened = Cache.open(folder)
-    manifest = opened.manifest
+    opened = Cache.open(folder_path(cache))
+    folder, manifest = opened.directory, opened.manifest
     known = {identity: number for number, identity in enumerate(manifest.parents, 1)} | {
         manifest.identity: manifest.number
     }

@@ -92,8 +92,8 @@ def make_bundle(
     Raises UsageError for a folder that holds anything else, or that is, contains or lies in the cache; PublishError for
     a cache that Kaggle does not accept or wheels that pip cannot find; StoreError when the folder cannot be written.
     """
-    source = folder_path(cache)
-    manifest = Manifest.load(source)
+    opened = Cache.open(folder_path(cache))
+    source, manifest = opened.directory, opened.manifest
     if len(manifest.shards) > MAX_SHARDS:
         raise PublishError(
             f"{source} has {len(manifest.shards)} shards, and a published cache at most {MAX_SHARDS}: "
@@ -111,7 +111,7 @@ def make_bundle(
                 f"with the hashes there would be {files} files, and a published cache has at most {MAX_FILES}: leave "
                 "--hashes out, or warm it up with --target kaggle"
             )
-        others.update([hashes_file(Cache.open(source), partial(call, "hashes"))])
+        others.update([hashes_file(opened, partial(call, "hashes"))])
     entries = version_files(source, manifest)
     others |= _times(source)
     earlier = len(entries) - len(manifest.files) + len(_times(source))
@@ -120,11 +120,11 @@ def make_bundle(
             f"{source} has {manifest.number} versions, and with the {earlier} files of earlier ones more than the "
             f"{MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
         )
-    written = {**_written(source, manifest, metadata, packages, MAX_FILES - len(others) - earlier), **others}
+    written = {**_written(opened, metadata, packages, MAX_FILES - len(others) - earlier), **others}
     claim = _claim_bundle(manifest, entries, written)
     try:
         with hold_folder(folder, "publishing from"):
-            for path in _check_bundle(folder, source, claim):
+            for path in _check_bundle(folder, opened, claim):
                 # Remove changed files before their claim; the metadata keep their claim until they are replaced.
                 if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
@@ -167,21 +167,20 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
     return tuple(download_wheels(packages, tag))
 
 
-def _written(
-    source: Path, manifest: Manifest, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int
-) -> dict[str, bytes]:
+def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
     """Return the manifest, tpucache's wheel, the card, the metadata, and a sheet of samples if the dataset may have one
     more file.
     """
+    manifest = cache.manifest
     has_room = len(manifest.shards) + COMPANIONS < room
-    sheet = contact_sheet(source) if has_room else None
+    sheet = contact_sheet(cache.place) if has_room else None
     if not has_room:
-        _log.warning("%s has too many files to add a sheet of samples", source)
+        _log.warning("%s has too many files to add a sheet of samples", cache.place)
     given = (manifest, metadata.title, metadata.dataset_id, metadata.license_name)
-    history = describe_versions(*Cache.open(source).versions())
+    history = describe_versions(*cache.versions())
     card = partial(make_card, *given, packages, history=history)
     return {
-        MANIFEST_NAME: (source / MANIFEST_NAME).read_bytes(),
+        MANIFEST_NAME: manifest.text.encode(),
         wheel_name(): wheel_bytes(),
         CARD_NAME: card(sheet=bool(sheet)).encode(),
         **({SHEET_NAME: sheet} if sheet else {}),
@@ -225,7 +224,7 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
     return (json.dumps({**json.loads(metadata), _KEY: json.loads(claim.to_json())}, indent=1) + "\n").encode()
 
 
-def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
+def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     """Return the files of a folder, after checking that `publish` wrote all of them, so that they may be replaced or
     removed.
 
@@ -242,11 +241,11 @@ def _check_bundle(folder: Path, source: Path, claim: Claim) -> list[Path]:
         raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
         raise UsageError(f"{folder} was made of another cache: remove it if nobody needs it, or give another --out")
-    changed = {name for name, path in entries.items() if not _is_as_written(path, source, [*claims, claim])}
+    changed = {name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])}
     if changed:
         raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
     if MANIFEST_NAME in entries:
-        check_descends(Cache.open(folder), Cache.open(source), str(folder))
+        check_descends(Cache.open(folder), cache, str(folder))
     return list(entries.values())
 
 

@@ -44,6 +44,7 @@ from tpucache.store.history import (
     load_earlier,
     parse_times,
     read_times,
+    refuse_version,
     split_version,
     to_times,
     versions_before,
@@ -134,6 +135,7 @@ def push_cache(
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
+    refuse_version(url)
     remote = Remote(url)
     if remote.is_http:
         raise UsageError(f"{remote.shown} is read-only: push to gs://, s3://, hf:// or a folder")

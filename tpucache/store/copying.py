@@ -43,7 +43,7 @@ from tpucache.store.files import (
     write_atomically,
 )
 from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME
-from tpucache.store.history import known_files
+from tpucache.store.history import known_files, refuse_version
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
 from tpucache.store.verify import is_whole
@@ -101,6 +101,7 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
     DependencyError on a system without such locks.
     """
     check_locks(doing)
+    refuse_version(folder)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -311,8 +312,8 @@ def stage_cache(
     The folder's name holds the cache's identity; another process that stages the same cache there waits until it is
     done. Every file's SHA-256 is checked while it is copied, and again where an earlier call has copied it: an
     interrupted copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", "cache" the
-    newest. `on_progress` is called with the bytes done and all bytes. `bands` copies only the first bands of
-    frequencies.
+    newest, and the copy is a cache of one version. `on_progress` is called with the bytes done and all bytes. `bands`
+    copies only the first bands of frequencies.
 
     Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
     folder holds anything else, and what `Manifest.load` raises.
@@ -323,6 +324,8 @@ def stage_cache(
     if bands is not None and bands < len(manifest.layouts):
         manifest, data = first_bands(manifest, opened.index.read_all(), bands)
         made[manifest.index.name] = data
+    elif manifest.history:
+        manifest = manifest.changed(history=None)  # else the copy would lack the versions before it
     target = below / _folder_name(manifest)
     if is_same_folder(source, target):
         return target

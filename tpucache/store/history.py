@@ -23,7 +23,7 @@ from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_VERSION
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
 
-_AT_VERSION: Final = re.compile(r"(?P<place>.+[^/\\])@(?P<number>[1-9]\d{0,5})", re.DOTALL)
+_AT_VERSION: Final = re.compile(r"(?P<place>.*[^/\\])@(?P<number>[1-9]\d{0,5})", re.DOTALL)
 _TIMES_FORMAT: Final = "tpucache times"
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -38,6 +38,15 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
     if found is None or (not is_url(text) and not text.startswith(KAGGLE) and os.path.lexists(text)):
         return text, None
     return found["place"], int(found["number"])
+
+
+def refuse_version(place: str | Path) -> None:
+    """Raise UsageError for a place to be written that names a version, such as "cache@2" of a cache that is there."""
+    cache, number = split_version(place)
+    if number is not None and (is_url(cache) or (Path(cache) / MANIFEST_NAME).exists()):
+        raise UsageError(
+            f"{place} is version {number} of {cache}, and a version stays as it is: give {cache}, or another place"
+        )
 
 
 def one_version(given: int | None, named: int | None, where: str) -> int | None:

@@ -10,7 +10,7 @@ from tpucache.errors import BuildError, StoreError
 from tpucache.store.cache import Cache
 from tpucache.store.files import link_or_copy, write_atomically
 from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, table_name, version_name
-from tpucache.store.history import note_time
+from tpucache.store.history import note_time, refuse_version
 from tpucache.store.manifest import FileEntry, History, Manifest
 from tpucache.warmup.run.folder import finished_cache, hold, remove_folder, remove_old_files
 from tpucache.warmup.run.plan_file import is_adding_to
@@ -22,6 +22,7 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
     `doing` is what is done to it, for messages, such as "relabel". Raises BuildError, and what opening a cache raises.
     """
+    refuse_version(cache)
     manifest = Manifest.load(cache)
     finished_cache(cache)  # refuses one that lacks files
     work = cache / WORK_NAME

@@ -20,6 +20,7 @@ from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
+from tpucache.store.history import refuse_version
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.samples import IMAGE_COLUMNS, MEAN, STD, encode_columns
@@ -150,6 +151,7 @@ class _Case:
 
 def load_manifest(cache: Path) -> Manifest:
     """Load the manifest of a cache to be repaired. Raises NotACacheError, or FormatError when it is damaged itself."""
+    refuse_version(cache)
     try:
         return Manifest.load(cache)
     except FormatError as error:

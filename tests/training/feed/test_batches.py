@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpucache import CachedDataset
-from tpucache.ondevice.draws import CUT, SHARE
+from tpucache.ondevice.draws import CUT, SHARE, used_columns
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.training.feed.feeder import drawer, parts
 from tpucache.training.settings import TrainSettings, setting_differences, settings_from
@@ -62,10 +62,11 @@ def test_the_last_epochs_draw_no_mixing_and_all_else_as_before(cache: Path) -> N
     for step in range(2 * steps):
         np.testing.assert_array_equal(before(step), after(step))
     for step in range(2 * steps, 3 * steps):
-        draws = after(step)
-        assert (draws[:, SHARE] == 1).all()
-        assert (draws[:, CUT] == draws[0, CUT]).all()
-        others = [column for column in range(draws.shape[1]) if column not in (SHARE, *range(CUT.start, CUT.stop))]
+        draws, used = after(step), used_columns(augment)
+        cut = [used.index(column) for column in range(CUT.start, CUT.stop)]
+        assert (draws[:, used.index(SHARE)] == 1).all()
+        assert (draws[:, cut] == draws[0, cut]).all()
+        others = [column for column in range(draws.shape[1]) if column not in (used.index(SHARE), *cut)]
         np.testing.assert_array_equal(before(step)[:, others], draws[:, others])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
+from tpucache.ondevice.draws import draw, pack
 from tpucache.ondevice.memory import TorchTable
 from tpucache.ondevice.residence import MOST_OF_FREE
 from tpucache.ondevice.resident import Resident
@@ -18,6 +20,7 @@ from tpucache.ondevice.settings import AugmentSettings
 from tpucache.ondevice.slots import DeviceFullError, RecordSlots
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device import CpuDevice
+from tpucache.training.device.tensors import DeviceBatch
 from tpucache.training.feed.feeder import Feeder, local_cores
 from tpucache.training.feed.residence import DeviceMemory, Residence
 from tpucache.training.interrupt import Stopped
@@ -200,3 +203,63 @@ def test_where_there_is_no_room_after_all_the_run_goes_on_and_says_so_once(
     reserved.clear()
     with pytest.raises(UsageError, match="do not fit"):
         train(tmp_path / "yes", SETTINGS, train_set, valid_set, Roomy(), RunOptions(resident="yes"))
+
+
+class CountingDevice(CpuDevice):
+    """Counts how often something is sent, and how many bytes."""
+
+    sent, sent_bytes = 0, 0
+
+    def put(self, batch: torch.Tensor) -> torch.Tensor:
+        self.sent, self.sent_bytes = self.sent + 1, self.sent_bytes + batch.nbytes
+        return super().put(batch)
+
+    def put_all(self, batches: Any) -> list[torch.Tensor]:
+        return [*self.put(torch.stack([*batches])).unbind()]
+
+
+def test_rows_of_many_batches_are_sent_at_once_and_counted_one_by_one(cache: Path) -> None:
+    dataset, device = CachedDataset(cache).select(np.arange(4000) % 40), CountingDevice()
+    settings = AugmentSettings(flip=True)
+
+    def loader() -> CachedLoader:
+        return CachedLoader(dataset, 16, shuffle=True, drop_last=True)
+
+    def drawn(number: int) -> Any:
+        return pack(settings, draw(settings, 0, number, 16))
+
+    streaming, kept = loader(), loader()
+    resident = Resident(dataset, DeviceMemory(device))
+    for epoch in range(2):
+        streaming.set_epoch(epoch)
+        kept.set_epoch(epoch)
+        device.sent = device.sent_bytes = 0
+        own = [*itertools.islice(streaming, 200)]
+        with Feeder(kept, device, draw=drawn, resident=resident) as feeder:
+            for number, ((images, labels), batch) in enumerate(zip(own, feeder, strict=False)):
+                gathered = batch.gathered()
+                assert torch.equal(gathered.images.permute(0, 3, 1, 2), images)
+                assert torch.equal(gathered.labels, labels)
+                assert batch.draws is not None
+                assert np.array_equal(batch.draws.numpy(), drawn(number))
+                if number == 199:
+                    assert kept.state_dict()["position"] == 200 * 16
+                    break
+    assert device.sent <= 40  # for 200 batches, read up to 3 x 64 further
+    assert device.sent_bytes <= (200 + 3 * 64) * 16 * (4 + 2)
+
+
+def test_an_error_comes_after_the_batches_that_were_read_before_it(cache: Path) -> None:
+    dataset, device = CachedDataset(cache).select(np.arange(4000) % 40), CpuDevice()
+    loader, resident = CachedLoader(dataset, 16), Resident(dataset, DeviceMemory(device))
+
+    def failing() -> Any:
+        for number, batch in enumerate(resident.pairs(loader)):
+            if number == 100:
+                raise ValueError("the 100th")
+            yield batch
+
+    taken: list[Any] = []
+    with Feeder(failing(), device, resident=resident) as feeder, pytest.raises(ValueError, match="the 100th"):
+        taken.extend(map(DeviceBatch.gathered, feeder))
+    assert len(taken) == 100

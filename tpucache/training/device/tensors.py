@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from tpucache.ondevice.resident import Resident, SentBatch
 from tpucache.store.fields import IMAGE, LABEL
+from tpucache.training.device.base import Device
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,12 @@ class DeviceBatch:
     def images(self) -> torch.Tensor:
         """The field `image`."""
         return self.fields[IMAGE]
+
+
+def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Send tensors of one shape and dtype, in one piece where the device can; see `Device.put`."""
+    send = getattr(device, "put_all", None)
+    return [device.put(batch) for batch in batches] if send is None else send(batches)
 
 
 def to_host(value: Any, *, copy: bool = False) -> Any:

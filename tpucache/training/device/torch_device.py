@@ -239,6 +239,10 @@ class AcceleratorDevice(TorchDevice):
         self._received_bytes += batch.nbytes
         return batch.to(self.torch_device)
 
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send batches of one shape and dtype as one."""
+        return [*self.put(torch.stack([*batches])).unbind()]
+
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: the batches are there."""
 
@@ -340,6 +344,15 @@ class CudaDevice(AcceleratorDevice):
             self._uploads[id(sent)] = _Upload(event, batch, sent)
             self._received_bytes += batch.nbytes
         return sent
+
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Have batches of one shape and dtype copied as one, as `put` does."""
+        sent = self.put(torch.stack([*batches]))
+        parts = [*sent.unbind()]
+        with self._lock:
+            if (upload := self._uploads.get(id(sent))) is not None:  # else it has ended
+                self._uploads |= {id(part): upload._replace(sent=part) for part in parts}
+        return parts
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Have all that is computed from now on wait for these batches, on the device and not here."""

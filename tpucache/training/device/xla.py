@@ -176,6 +176,14 @@ class XlaDevice:
         on_ready_event(sent).wait()
         return sent
 
+    def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Send batches of one shape and dtype, on one core by one call, as `put` does."""
+        if self._mesh is not None:
+            return [*map(self.put, batches)]
+        sent: list[torch.Tensor] = xm.send_cpu_data_to_device([*batches], self.torch_device)
+        on_ready_event(sent[-1]).wait()
+        return sent
+
     def _put_slices(self, batch: torch.Tensor) -> torch.Tensor:
         """Send each core its rows: torch_xla, given the whole batch, would copy the rows of each core once more."""
         sharding = self._mesh.get_op_sharding(_split(batch))
@@ -289,15 +297,15 @@ class XlaDevice:
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
 
     def _memory_info(self) -> list[Mapping[str, int]] | None:
-        """Return what the runtime says of each core's memory, None where it does not."""
-        cores = [f"{xr.device_type()}:{core}" for core in range(self.cores)]
-        devices = [str(self.torch_device)] if self._mesh is None else cores
-        needed = ("bytes_used", "bytes_limit", "peak_bytes_used")
+        """Return what the runtime says of each core's memory, None where it does not.
+
+        Of several cores, torch_xla 2.9 knows one virtual device alone, and refuses to say it of that.
+        """
         try:
-            found = [xm.get_memory_info(device) for device in devices]
+            found = xm.get_memory_info(str(self.torch_device))
         except (RuntimeError, ValueError):
             return None
-        return found if all(each.get(name) for each in found for name in needed) else None
+        return [found] if all(map(found.get, ("bytes_used", "bytes_limit", "peak_bytes_used"))) else None
 
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:

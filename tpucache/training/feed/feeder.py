@@ -15,19 +15,19 @@ from tpucache.errors import UsageError
 from tpucache.loading.ahead import Ahead
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import BatchLoader, CachedLoader
-from tpucache.ondevice.draws import draw
+from tpucache.ondevice.draws import draw, pack
 from tpucache.ondevice.resident import Resident
 from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE
 from tpucache.training.device import Device
 from tpucache.training.device.processes import ALONE, Processes
-from tpucache.training.device.tensors import DeviceBatch, ResidentRows
+from tpucache.training.device.tensors import DeviceBatch, ResidentRows, put_all
 from tpucache.training.feed.residence import Residence
 from tpucache.training.feed.upload import send
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
-Draw = Callable[[int], npt.NDArray[np.float32]]
+Draw = Callable[[int], npt.NDArray[np.float32 | np.int16]]
 
 #: The steps of one graph, each as the parts of its batch.
 Execution = Sequence[Sequence[DeviceBatch]]
@@ -65,7 +65,18 @@ class Feeder(Ahead[DeviceBatch]):
                 )
             return send(batch, device, draws)
 
-        super().__init__(batches, prepare, depth, first)
+        def prepare_rows(batches: Sequence[Any], number: int) -> list[DeviceBatch]:
+            kept, draws = batches[0][0], list[torch.Tensor | None]([None] * len(batches))
+            sent = kept.put_rows([read for _, read in batches])
+            if draw is not None:
+                drawn = [torch.from_numpy(draw(number + at)) for at in range(len(batches))]
+                draws = [*put_all(device, drawn)]
+            return [
+                DeviceBatch({}, each.slots, own, ResidentRows(kept, each))
+                for each, own in zip(sent, draws, strict=True)
+            ]
+
+        super().__init__(batches, prepare, depth, first, prepare_rows)
         self._device, self._resident = device, resident
         #: The bytes that were sent for the batches that the loop has taken.
         self.sent_bytes = 0
@@ -209,7 +220,7 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
     steps_an_epoch = max(1, settings.steps_per_epoch(len(train_set)))
     sides: dict[int | None, tuple[int, int]] = {}
 
-    def draw_part(number: int) -> npt.NDArray[np.float32]:
+    def draw_part(number: int) -> npt.NDArray[np.float32 | np.int16]:
         step, place = divmod(number, settings.accumulate)
         epoch = step // steps_an_epoch
         wanted = settings.sizes.at(epoch)
@@ -218,6 +229,6 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
             sides[wanted] = height, width
         # Without mixing the graph is the same, given other numbers.
         drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch, sides[wanted])
-        return drawn[place * part : (place + 1) * part][own]
+        return pack(settings.augment, drawn[place * part : (place + 1) * part][own], sides[wanted])
 
     return draw_part

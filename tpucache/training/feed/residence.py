@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from tpucache.ondevice.resident import Resident, Table, table_bytes
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots, Tile
 from tpucache.training.device import Device
+from tpucache.training.device.tensors import put_all
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
@@ -44,6 +45,10 @@ class DeviceMemory:
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
         """Send an array or tensor."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
+
+    def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        """Send arrays of one shape and dtype, in one piece where the device can."""
+        return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
         """Return memory for the rows of these slots."""

@@ -25,7 +25,7 @@ from tpucache.store.format import (
     version_name,
 )
 from tpucache.store.growing import LOCK_NAME
-from tpucache.store.history import version_files
+from tpucache.store.history import refuse_version, version_files
 from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
@@ -40,6 +40,7 @@ def cache_folder(cache: Path) -> Iterator[None]:
 
     Folders that were made for it, and in which an error leaves nothing, are removed again.
     """
+    refuse_version(cache)
     made: list[Path] = []
     try:
         made = _make_folders(cache)

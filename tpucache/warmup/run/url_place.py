@@ -18,7 +18,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import CLAIM_NAME, FINISHED, MAX_CLAIM_BYTES, Claim, check_ours, parse_claim
 from tpucache.store.files import read_file, write_atomically
 from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, WORK_NAME, Part, version_name
-from tpucache.store.history import load_earlier, read_times, to_times
+from tpucache.store.history import load_earlier, read_times, refuse_version, to_times
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
 from tpucache.store.remote.cache import RemoteCache
 from tpucache.store.remote.url_folder import OF_REPOSITORIES, Remote
@@ -41,6 +41,7 @@ class UrlPlace:
         """Open no connection yet. Raises UsageError for what cannot be written to, DependencyError."""
         self._url, self._folder, self._work = url, folder, folder / WORK_NAME
         self.shown = shown(url)
+        refuse_version(url)
         self._remote = Remote(url)
         self.takes_several = self._remote.is_atomic
         if self._remote.is_http:

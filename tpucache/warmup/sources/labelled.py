@@ -16,6 +16,7 @@ from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.copying import earlier_tables
 from tpucache.store.files import read_text
+from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest
 from tpucache.warmup.build_options import LabelKind
 from tpucache.warmup.sources.cells import are_names, to_number
@@ -96,7 +97,7 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """Return class names in order: the given names, those of a cache, or the lines of a text file.
 
     Empty lines are skipped. Raises UsageError for a repeated name and where there are no names, and what
-    `Manifest.load` raises for a folder.
+    `load_version` raises for a folder.
     """
     if classes is None:
         return ()
@@ -115,9 +116,9 @@ def labels_like(
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
     """Return the kind of the labels of a finished cache, and its classes, for a new cache that belongs to it.
 
-    Raises UsageError for a different kind or other classes, and what `Manifest.load` raises.
+    Raises UsageError for a different kind or other classes, and what `load_version` raises.
     """
-    manifest, names = Manifest.load(cache), class_names(classes)
+    manifest, names = load_version(*split_version(cache)), class_names(classes)
     if names and names != manifest.classes:
         raise UsageError(f"{cache} has other classes than those given: leave --classes out, or --like")
     read = manifest.source.get("labels")
@@ -131,8 +132,9 @@ def labels_like(
 
 
 def _read_names(path: Path) -> tuple[str, ...]:
-    if path.is_dir():
-        return Manifest.load(path).classes
+    folder, version = split_version(path)
+    if Path(folder).is_dir():
+        return load_version(folder, version).classes
     try:
         lines = read_text(path, "utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
