@@ -91,22 +91,23 @@ def run_without(wing: str, folder: Path, tests: Sequence[str], jobs: int) -> tup
 def words_about(wing: str, path: Path, name: Path) -> list[str]:
     """Return the options of pytest that leave out a file of tests, or those of them that are about a wing."""
     text = path.read_text()
+    lines = text.splitlines()
     commands = [each for group in COMMANDS.values() for each, (home, _) in group.items() if f".{wing}." in home]
     quoted = [*(f'"{each}"' for each in commands), *(f'"{each} ' for each in commands)]
     about = re.compile("|".join([rf"tpucache\.{wing}\b", *map(re.escape, (*quoted, *WINGS[wing]))]))
     tree = ast.parse(text)
     tests = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")]
     others = [each for each in tree.body if each not in tests]
-    if any(about.search(ast.get_source_segment(text, each) or "") for each in others):
+    if any(about.search(_whole(lines, each)) for each in others):
         return [f"--ignore={name}"]
-    named = [each.name for each in tests if about.search(_whole(text, each))]
+    named = [each.name for each in tests if about.search(_whole(lines, each))]
     return [f"--deselect={name}::{each}" for each in named]
 
 
-def _whole(text: str, test: ast.FunctionDef) -> str:
-    """Return the source of a test with its decorators."""
-    first = min([test.lineno, *(each.lineno for each in test.decorator_list)])
-    return "\n".join(text.splitlines()[first - 1 : test.end_lineno])
+def _whole(lines: Sequence[str], node: ast.stmt) -> str:
+    """Return the lines of a statement, with the decorators of a function."""
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    return "\n".join(lines[first - 1 : node.end_lineno])
 
 
 if __name__ == "__main__":
