@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("short_runs")
 MODULES = (
     *("errors", "recipe", "loading.dataset", "loading.find", "loading.loader", "publish.bundle", "publish.publish"),
     *("publish.rules", "publish.transfer", "report.bench", "report.cache_page", "report.doctor", "report.inspect"),
-    *("report.page", "report.preview", "report.run_page"),
+    *("report.page", "report.preview", "training.page"),
     *("report.records", "store.cache", "store.manifest", "store.reader", "store.samples"),
     *("store.verify", "training.run.checkpoint", "training.loop", "training.lr_finder", "training.run_options"),
     *("training.prediction", "training.predictor", "training.run.report", "warmup.repair", "warmup.build"),
