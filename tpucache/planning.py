@@ -245,7 +245,7 @@ def _warning_once() -> Iterator[None]:
 
 
 class _Wanted(NamedTuple):
-    """A recipe to be tried, with the most variants that are wanted, and the sizes to read it in; None: as stored."""
+    """A recipe to try, the largest number of variants asked for, and the sizes to read it in (None: as stored)."""
 
     recipe: Recipe
     read: tuple[tuple[int, int] | None, ...]

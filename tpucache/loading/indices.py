@@ -23,7 +23,7 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Return what a caller gave as a numpy array; of a tensor, on any device, its values. Raises UsageError."""
+    """Return a caller's values as a numpy array; a tensor may be on any device. Raises UsageError."""
     try:
         if hasattr(values, "detach"):  # one of torch, which knows types that numpy lacks: float32 holds bfloat16
             values = values.detach().cpu()
