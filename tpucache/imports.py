@@ -69,7 +69,7 @@ def missing_part(reference: str) -> str:
     part = _part_of(reference)
     if find_spec(part) is not None:
         return ""
-    return f"{part} is missing, a part of tpucache that this needs: install all of it, `pip install tpucache`"
+    return f"{part} is missing, a part of tpucache that this needs: install the whole package again"
 
 
 def _part_of(reference: str) -> str:
