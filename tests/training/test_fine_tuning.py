@@ -142,30 +142,6 @@ def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, f
         run(first, dataset, epochs=2)
 
 
-def test_an_optimizer_state_from_before_the_model_excepted_parameters_is_continued(dataset):
-    class Excepting(torch.nn.Sequential):
-        def no_weight_decay(self):
-            return {"2.weight"}
-
-    def make(outputs, _channels):
-        return Excepting(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), torch.nn.Linear(12, outputs))
-
-    from tpucache.training.learn import model
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(model.MODELS, "cnn", make)
-        task = make_task("classes", len(dataset.classes))
-        learner = Learner(TrainSettings(model="cnn"), dataset, task, CpuDevice())
-        assert [len(group["params"]) for group in learner.optimizer.param_groups] == [2]
-        state = learner.state_dict()
-        state["optimizer"]["param_groups"] = [
-            {**state["optimizer"]["param_groups"][0], "params": [number], "weight_decay": decay}
-            for number, decay in enumerate((5e-4, 0.0))
-        ]
-        learner.load_state_dict(state)
-        assert [group["weight_decay"] for group in learner.optimizer.param_groups] == [5e-4, 0.0]
-
-
 def test_gradient_checkpointing_is_refused_where_it_cannot_be(dataset, tmp_path):
     settings = TrainSettings(model="cnn", grad_checkpointing=True)
     with pytest.raises(UsageError, match="the model 'cnn' has no gradient checkpointing"):
