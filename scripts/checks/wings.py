@@ -79,7 +79,7 @@ def run_without(wing: str, folder: Path, tests: Sequence[str], jobs: int) -> tup
         for path in sorted((folder / "tests").rglob("test_*.py"))
         for word in words_about(wing, path, path.relative_to(folder))
     ]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--dist", "worksteal"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(jobs), "--dist", "worksteal"]
     places = [f"tests/{name}" for name in tests]
     done = subprocess.run(
         [*command, *left_out, *places], cwd=folder, env=environment, check=False, stdout=subprocess.PIPE, text=True

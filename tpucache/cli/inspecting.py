@@ -225,7 +225,7 @@ def preview(options: argparse.Namespace) -> int:
 
         sheet = preview_batch(_opened(options), augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
-        raise UsageError("augmentations need --batch: give it, too")
+        raise UsageError("augmentations are for a batch: give --batch, too")
     else:
         chosen = {"seed": options.seed, "class_name": options.class_name, "variants": options.variants}
         sheet = preview_cache(_opened(options), options.samples, **chosen)
@@ -242,7 +242,7 @@ def report(options: argparse.Namespace) -> int:
     if options.findings:
         return _report_findings(options)
     if options.against is not None or options.predictions is not None:
-        raise UsageError("--against and --predictions need --findings: give it, too")
+        raise UsageError("--against and --predictions are for a page of findings: give --findings, too")
     if isinstance(options.cache, Path) and is_run(options.cache):
         page = report_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
