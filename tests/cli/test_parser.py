@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from tpucache.cli import main, make_parser
 from tpucache.cli.arguments import from_options
+from tpucache.ondevice.settings import AugmentSettings
 from tpucache.recipe import Recipe
+from tpucache.training.settings import TrainSettings
 from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.sources import TableOptions
 
@@ -205,3 +208,72 @@ def test_the_command_line_wins_over_a_file(tmp_path):
     found = PARSER.parse_args([*TRAIN, "--config", str(path), "--no-flip", "--lr", "0.25", "--crop"])
     assert (found.lr, found.flip, found.crop, found.batch_size) == (0.25, False, True, 8)
     assert (found.model, found.metric) == ("timm:vit?x=1", ["mcc", "top5"])
+
+
+RECIPES = st.fixed_dictionaries(
+    {},
+    optional={
+        "size": st.sampled_from([8, (8, 12)]),
+        "fit": st.sampled_from(["pad", "stretch"]),
+        "variants": st.integers(0, 3),
+        "augment": st.sampled_from(["flip", "strong"]),
+        "seed": st.integers(0, 2**40),
+        "shard_mb": st.integers(1, 9),
+        "exact": st.booleans(),
+        "coordinates": st.sampled_from(["displayed", "stored"]),
+        "white_level": st.integers(1, 4095),
+        "max_pixels": st.integers(10_000, 20_000),
+        "mask_values": st.sampled_from(["scale", "keep"]),
+    },
+)
+CODECS = st.sampled_from(
+    [{}, {"codec": "png", "quality": 3}, {"codec": "dct-lz4", "bands": (2, 4, 8), "chroma": "444"}]
+)
+
+
+@given(RECIPES, CODECS)
+def test_a_cache_keeps_its_recipe_for_another_one(recipe, codec):
+    before = Recipe(**recipe, **codec)
+    manifest = SimpleNamespace(recipe=before.to_dict(), source={"labels": {"asked": "numbers"}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tpucache.store.manifest.Manifest.load", lambda cache: manifest)
+        found = PARSER.parse_args([*WARMUP, "--config", "."])
+    assert from_options(Recipe, found) == Recipe.from_dict(before.to_dict())
+    assert found.labels == "numbers"
+
+
+RUN_SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.sampled_from(["cnn", "timm:vit?x=1"]),
+        "epochs": st.integers(1, 40),
+        "batch_size": st.integers(1, 512),
+        "lr": st.floats(1e-5, 10),
+        "optimizer": st.sampled_from(["sgd", "adamw"]),
+        "metric": st.sampled_from([("mcc",), ("mcc", "top5")]),
+        "freeze": st.sampled_from([("stem",), ("a", "b")]),
+        "size": st.integers(8, 64),
+        "balance": st.booleans(),
+        "ema": st.floats(0.5, 0.99),
+        "augment": st.builds(AugmentSettings, flip=st.booleans(), shift=st.integers(0, 4), mixup=st.floats(0, 1)),
+        "mean": st.sampled_from([(0.5, 0.25, 0.125)]),
+        "std": st.sampled_from([(0.5, 0.25, 0.125)]),
+        "seed": st.integers(0, 2**40),
+    },
+)
+
+
+@given(RUN_SETTINGS)
+def test_a_run_keeps_its_settings_for_another_one(tmp_path_factory, values):
+    before = TrainSettings(**values)
+    run = tmp_path_factory.mktemp("run")
+    (run / "run.json").write_text(json.dumps({"settings": before.to_dict()}))
+    found = PARSER.parse_args([*TRAIN, "--config", str(run)])
+    assert from_options(TrainSettings, found, augment=from_options(AugmentSettings, found)) == before
+
+
+@pytest.mark.parametrize(("words", "said"), [(WARMUP, "manifest.json"), (TRAIN, "run.json")])
+def test_a_folder_that_keeps_no_settings_is_refused(words, said, tmp_path, capsys):
+    status, _, err = printed([*words, "--config", str(tmp_path)], capsys)
+    assert status == 2
+    assert said in err

@@ -10,6 +10,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from tpucache.cli.parser import CommandParser, KeptSettings
 from tpucache.errors import UsageError
 from tpucache.options import Option, options_of
 from tpucache.signals import PROG
@@ -220,13 +221,16 @@ def add_device_rate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device-rate", type=rate, metavar="N", help="images/s of an accelerator to simulate")
 
 
-def add_config(command: argparse.ArgumentParser) -> None:
-    """Add --config, which `CommandParser` reads."""
+def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
+    """Add --config, which `CommandParser` reads: a file of TOML, or the folder of this kind that keeps its settings."""
+    if isinstance(command, CommandParser):
+        command.kept = kept
     command.add_argument(
         "--config",
         type=local_path,
         metavar="FILE.toml",
-        help="take options from a file, in lines such as `seed = 1`; those on the command line win",
+        help=f"take options from a file{kind and f' or another {kind}'}; a line of a file is such as `seed = 1`; "
+        "options on the command line win",
     )
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tpucache.cli.terminal import say
+from tpucache.errors import TpucacheError
 from tpucache.redact import printable, redact
+
+#: Returns the settings that a folder keeps, as a settings file would have them. Raises TpucacheError.
+KeptSettings = Callable[[Path], Mapping[str, Any]]
 
 #: Options that every command has. Only --help-all lists them.
 _OF_EACH: Final = ("--help", "--help-all", "--traceback")
@@ -110,6 +114,8 @@ class CommandParser(Parser):
         self._missing = missing
         self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
         self._basic = basic
+        #: Reads the settings that a folder keeps, for --config.
+        self.kept: KeptSettings | None = None
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
 
     def format_help(self) -> str:
@@ -196,14 +202,17 @@ class CommandParser(Parser):
         return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
-        """Return, as words, the options of a settings file that the command line does not give."""
+        """Return, as words, the options of a settings file, or of such a folder, that the command line does not give."""
         import tomllib
 
         from tpucache.store.files import read_file
 
         try:
-            settings = tomllib.loads(read_file(Path(path)).decode())
-        except (OSError, ValueError) as error:
+            if self.kept is not None and Path(path).is_dir():
+                settings = self.kept(Path(path))
+            else:
+                settings = tomllib.loads(read_file(Path(path)).decode())
+        except (OSError, ValueError, TpucacheError) as error:
             self.error(f"--config {path} cannot be read: {error}")
         words: dict[str, list[str]] = {}
         for name, value in settings.items():
@@ -269,7 +278,7 @@ def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | 
         if not isinstance(value, bool):
             return None
         return [flag] if value else [off for off in action.option_strings if off == f"--no-{flag[2:]}"]
-    values = value if isinstance(value, list) else [value]
+    values = value if isinstance(value, (list, tuple)) else [value]
     if not all(isinstance(each, (str, int, float)) and not isinstance(each, bool) for each in values):
         return None
     texts = [str(each) for each in values]

@@ -410,7 +410,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
     )
-    add_config(command)
+    add_config(command, "CACHE", _kept_settings)
     add_json(command)
     add_options(command, WorkerOptions)
     add_options(command, BuildOptions, parsers={"time_limit": seconds, "classes": names})
@@ -477,10 +477,26 @@ def _add_content(command: argparse.ArgumentParser) -> None:
     add_options(command, SelectionOptions)
 
 
+def _kept_settings(cache: Path) -> dict[str, Any]:
+    """Return the recipe and the kind of labels of a cache, as options of warmup. Raises what `Manifest.load` raises."""
+    from tpucache.errors import UsageError
+    from tpucache.store.manifest import Manifest
+
+    manifest = Manifest.load(cache)
+    recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
+    kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
+    if "mask_colours" in kept:
+        raise UsageError("its colours of masks came from a file: give that as --mask-colours, with the other options")
+    kept.pop("max_blocks", None)  # no option: warmup decides it
+    kept["size"] = f"{recipe.height}x{recipe.width}"
+    labels = manifest.source.get("labels", {}).get("asked", "auto")
+    return {**kept, **({} if labels == "auto" else {"labels": labels})}
+
+
 def add_cache_options(command: argparse.ArgumentParser) -> None:
     """Add the options of warmup that say what a cache is, for a command that builds one while it reads it."""
     _add_content(command)
-    add_config(command)
+    add_config(command, "CACHE", _kept_settings)
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BuildOptions, without=_OF_WARMUP, parsers={"classes": names})
     add_table(command)

@@ -352,6 +352,12 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
+def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
+    """Return the settings that are not the defaults, those of the augmentation among them, by name."""
+    usual = _flat(TrainSettings())
+    return {name: value for name, value in _flat(settings).items() if value != usual[name]}
+
+
 def undecided(settings: TrainSettings) -> list[str]:
     """Return the names of the settings that are still to be decided when a run begins."""
     names = [name for name in _DECIDED if name != "order_parts" or settings.order == "local"]

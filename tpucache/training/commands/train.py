@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +33,9 @@ from tpucache.cli.from_source import SourceArguments, add_source, is_source, ref
 from tpucache.cli.terminal import note, say_now, show
 from tpucache.errors import UsageError
 from tpucache.ondevice.settings import AugmentSettings
+from tpucache.options import options_of
 from tpucache.progress import note as show_note
+from tpucache.runs import INFO_NAME
 from tpucache.training.commands.device import add_device, choose_backend, launched
 from tpucache.training.feed.account import Account
 from tpucache.training.run_options import RunOptions
@@ -340,6 +343,19 @@ def _split(
     return augmented.select(split.train), data.select(split.valid)
 
 
+def _kept_settings(run: Path) -> dict[str, Any]:
+    """Return the settings of a run, with what it decided, as options of train. Raises UsageError."""
+    from tpucache.store.files import read_file
+    from tpucache.training.settings import settings_from, unusual_settings
+
+    try:
+        settings = settings_from(json.loads(read_file(run / INFO_NAME))["settings"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"it has no {INFO_NAME} with settings: give the folder of one run") from error
+    options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
+    return {name: value for name, value in unusual_settings(settings).items() if name in options}
+
+
 def add(commands: Any) -> None:
     """Add train."""
     command = add_command(commands, train, "photos/train --run runs/first --valid 0.2", _BASIC)
@@ -377,7 +393,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="after --folds train one model on all samples, for the mean of the folds' best epochs: RUN/refit",
     )
-    add_config(command)
+    add_config(command, "RUN", _kept_settings)
     add_device(command)
     add_options(command, RunOptions, parsers={"time_limit": seconds, "profile": local_path})
     command.add_argument(
