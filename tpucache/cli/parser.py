@@ -202,7 +202,7 @@ class CommandParser(Parser):
         return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
-        """Return, as words, the options of a settings file, or of such a folder, that the command line does not give."""
+        """Return, as words, what a settings file or folder has that the command line does not give."""
         import tomllib
 
         from tpucache.store.files import read_file
