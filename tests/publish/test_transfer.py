@@ -196,7 +196,7 @@ def damage(path):
 
 def test_a_corrupted_byte_is_refused_after_a_second_try(served, tmp_path, caplog):
     damage(served.folder / "v02-00001.lmdb")
-    with pytest.raises(DamageError, match=r"v02-00001\.lmdb came twice"):
+    with pytest.raises(DamageError, match=r"v02-00001\.lmdb arrived twice"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert "fetching it once more" in caplog.text
     assert not (tmp_path / "fetched" / "v02-00001.lmdb").exists()

@@ -26,6 +26,7 @@ from tpucache.training.interrupt import StopRequest
 from tpucache.training.learn.learner import Learner
 from tpucache.training.loop import train
 from tpucache.training.lr_finder import _losses
+from tpucache.training.run.report import TrainReport
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import plan_sizes
@@ -240,3 +241,20 @@ def test_the_data_of_a_run_have_the_size_of_its_evaluation(banded: Path) -> None
     assert data.valid_set is not None
     assert data.train_set.resolution == data.valid_set.resolution == 48
     assert (len(data.train_set), len(data.valid_set)) == (100, 40)
+
+
+def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(banded: Path, tmp_path: Path) -> None:
+    dataset = CachedDataset(banded)
+    parts = dataset.select(range(100)), dataset.select(range(100, 140))
+    # The channels' statistics are those of the images in the evaluation.
+    settings = replace(GROWING, epochs=1, grow=None, valid_size=None, fix_res=0, mean=(127.0,) * 3, std=(60.0,) * 3)
+
+    def trained(size: int | None) -> TrainReport:
+        run, sized = tmp_path / f"run-{size}", replace(settings, valid_size=size)
+        return train(run, sized, *parts, CpuDevice(), RunOptions(replay=False))
+
+    assert trained(None).losses == trained(32).losses
+    rows = [csv.DictReader((tmp_path / name / "history.csv").open()) for name in ("run-None", "run-32")]
+    (plain,), (other,) = map(list, rows)
+    assert plain["valid_loss"] != other["valid_loss"]
+    assert other["size"] == "64"

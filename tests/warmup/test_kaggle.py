@@ -225,7 +225,7 @@ def test_a_version_that_lacks_a_file_is_noticed_and_the_next_one_has_it(
     monkeypatch.setattr(draft, "_GRACE_SECONDS", 0.0)
     server.faults.left_out = 1
     lacking = sorted(built)[0]
-    with pytest.raises(PublishError, match=rf"{_ID} differs from what was sent: {lacking} is missing"):
+    with pytest.raises(PublishError, match=rf"{_ID} is not what was sent: {lacking} is missing"):
         warm_up(source, tmp_path / "work")
     received = server.received
     monkeypatch.setattr(draft, "_GRACE_SECONDS", 60.0)

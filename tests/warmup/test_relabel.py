@@ -193,10 +193,11 @@ def test_a_warmup_that_is_adding_is_finished_first(photos: Path, table: Path, tm
     build_cache(photos, cache, Recipe(size=8), jobs=1)
     work = cache / ".warmup"
     work.mkdir()
-    (work / "plan.json").write_text(json.dumps({"before": Manifest.load(cache).identity}))
+    plan = {"labels": {}, "asked": {}, "retry": False}
+    (work / "plan.json").write_text(json.dumps({**plan, "before": Manifest.load(cache).identity}))
     with pytest.raises(BuildError, match=r"is adding to .* not finished"):
         relabel_cache(cache, table, KIND)
-    (work / "plan.json").write_text(json.dumps({"before": "of an earlier time"}))
+    (work / "plan.json").write_text(json.dumps({**plan, "before": "of an earlier time"}))
     relabel_cache(cache, table, KIND)
     assert not work.exists()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpucache.errors import NoRoomError, UsageError
 from tpucache.loading.columns import Columns, fit_columns
@@ -13,7 +13,7 @@ from tpucache.training.learn.forward import image_channels
 from tpucache.training.learn.tasks.find import find_task
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
-from tpucache.training.sizes import in_size
+from tpucache.training.sizes import in_size, own_size
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,16 @@ def prepare_data(
         return in_size(dataset, settings.sizes.valid)
 
     return RunData(task, as_seen(train_set), None if valid_set is None else as_seen(valid_set), columns)
+
+
+def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:
+    """Return settings that name the size of training images, where they name that of the evaluation alone.
+
+    Raises UsageError for images that are not square.
+    """
+    if settings.valid_size is None or settings.size is not None or settings.grow is not None:
+        return settings
+    return replace(settings, size=own_size(dataset)) if image_channels(dataset) else settings
 
 
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:

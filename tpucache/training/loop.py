@@ -13,7 +13,7 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress, note
 from tpucache.runs import INFO_NAME
 from tpucache.store.fields import IMAGE
-from tpucache.training.data import RunData, prepare_data
+from tpucache.training.data import RunData, prepare_data, with_own_size
 from tpucache.training.device import Device
 from tpucache.training.epochs import decide_epochs
 from tpucache.training.evaluation import Scores, compile_evaluation, measure, score
@@ -89,7 +89,7 @@ def train(
     # A continued run keeps what it has decided: other data or devices would decide otherwise now.
     given = settings
     settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
-    settings = decide_length(settings, len(train_set), device.cores, processes.world_size)
+    settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
     data = prepare_data(settings, train_set, valid_set, device)
     with hold_run(run, processes) as check_held:
         state, settings, saved = processes.on_main(lambda: open_run(run, settings, data, options.resume))

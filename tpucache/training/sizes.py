@@ -77,6 +77,20 @@ def _steps(grow: str) -> list[tuple[int | None, float]]:
     return [(side, share) for (side, _), share in zip(found, [*shares, 1.0], strict=True)]
 
 
+def own_size(dataset: CachedDataset) -> int:
+    """Return the side of a dataset's images, in pixels. Raises UsageError for images that are not square."""
+    from tpucache.store.fields import IMAGE
+
+    image = next(field for field in dataset.manifest.fields if field.name == IMAGE)
+    height, width = image.shape[:2]
+    if height != width:
+        raise UsageError(
+            f"--valid-size makes square images, and those of {dataset.directory} are {width}x{height} pixels: say by "
+            "--size how large training images are"
+        )
+    return int(height)
+
+
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
     """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
     if size is None:

@@ -87,7 +87,8 @@ class SourceOptions:
     truncate: bool = option(False, "cut longer sequences to the length of --pad")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "missing_label", tuple(self.missing_label))
+        if not isinstance(self.missing_label, str):  # one text is refused where labels are read
+            object.__setattr__(self, "missing_label", tuple(self.missing_label))
         check_options(self)
 
 

@@ -211,8 +211,10 @@ def test_of_pieces_of_which_a_host_needs_a_part_no_more_is_read(
 ) -> None:
     """Eight neighbours go to one host, and a piece has six or seven records."""
     monkeypatch.setattr(loader, "_CHUNK_BYTES", 8 * 768)
-    this_epoch = functools.partialmethod(CachedLoader._expected, epochs=1)  # how far it gets with the next is chance
-    monkeypatch.setattr(CachedLoader, "_expected", this_epoch)
+    this_epoch = functools.partialmethod(
+        loader._Iteration.expected, epochs=1
+    )  # how far it gets with the next is chance
+    monkeypatch.setattr(loader._Iteration, "expected", this_epoch)
     options = {"shuffle": "block", "window": 8, "rank": 1, "world_size": 3}
     dataset = opened(cache_bytes=kept)
     own = CachedLoader(CachedDataset(cache), 8, **options)

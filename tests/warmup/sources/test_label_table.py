@@ -71,7 +71,7 @@ FORMS: Final[Mapping[str, Form]] = {
         (),
         [[0.5, 2.0], [1.5, 3.0], [0.25, 1.0], [2.0, 0.5]],
     ),
-    "-1 beside numbers of classes": Form([0, -1, 1, 0], lambda hub: hub.Value("int64"), ("0", "1"), [0, None, 1, 0]),
+    "-1 among class numbers": Form([0, -1, 1, 0], lambda hub: hub.Value("int64"), ("0", "1"), [0, None, 1, 0]),
 }
 #: Where samples have the same names of classes, and classes other numbers, by source and form: in words, and as classes
 #: and labels.
