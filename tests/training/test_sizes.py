@@ -254,7 +254,8 @@ def test_the_size_of_the_evaluation_leaves_training_images_as_they_are(banded: P
         return train(run, sized, *parts, CpuDevice(), RunOptions(replay=False))
 
     assert trained(None).losses == trained(32).losses
-    rows = [csv.DictReader((tmp_path / name / "history.csv").open()) for name in ("run-None", "run-32")]
+    names = "run-None", "run-32"
+    rows = [csv.DictReader((tmp_path / name / "history.csv").read_text().splitlines()) for name in names]
     (plain,), (other,) = map(list, rows)
     assert plain["valid_loss"] != other["valid_loss"]
     assert other["size"] == "64"
