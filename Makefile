@@ -35,8 +35,8 @@ test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole 
 # Their results may change with numpy, torch and Python; those of processes, kills and whole runs do not.
 install-core: $(if $(wildcard $(STAMP)),$(STAMP),$(CORE_STAMP))
 
-test-core: install-core ## run the fast tests of building and reading on another Python (PYTHON=python3.13 VENV=.venv-3.13)
-	$(PYTEST) -m 'not slow and not xla' tests/store tests/loading tests/ondevice tests/warmup/records
+test-core: install-core ## run the fast tests of building, reading and training on another Python (PYTHON=python3.13 VENV=.venv-3.13)
+	$(PYTEST) -m 'not slow and not xla' tests/store tests/loading tests/ondevice tests/warmup/records tests/training
 
 coverage: $(STAMP) ## run the tests and print how many of the package's lines they reach (JOBS, TESTS as above)
 	$(INSTALL) $(EXTRAS),coverage
@@ -69,7 +69,7 @@ $(DEMO_STAMP): pyproject.toml
 	@touch $@
 
 $(CORE_STAMP): pyproject.toml
-	$(INSTALL) train,fast,zstd,lz4,remote,test
+	$(INSTALL) train,fast,zstd,lz4,remote,tensorboard,safetensors,test
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)

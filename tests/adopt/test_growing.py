@@ -15,6 +15,7 @@ from PIL import Image
 from writing import write_picture
 
 import tpucache
+from tpucache.adopt.builder import LEAST_GROWING
 from tpucache.adopt.picture_folder import list_at_rest
 from tpucache.errors import BuildError, SampleError, SourceError, UsageError
 from tpucache.recipe import Recipe
@@ -156,3 +157,36 @@ def test_forked_workers_of_a_dataloader_read_what_is_built_meanwhile(
     )
     assert (growing, finished) == ("True", "False")
     assert lines == expected
+
+
+#: The workers of the builder have started as soon as its main thread waits for them, and no sooner.
+SLOW_START = """
+import pathlib, sys, threading, time
+import joblib
+
+def start(self, tasks):
+    while "_wait_for" not in names(sys._current_frames()[threading.main_thread().ident]):
+        time.sleep(0.01)
+    pathlib.Path({started!r}).touch()
+
+def names(frame):
+    while frame:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+joblib.Parallel.__call__ = start
+"""
+
+
+@pytest.mark.slow
+def test_a_builder_whose_build_is_refused_ends_when_its_workers_have_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START.format(started=str(tmp_path / "started")))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    picture = write_picture(tmp_path / "photos" / "ant" / "0.png")
+    for number in range(LEAST_GROWING):
+        os.link(picture, picture.with_name(f"{number + 1}.png"))
+    with pytest.raises(SampleError, match="no number"):
+        tpucache.open_or_build(tmp_path / "photos", tmp_path / "cache", RECIPE, jobs=2, labels="numbers")
+    assert (tmp_path / "started").exists()  # ended before that, they would leave their shared memory behind

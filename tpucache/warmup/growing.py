@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 #: What the process is started with.
 COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
+_START_SECONDS: Final = 1.5  # which is less than whoever ends this process waits for it
+
 
 @dataclass(frozen=True)
 class Request:
@@ -78,14 +80,15 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     sys.path[:], has_workers, jobs = pickle.load(sys.stdin.buffer)  # noqa: S301  # of the process that has started this one
-    if has_workers:  # they import what they need while this process does, and lists the source
-        from tpucache.warmup.run.executors import prepare_workers
-
-        threading.Thread(target=prepare_workers, args=(jobs,), name="prepare-workers", daemon=True).start()
-    request = pickle.loads(pickle.load(sys.stdin.buffer))  # noqa: S301
+    # Workers import what they need while this process does the same and lists the source.
+    preparing = threading.Thread(target=_prepare_workers, args=(jobs,), name="prepare-workers", daemon=True)
+    if has_workers:
+        preparing.start()
+    packed = pickle.load(sys.stdin.buffer)  # noqa: S301
     is_over = threading.Event()
-    threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(is_over, preparing), name="watch-parent", daemon=True).start()
     try:
+        request = pickle.loads(packed)  # noqa: S301
         source = request.source() if isinstance(request.source, functools.partial) else request.source
         build_for_readers(source, request.cache, lambda known: _answer(answers, known), **request.others)
         is_over.set()
@@ -95,6 +98,8 @@ def main() -> None:
         known = error if isinstance(error, TpucacheError) else BuildError(f"{type(error).__name__}: {error}")
         _answer(answers, known)
         raise SystemExit(1) from None
+    finally:
+        _wait_for(preparing)
 
 
 def build_for_readers(
@@ -166,9 +171,22 @@ def _answer(answers: BinaryIO, message: object) -> None:
     answers.flush()
 
 
-def _end_with_parent(is_over: threading.Event) -> None:
+def _prepare_workers(jobs: int | None) -> None:
+    from tpucache.warmup.run.executors import prepare_workers
+
+    prepare_workers(jobs)
+
+
+def _wait_for(preparing: threading.Thread) -> None:
+    """Wait until workers have started: cut off before that, they print a traceback, or leave semaphores behind."""
+    if preparing.is_alive():
+        preparing.join(_START_SECONDS)
+
+
+def _end_with_parent(is_over: threading.Event, preparing: threading.Thread) -> None:
     """End this process when the one that has started it ends, or needs it no more."""
     while os.read(0, 1):
         pass
     if not is_over.is_set():
+        _wait_for(preparing)
         os._exit(1)  # workers notice, as after a kill
