@@ -1,4 +1,4 @@
-"""Arriving: the protocol for records that are not here yet, because they are on the network or not built yet."""
+"""Arriving: the protocol for records that are not on this machine yet: they are on the network or not built yet."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-#: Returns the numbers of the records that will be read, in their order, some thousand at a time: int64 (n,) each.
+#: Yields the numbers of the records that will be read, in reading order: int64 arrays of a few thousand each.
 Windows = Callable[[], Iterator[npt.NDArray[np.int64]]]
 
 
 class Arriving(Protocol):
-    """Records of a cache that arrive while it is read.
+    """Records of a cache that arrive while the cache is read.
 
-    A reader waits by itself for each record that somebody reads, and raises an error if it cannot come. So nobody has
-    to call these methods: they only say in which order records are needed. Threads may share one.
+    The reader waits for each record that it reads, and raises an error if the record cannot arrive. So calling these
+    methods is optional: they only announce the order in which records are needed. Threads may share one object.
     """
 
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Have records arrive in this order, ahead of reading, instead of what the same owner expected before.
+        """Announce the order in which `owner` will read records. Replaces the owner's earlier order.
 
-        The records belong to these variants and to the first bands; where all of those are here already, nothing is
-        done. `further` gives the same windows once more, and those of later epochs after them: where not all records
-        can be kept, it decides which are. Other threads may go through the windows, one at a time.
+        `windows` yields record numbers of these variants in the first `bands` bands. If all of these records are here
+        already, nothing happens. `further` yields the same windows again, then those of later epochs: if the disk
+        cannot keep all records, this order decides which ones to keep. Another thread may iterate over the windows.
         """
         ...
 
     def prioritise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Say that these records are read next; may return once they are here."""
+        """Announce that these records are read next. The call may block until they are here."""
         ...
 
     @property
@@ -40,17 +40,17 @@ class Arriving(Protocol):
         ...
 
     def network(self, bands: int) -> NetworkUse | None:
-        """Return what was read over the network so far, of the first bands; None where records come another way."""
+        """Return the network traffic so far for the first bands; None where records do not come over a network."""
         ...
 
 
 class NetworkUse(NamedTuple):
-    """How much was read over the network: bytes, bytes of records that were asked for, requests, and failed requests.
+    """Network traffic so far: bytes read, bytes of the records that were asked for, requests, and failed requests.
 
-    Records are counted as asked for until all that is used of the cache is here, which an epoch finds when it begins.
+    `needed_bytes` no longer grows after an epoch has begun with all of its records on this machine's disk.
 
-    `rate` is the bytes a second while anything was read, `best_rate` those of the best second, and `waited` the seconds
-    in which somebody waited for a record. `kept_bytes` of the cache's `total_bytes` are on the disk of this machine.
+    `rate` is the bytes per second while anything was read, `best_rate` the bytes of the best second, and `waited` the
+    seconds in which at least one reader waited for a record. Of the cache's `total_bytes`, `kept_bytes` are on disk.
     """
 
     bytes: int
@@ -65,7 +65,7 @@ class NetworkUse(NamedTuple):
 
     @property
     def progress(self) -> str:
-        """How much is on the disk, as text for a progress bar; "" once all is."""
+        """How much of the cache is on disk, as text for a progress bar; "" once all of it is."""
         if self.kept_bytes >= self.total_bytes:
             return ""
         unit, name = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")

@@ -1,4 +1,4 @@
-"""Cache: a finished cache, opened. Only here is it known in which order the index lists the records."""
+"""Cache: a finished cache that is open for reading. Only this file knows the order of the records in the index."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _COLOURS: Final = 3  # channels of a colour image
 
 
 class Cache:
-    """A cache's folder and manifest, and its index, samples table and reader, each opened when it is first used.
+    """A cache's folder and manifest. The index, samples table and reader are opened on first use.
 
     Threads may share one. A pickled copy opens the index and the shards again in the process that uses them. Files
     close when nothing refers to the cache, its index or its reader any more.
     """
 
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
-        """Take a cache whose manifest is read already; nothing is opened.
+        """Store the folder and the manifest; no file is opened.
 
-        With the `opened` version, the cache notices files that were replaced since.
+        If `opened` is given, the cache notices files that were replaced after that version was opened.
         """
         self.directory = Path(directory)
         self.manifest = manifest
@@ -50,7 +50,8 @@ class Cache:
     def open(cls, directory: str | Path, version: int | None = None) -> Cache:
         """Read a cache's manifest; nothing else is opened. Raises what `load_version` raises.
 
-        `version` is one of its versions, the newest if not given; "cache@2" names version 2 of "cache" as well.
+        `version` is the number of the version to open, by default the newest. "cache@2" also names version 2 of
+        "cache".
         """
         folder, number = split_version(directory)
         number = one_version(version, number, str(directory))
@@ -61,34 +62,34 @@ class Cache:
 
     @property
     def place(self) -> str:
-        """Where the cache is, as it may be shown: its folder, or its URL, with the version that was asked for."""
+        """The cache's folder or URL as text for messages, with the version that the user asked for."""
         return str(self.directory) if self._asked is None else f"{self.directory}@{self._asked}"
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the manifests of this version and all before it, and when they were made, in UTC, by their identities.
+        """Return the manifests of all versions up to this one, and the creation times (UTC) by their identities.
 
-        Times are those that are known. Raises DamageError or FormatError for a version that is missing or damaged.
+        A time may be missing. Raises DamageError or FormatError for a version that is missing or damaged.
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
-    #: Whether it was opened before its build was finished.
+    #: Whether the cache was opened before its build was finished.
     is_growing = False
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of it is built: always, except while it is read during its build."""
+        """Whether the whole cache is built. False only while it is read during its build."""
         return True
 
     @property
     def built(self) -> float:
-        """The share of its records that are known to be made."""
+        """The fraction of the records that are built."""
         return 1.0
 
     def wait(self) -> Cache:
-        """Wait until all is built, and return the finished cache: this one."""
+        """Wait until the whole cache is built, and return the finished cache: this one."""
         return self
 
-    # Two threads may both open one of these: either result is right.
+    # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
         """Where each record lies. Raises DamageError, FormatError or StoreError when it cannot be opened."""
@@ -98,7 +99,7 @@ class Cache:
 
     @property
     def samples(self) -> SampleTable:
-        """The table of the samples. Raises DamageError or FormatError when it cannot be opened."""
+        """The samples table. Raises DamageError or FormatError when it cannot be opened."""
         if self._samples is None:
             table = self.manifest.table
             path, classes = self.directory / table.name, len(self.manifest.classes)
@@ -107,21 +108,21 @@ class Cache:
 
     @property
     def reader(self) -> ShardReader:
-        """The reader of records by their rows of the index; it opens a shard when it first reads one of its records."""
+        """The reader of records, given their index rows. It opens a shard when it first reads from it."""
         if self._reader is None:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
         return self._reader
 
     def rows(self, variant: int | Array, positions: npt.ArrayLike, band: int = 0) -> Numbers:
-        """Return the numbers of the index's rows for samples in a variant, or each in a variant of its own, in a band.
+        """Return the index row numbers of the records of some samples in one band.
 
-        `positions` are whole numbers of any shape, from 0 to below the manifest's `samples`; `variant` is one variant
-        number, or one for each position. Raises UsageError for a variant that the cache does not have.
+        `positions` are the samples' positions, integers of any shape, below the manifest's `samples`. `variant` is one
+        variant number for all, or one for each position. Raises UsageError for a variant that the cache does not have.
         """
         positions = np.asarray(positions, np.int64)
         if band:
             positions = positions + band * self.rows_a_band
-        if isinstance(variant, int) and variant in self.manifest.variants:  # of one variant, as most batches are
+        if isinstance(variant, int) and variant in self.manifest.variants:  # most batches have one
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)
         if not np.array_equal(self._variants[np.minimum(places, len(self._variants) - 1)], variant):
@@ -131,22 +132,22 @@ class Cache:
 
     @property
     def rows_a_band(self) -> int:
-        """How many rows the index has for each band; the rows of the next band follow them."""
+        """The number of index rows per band. The rows of the bands follow one another."""
         return self.manifest.samples * len(self.manifest.variants)
 
     def rows_of(self, shard: ShardEntry) -> Numbers:
-        """Return the numbers of the index's rows for the records of a shard, in the order of their keys."""
+        """Return the index row numbers of a shard's records, in the order of their keys."""
         return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records), shard.band)
 
     def index_of(self, shard: ShardEntry) -> Rows:
-        """Return the rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
+        """Return the index rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
         return self.index[self.rows_of(shard)]
 
 
 def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, bytes]:
-    """Return the manifest and the index of a copy of a cache that has the first bands of frequencies alone.
+    """Return the manifest and the index file's bytes for a copy that has only the first `bands` frequency bands.
 
-    `index` has all of the cache's rows. The copy is a cache of its own, checked as any other.
+    `index` has all rows of the cache. The copy is a complete cache with an identity of its own.
     """
     fields = tuple(
         field if field.bands is None else dataclasses.replace(field, bands=field.bands[:bands])
@@ -159,9 +160,9 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Return how many boxes, keypoints and masks the `source` has, and each variant by its number, by field.
+    """Return the number of boxes, keypoints and masks, by field and then by place: "source" or a variant's number.
 
-    Nothing where a manifest does not say so, or has something else in its place.
+    Counts that the manifest lacks, or that are not whole numbers, are left out.
     """
     saved = manifest.source.get("annotations")
     fields = saved.items() if isinstance(saved, dict) else ()
@@ -173,9 +174,9 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a hash of the recipe and the clean records: the same for equal contents wherever they were built.
+    """Return a hash of the recipe and the clean records. Equal contents have equal fingerprints on every machine.
 
-    After samples were deleted, it is a hash of the records before, and of the deleted numbers.
+    If samples were deleted, the hash still covers their records, and it covers the numbers of the deleted samples, too.
     """
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
@@ -187,7 +188,7 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
 
 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
-    """Yield one field of the records of these rows of the index, in batches of at most 4 MB, or one record.
+    """Yield one field of the records at these index rows, in batches of at most 4 MB and at least one record.
 
     Raises what `read_field` raises.
     """
@@ -198,10 +199,10 @@ def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
 
 
 def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
-    """Return one field of the records of these rows of the index: (n, *shape) of the field's dtype.
+    """Return one field of the records at these index rows: (n, *shape) of the field's dtype.
 
-    Other fields are not read. Raises UsageError where records have no such field, DamageError or FormatError for
-    records that do not match the layout.
+    Other fields are not read. Raises UsageError if there is no such field, DamageError or FormatError for records that
+    do not match the layout.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -217,11 +218,11 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
 
 
 def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
-    """Return the luma of one field of the records of these rows of the index: uint8 (n, height, width, 1).
+    """Return the luma of one image field of the records at these index rows: uint8 (n, height, width, 1).
 
-    Where half the height and width is cheaper to decode, and still at least `least` pixels, it has that size. Where a
-    record does not have luma by itself, return what `read_field` returns, which may have other channels and another
-    dtype. Raises what that raises.
+    The result has half the height and width if that is cheaper to decode and both are still at least `least` pixels.
+    If the codec does not store luma separately, the result is that of `read_field`, whose channels and dtype may
+    differ. Raises what `read_field` raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -236,7 +237,7 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
 
 
 def _place(cache: Cache, name: str) -> int:
-    """Return which of the fields has a name. Raises UsageError."""
+    """Return the position of the field with this name. Raises UsageError."""
     names = [field.name for field in cache.manifest.layout.fields]
     if name not in names:
         raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
@@ -244,7 +245,7 @@ def _place(cache: Cache, name: str) -> int:
 
 
 def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memoryview]]:
-    """Yield the bytes of a field of some records, of each band."""
+    """Yield, for each record, the encoded bytes of a field: one memoryview per band."""
     reader, manifest = cache.reader, cache.manifest
     bands = [_read(reader, _parts(reader, manifest.layout, cache.index[numbers], place))]
     for number, further in enumerate(manifest.layouts[1:] if manifest.fields[place].bands else (), 1):
@@ -255,7 +256,7 @@ def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memory
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:
-    """Return where in the shards a field of some records is, as rows of the index."""
+    """Return index rows that point at one field of the records instead of at the whole records."""
     spans = _spans(reader, layout, rows, place)
     parts: Rows = rows.copy()
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
@@ -264,7 +265,7 @@ def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) ->
 
 
 def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:
-    """Return where in each record a field starts and ends: int64 (rows, 2)."""
+    """Return the byte range of a field in each record: int64 (rows, 2)."""
     if not layout.is_plain:
         headers = rows.copy()
         headers["length"] = np.minimum(rows["length"], layout.header_bytes)

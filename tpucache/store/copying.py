@@ -1,8 +1,8 @@
-"""Copies of a cache: which folder a command may write into, and how a cache is staged in a faster place.
+"""Copies of a cache: which folder a command may write into, and how a cache is staged on faster storage.
 
 The rule: a command writes only into a folder that is empty or certainly its own, and never into what it reads. Names,
-sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim, a small file that is
-written before anything else and names the command and the cache that a folder is being filled with. A command
+sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim. A claim is a small
+file that is written first; it names the command that fills the folder, and the identity of the cache. A command
 
 1. checks that source and target are different folders: `check_apart`,
 2. locks the target, so that no other process writes into it: `hold_folder`,
@@ -51,9 +51,9 @@ from tpucache.strict_json import parse_json
 from tpucache.system import fcntl
 
 _log: Final = logging.getLogger("tpucache")
-_PAUSE: Final = 0.05  # seconds after which a folder that is locked is tried again
+_PAUSE: Final = 0.05  # seconds between two attempts to lock a folder
 
-#: Called with the bytes that are done, and with all bytes.
+#: Called with the number of bytes done and the total.
 OnProgress = Callable[[int, int], None]
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
@@ -65,12 +65,12 @@ _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
 _NAMED: Final = 5
 
-#: What relabelling leaves as it is.
+#: The columns that relabelling does not change.
 _KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
-    """Return a local folder that is given as a path or a file:// URL. Raises UsageError for any other URL."""
+    """Return the path of a local folder, given as a path or a file:// URL. Raises UsageError for any other URL."""
     text = os.fspath(place)
     scheme, separator, rest = text.partition("://")
     if not text.strip() or "\0" in text:
@@ -83,7 +83,7 @@ def folder_path(place: str | Path) -> Path:
 
 
 def check_no_cache_file(path: Path) -> None:
-    """Raise UsageError where somebody wants to write to a path that is a file of a finished cache."""
+    """Raise UsageError if a path to be written is a file of a finished cache."""
     place = path.resolve()
     try:
         manifest = Manifest.load(place.parent)
@@ -95,10 +95,10 @@ def check_no_cache_file(path: Path) -> None:
 
 @contextmanager
 def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
-    """Make a folder and lock it for this process; the kernel releases the lock however the process ends.
+    """Make a folder and lock it for this process. The kernel releases the lock when the process ends.
 
-    Raises StoreError when another process has locked it, unless `waits`, OSError when it cannot be made,
-    DependencyError on a system without such locks.
+    If another process has locked the folder, raises StoreError, or waits with `waits`. Raises OSError when the folder
+    cannot be made, DependencyError on a system without such locks.
     """
     check_locks(doing)
     refuse_version(folder)
@@ -124,9 +124,10 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 
 @dataclass(frozen=True)
 class Claim:
-    """Which command fills a folder, with which cache: its identity, and the SHA-256 of each file by name.
+    """The command that fills a folder, the identity of the cache, and the SHA-256 of each of its files by name.
 
-    A claim is read from its file, or made from the manifest of a finished cache; its command is FINISHED then.
+    A claim is read from its file or made from the manifest of a finished cache. In the second case `command` is
+    FINISHED.
     """
 
     command: str
@@ -135,13 +136,13 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim of a command that copies a version: its own files, or these files of it and earlier ones."""
+        """Return the claim of a command that copies these files, by default the files of the manifest's version."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Claim | None:
-        """Return the claim that a text holds, None for a text that no tpucache wrote."""
+        """Parse the text of a claim. Returns None for a text that tpucache did not write."""
         try:
             content = parse_json(text)
             claim = cls(content["command"], content["identity"], dict(content["files"]))
@@ -157,20 +158,17 @@ class Claim:
 
     @property
     def names(self) -> set[str]:
-        """The names that belong to this claim: its files, and those that an unfinished copy has begun to write."""
+        """The file names that belong to this claim: its files, and the partial files of an unfinished copy."""
         begun = set() if self.command == FINISHED else {f".{name}{PART_SUFFIX}" for name in self.files}
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Return whether one of these files has this name while it is written."""
+        """Return whether this is the temporary name of one of these files, of the claim or of the manifest."""
         aside = _ASIDE.fullmatch(name)
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether this is the same cache as the other, or one that was extended to make the other.
-
-        An earlier version, whose files the other has as well, precedes it, too.
-        """
+        """Return whether the other cache is the same cache, an extension of it, or a later version of it."""
         if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
@@ -180,9 +178,9 @@ class Claim:
 
 
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
-    """Raise UsageError unless a place is empty, or holds the wanted cache, or one that was extended to make it.
+    """Raise UsageError unless a folder is empty, or holds the wanted cache or a cache that precedes it.
 
-    `names` are all files there. `claims` are those of an unfinished copy, of a manifest, or of both.
+    `names` are all files in the folder. `claims` are the claims that `read_claims` found there.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
@@ -202,16 +200,15 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 
 def is_claim_aside(name: str) -> bool:
-    """Return whether a claim has this name while it is written, in a folder that was empty before."""
+    """Return whether this is the temporary name of a claim that is being written."""
     aside = _ASIDE.fullmatch(name)
     return aside is not None and aside[1] == CLAIM_NAME
 
 
 def read_claims(folder: Path) -> list[Claim]:
-    """Return the claims in a folder: that of an unfinished copy, that of its manifest, both or neither.
+    """Return up to two claims in a folder: from the claim file of an unfinished copy, and from its manifest.
 
-    Raises UsageError for a file that has the name of a claim and is none, and what `Manifest.load` raises except
-    NotACacheError.
+    Raises UsageError if the claim file is not one, and what `Manifest.load` raises except NotACacheError.
     """
     claims = []
     path = folder / CLAIM_NAME
@@ -228,7 +225,7 @@ def read_claims(folder: Path) -> list[Claim]:
 
 
 def parse_claim(text: bytes, where: str) -> Claim:
-    """Return the claim that a file holds. Raises UsageError."""
+    """Return the claim in the text of a claim file. Raises UsageError."""
     claim = Claim.from_json(text)
     if claim is None:
         raise UsageError(f"{where} is not a file that tpucache wrote: move it away, or use another folder")
@@ -236,39 +233,39 @@ def parse_claim(text: bytes, where: str) -> Claim:
 
 
 def claim_folder(folder: Path, claim: Claim) -> None:
-    """Claim a folder that `check_ours` let pass. Raises OSError."""
+    """Write the claim into a folder that `check_ours` accepted. Raises OSError."""
     write_atomically(folder / CLAIM_NAME, claim.to_json().encode())
 
 
 def remove_claim(folder: Path) -> None:
-    """End the claim of a folder whose manifest is written. Raises OSError."""
+    """Remove the claim from a folder once its manifest is written. Raises OSError."""
     (folder / CLAIM_NAME).unlink(missing_ok=True)
 
 
 def named(names: Collection[str]) -> str:
-    """Return a text with the first few names, and how many more there are."""
+    """Return the first few names as text, with the number of the others."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
 
 
 def earlier_tables(manifest: Manifest) -> tuple[str, ...]:
-    """Return the SHA-256 of each samples table that a cache had before it was relabelled, the oldest first."""
+    """Return the SHA-256 of the samples tables from before each relabelling, the oldest first."""
     found = manifest.source.get("relabelled")
     return tuple(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else ()
 
 
 def has_same_table(before: Manifest, after: Manifest) -> bool:
-    """Return whether two caches have one samples table, and the labels in it mean the same classes."""
+    """Return whether two caches have the same samples table and the same classes."""
     return before.table == after.table and before.classes == after.classes
 
 
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
-    Labels and columns may differ where relabelling made the new one. Only the samples table of each cache is read, so
-    its folder may hold nothing else, or nothing at all where `has_same_table`. Shards cannot tell: they hold no labels,
-    and two caches of the same photographs have the same shards. Raises DamageError or FormatError for a table that
-    cannot be read.
+    If the new cache was made by relabelling, labels and columns may differ. Only the samples tables are read, and not
+    even these where `has_same_table` is true, so the folders may lack all other files. Comparing shards would not be
+    enough: they hold no labels, and two caches of the same photographs have the same shards. Raises DamageError or
+    FormatError for a table that cannot be read.
     """
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
@@ -289,7 +286,7 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
 
 
 def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    """Return the first values of a column for comparison; labels as class names, because new classes shift numbers."""
+    """Return the first values of a column. Labels become class names, because new classes change the class numbers."""
     column = table[name]
     if not isinstance(column, np.ndarray):
         return list(column[:count])
@@ -297,7 +294,7 @@ def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> li
         classes = dict(enumerate(manifest.classes))
         return [classes.get(label, label) for label in column[:count].tolist()]
     if column.dtype.kind == "f":
-        return column[:count].tobytes()  # bytes, as a missing value, NaN, equals none
+        return column[:count].tobytes()  # NaN does not equal NaN, but its bytes do
     return list(column[:count].tolist())
 
 
@@ -309,14 +306,14 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    The folder's name holds the cache's identity; another process that stages the same cache there waits until it is
-    done. Every file's SHA-256 is checked while it is copied, and again where an earlier call has copied it: an
-    interrupted copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", "cache" the
-    newest, and the copy is a cache of one version. `on_progress` is called with the bytes done and all bytes. `bands`
-    copies only the first bands of frequencies.
+    The folder's name contains the cache's identity. If another process stages the same cache there, this call waits for
+    it. The SHA-256 of every file is checked, also of files that an earlier call copied: an interrupted copy continues,
+    and a changed file is copied again. "cache@2" copies version 2 of "cache", and "cache" the newest version; the copy
+    is a cache with one version. `on_progress` is called with the bytes done and the total. `bands` copies only the
+    first frequency bands.
 
-    Raises StoreError when there is no room, DamageError when the cache differs from its manifest, UsageError when the
-    folder holds anything else, and what `Manifest.load` raises.
+    Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when the
+    folder holds other files, and what `Manifest.load` raises.
     """
     source, below = Path(cache), folder_path(place)
     opened = Cache.open(source)
@@ -325,13 +322,12 @@ def stage_cache(
         manifest, data = first_bands(manifest, opened.index.read_all(), bands)
         made[manifest.index.name] = data
     elif manifest.history:
-        manifest = manifest.changed(history=None)  # else the copy would lack the versions before it
+        manifest = manifest.changed(history=None)  # the copy has no files of earlier versions
     target = below / _folder_name(manifest)
     if is_same_folder(source, target):
         return target
     check_apart(source, target)
     try:
-        # Another process that stages the same cache waits, and then finds all of it.
         with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
             _copy_cache(source, manifest, target, on_progress, made)
     except OSError as error:
@@ -346,12 +342,12 @@ def _folder_name(manifest: Manifest) -> str:
 def _copy_cache(
     source: Path, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
 ) -> None:
-    """Copy a cache; `made` has the bytes of files, by name, that differ from the source's."""
+    """Copy a cache. `made` has the bytes, by name, of the files that are not copied from the source."""
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
     for path in target.iterdir():
-        if claim.wrote_aside(path.name):  # a process that was killed left it
+        if claim.wrote_aside(path.name):  # left by a process that was killed
             path.unlink()
     missing = find_missing(manifest.files, lambda entry: is_whole(target, entry), on_progress)
     if missing or not (target / MANIFEST_NAME).exists():
@@ -374,7 +370,7 @@ def _copy_cache(
 def find_missing(
     files: Sequence[FileEntry], is_there: Callable[[FileEntry], bool], on_progress: OnProgress
 ) -> list[FileEntry]:
-    """Return the files of a cache that have not arrived yet; the others count as done."""
+    """Return the files that are not in the target yet. The others are reported as done."""
     done, total, missing = 0, sum(entry.bytes for entry in files), []
     for entry in files:
         if is_there(entry):
@@ -391,7 +387,7 @@ def copy_missing(
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy missing files of a cache; `copy` is given a file and a function to call with its bytes done."""
+    """Copy the missing files of a cache. `copy(entry, advance)` copies one and calls `advance` with its bytes done."""
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
 
@@ -405,7 +401,7 @@ def copy_missing(
 
 
 def check_room(target: Path, needed: int) -> None:
-    """Raise StoreError when the disk of a folder has fewer bytes free than are needed."""
+    """Raise StoreError when the disk of a folder has less free space than is needed, in bytes."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise StoreError(
@@ -415,7 +411,7 @@ def check_room(target: Path, needed: int) -> None:
 
 
 def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
-    """Copy a file of a cache from folder to folder, checking its SHA-256. Raises DamageError, OSError."""
+    """Copy a file of a cache to another folder and check its SHA-256. Raises DamageError, OSError."""
     aside = name_aside(target / entry.name)
     digest = hashlib.sha256()
     try:

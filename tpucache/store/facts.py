@@ -1,4 +1,4 @@
-"""findings: what a cache's own tables say of its images and classes that is worth a look before anybody trains."""
+"""findings: images and classes that deserve a look before training, found in the cache's tables alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONG: Final = 4.0  # times as wide as high, or as high as wide
 _UNEQUAL: Final = 10.0  # times as many samples in the largest class as in the smallest
 _NAMED: Final = 5
 
-#: The types that a file with a suffix may be of.
+#: The file types that each suffix allows.
 _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), ("jpeg", "mpo")),
     ".png": ("png",),
@@ -47,12 +47,12 @@ _TEXTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What is worth a look: positions of samples, int64, by the name of the finding, and lines about the classes.
+    """The findings in a cache: positions of samples (int64) by the name of the finding, and lines about the classes.
 
-    `images` has `blank`, `tiny` (the source's shorter side is below the cache's), `long`, `suffix` (the file is of
-    another type than its name says) and `turned` (by EXIF); a finding is left
-    out where the cache lacks its columns. `extremes` are the `darkest`, `brightest` and `faintest` (least contrast)
-    samples, which every set has. `paths` are those of all samples.
+    `images` has the findings `blank`, `tiny` (the source's shorter side is below the cache's), `long`, `suffix` (the
+    file's type is not the one that its suffix promises) and `turned` (by EXIF). A finding is left out if the cache
+    lacks its columns. `extremes` has the `darkest`, `brightest` and `faintest` (least contrast) samples. `paths` has
+    the path of every sample.
     """
 
     images: Mapping[str, Positions]
@@ -61,7 +61,7 @@ class Findings:
     paths: Strings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values, with a few paths of each."""
+        """Return the findings as JSON values, with a few paths for each."""
         return {
             "images": {name: {"samples": len(at), "paths": self._some(at)} for name, at in self.images.items()},
             "extremes": {name: self._some(at) for name, at in self.extremes.items()},
@@ -69,7 +69,7 @@ class Findings:
         }
 
     def lines(self) -> list[str]:
-        """Return it as lines for people; none where nothing was found."""
+        """Return the findings as lines of text; an empty list if there are none."""
         found = {name: at for name, at in self.images.items() if len(at)}
         texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
         return [*texts, *self.classes]
@@ -79,7 +79,7 @@ class Findings:
 
 
 def findings(cache: Cache) -> Findings:
-    """Return what is worth a look in a cache. No record is read. Raises DamageError for a damaged table."""
+    """Return the findings in a cache. No record is read. Raises DamageError for a damaged table."""
     table, image = cache.samples, cache.manifest.fields[0]
     width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}
@@ -91,33 +91,33 @@ def findings(cache: Cache) -> Findings:
         images["long"] = np.flatnonzero(longer >= _LONG * shorter)
     types = table.get(TYPE)
     if isinstance(types, Strings):
-        is_other = [_is_other(path, kind) for path, kind in zip(table.paths, types, strict=True)]
-        images["suffix"] = np.flatnonzero(is_other)
+        is_wrong = [_contradicts_suffix(path, kind) for path, kind in zip(table.paths, types, strict=True)]
+        images["suffix"] = np.flatnonzero(is_wrong)
     if turned is not None:
         images["turned"] = np.flatnonzero(turned > 0)
     extremes: dict[str, Positions] = {}
     if mean is not None and std is not None:
         for name, values in (("darkest", mean), ("brightest", -mean), ("faintest", std)):
-            known = np.flatnonzero(~np.isnan(values))
-            extremes[name] = known[np.argsort(values[known], kind="stable")][:_NAMED]
+            present = np.flatnonzero(~np.isnan(values))
+            extremes[name] = present[np.argsort(values[present], kind="stable")][:_NAMED]
     return Findings(images, extremes, _class_findings(cache), table.paths)
 
 
 def _numbers(cache: Cache, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column of numbers, NaN where one is not known; None where there is no such column."""
+    """Return a column of numbers, with NaN for missing values; None if there is no such column."""
     column = cache.samples.get(name)
     if not isinstance(column, np.ndarray) or column.ndim != 1:
         return None
     return column.astype(np.float64)
 
 
-def _is_other(path: str, kind: str) -> bool:
+def _contradicts_suffix(path: str, kind: str) -> bool:
     expected = _TYPES.get(PurePosixPath(path.partition("#")[0]).suffix.lower())
     return kind not in ("", "array") and expected is not None and kind not in expected
 
 
 def _class_findings(cache: Cache) -> list[str]:
-    """Return lines about classes with few samples, unequal ones, and samples without a label."""
+    """Return lines about classes with few samples, unequal class sizes, and samples without a label."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     if labels is None or not classes:
         return []

@@ -1,8 +1,8 @@
-"""The fields of a record (image, mask, tokens …): their names, what they hold, and how they lie in its bytes.
+"""The fields of a record (image, mask, tokens …): their names, dtypes, shapes, codecs, and their places in its bytes.
 
-A record is the lengths of its variable fields (u32 little-endian each, in field order), then the bytes of all
-fields in order. A field is variable where its codec's bytes differ in length from record to record. So a record of raw
-fields is nothing but their arrays, one after the other, and can be read straight into place.
+A record starts with the lengths of its variable fields (a little-endian u32 each, in field order). Then come the bytes
+of all fields, in the same order. A field is variable if its encoded length differs from record to record. So a record
+of raw fields is just their arrays, one after the other, and can be read straight into a batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
 
-# What fields of these names hold is known, and is treated accordingly; all other names are arrays like any other.
+# Fields with these names have a meaning, which code depends on. All other fields are plain arrays.
 IMAGE: Final = "image"
 MASK: Final = "mask"
 BOXES: Final = "boxes"
 KEYPOINTS: Final = "keypoints"
 #: The name of a sample's label, a column of the samples table that batches have next to the fields.
 LABEL: Final = "label"
-#: Columns of the samples table: what a sample is learned as in place of its label, float32 (samples, classes), rows
-#: that add up to 1, or 0 where there is nothing to learn; and how much it counts, float32 (samples,).
+#: Columns of the samples table. `soft_label` has class probabilities that replace the label as the target: float32
+#: (samples, classes), rows that sum to 1, or to 0 for samples without a target. `soft_weight` has the weight of each
+#: sample in the loss: float32 (samples,).
 SOFT_LABEL: Final = "soft_label"
 SOFT_WEIGHT: Final = "soft_weight"
 
@@ -47,10 +48,11 @@ DTYPES: Final = ("|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<i8", "<f2", 
 
 @dataclass(frozen=True)
 class ResizedView:
-    """How a stored field is shown where the image has another size: its own shape, and the image's, old and new.
+    """How to decode a field at another image size than the stored one.
 
-    `fit` is how the image comes to the new size, as `Recipe.fit`. Of its coefficients, the lowest `frequencies` of each
-    block are used.
+    `shape` is the stored shape of the field, `image` the stored shape of the image, and `canvas` the new height and
+    width. `fit` says how the image is fitted into the new size, like `Recipe.fit`. Decoding uses the lowest
+    `frequencies` of each block of coefficients.
     """
 
     shape: tuple[int, ...]
@@ -62,14 +64,14 @@ class ResizedView:
 
 @dataclass(frozen=True)
 class Field:
-    """One array of every record: its name, how it is encoded, its dtype (little-endian) and its shape.
+    """One array of every record: its name, codec, dtype (little-endian) and shape.
 
-    An image is (height, width, channels). The shape of a `bytes` field is empty: its length varies. `quality`, `chroma`
-    and `packing` are there for the codecs whose decoding depends on them; `packing` is always the codec's own. `bands`
-    are the frequencies below which each band of an image's coefficients is, where records hold them apart.
+    An image has the shape (height, width, channels). A `bytes` field has an empty shape, because its length varies.
+    `quality`, `chroma` and `packing` are set if the codec needs them for decoding; `packing` is always the codec's own.
+    `bands` is set if an image is stored in frequency bands: it has the upper frequency limit of each band.
 
-    No manifest has the others: a field that is shown in another size than it is stored in has a `view`, and the field
-    of one band alone has its number, `band`.
+    `view` and `band` are never stored in a manifest. A field that is decoded at another size than the stored one has a
+    `view`. A field that stands for one frequency band only has the number of the band.
     """
 
     name: str
@@ -84,7 +86,7 @@ class Field:
     band: Annotated[int | None, NotStored()] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the field as plain values, those that it does not need left out."""
+        """Return the field as plain values, without those that are None."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
@@ -94,7 +96,7 @@ class Field:
 
     @property
     def stored_bytes(self) -> int | None:
-        """Bytes of the encoded array in every record, None where that differs from record to record."""
+        """Bytes of the encoded array, None if they differ from record to record."""
         return CODECS[self.codec].stored_bytes(self)
 
     @property
@@ -104,20 +106,17 @@ class Field:
 
     @property
     def is_deep(self) -> bool:
-        """Whether it is an image in other than 8-bit grey or RGB, whose numbers are not 0 to 255."""
+        """Whether the field is an image that is neither 8-bit grey nor 8-bit RGB."""
         return self.name == IMAGE and (self.dtype != "|u1" or self.shape[2:] not in ((1,), (3,)))
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is stored as the bytes of the array itself."""
+        """Whether the stored bytes are the bytes of the array itself."""
         return self.view is None and CODECS[self.codec].is_plain
 
     @property
     def packed(self) -> Field:
-        """What a device is given of it: the codec's packed bytes (n,), or the field itself where there is no such form.
-
-        It is plain where the packed bytes are the stored ones.
-        """
+        """The field as it is sent to a device: the codec's packed bytes (n,), or the field itself if there are none."""
         codec = CODECS[self.codec]
         if not isinstance(codec, PackedCodec):
             return self
@@ -125,7 +124,7 @@ class Field:
 
     @property
     def split(self) -> tuple[Field, ...]:
-        """The field of each band that is used, in order; the field itself where all is in one."""
+        """One field for each frequency band that decoding uses, in order; only the field itself if it has no bands."""
         if self.bands is None:
             return (self,)
         used = self.bands if self.view is None else [at for at in self.bands if at <= self.view.frequencies]
@@ -133,7 +132,7 @@ class Field:
 
 
 def check_field(field: Field) -> None:
-    """Raise FormatError for a field that no record has."""
+    """Raise FormatError for a field that no cache can have."""
     if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
         raise UnknownCodecError(
             f"no field is {field.name!r} {field.codec!r}: neither tpucache nor an installed package has the codec "
@@ -149,14 +148,14 @@ def check_field(field: Field) -> None:
         if field.name != IMAGE:
             raise FormatError(f"the field {field.name!r} has no bands: images have")
     if field.packing != (own := CODECS[field.codec].packing):
-        known = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
-        raise FormatError(f"{known}, and no release wrote {field.packing!r}")
+        expected = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
+        raise FormatError(f"{expected}, and no release wrote {field.packing!r}")
     if field.name == IMAGE:
         check_image(field)
 
 
 def check_bands(codec: str, bands: Sequence[int]) -> None:
-    """Raise FormatError for bands that no image of a codec is in. A copy may lack the last ones."""
+    """Raise FormatError for frequency bands that a codec cannot write. A copy may lack the last bands."""
     if not CODECS[codec].has_frequencies:
         raise FormatError(f"{codec} has no bands of frequencies")
     if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
@@ -164,7 +163,7 @@ def check_bands(codec: str, bands: Sequence[int]) -> None:
 
 
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
-    """Return how fields lie in the records of each band: all fields in the first, the image's further bands alone."""
+    """Return the record layout of each band. Band 0 holds all fields; further bands hold a part of the image only."""
     first = tuple(field.split[0] for field in fields)
     further = [RecordLayout((band,)) for field in fields for band in field.split[1:]]
     return RecordLayout(first), *further
@@ -178,12 +177,12 @@ class RecordLayout:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a record is nothing but its arrays' own bytes, so that they can be read straight into place."""
+        """Whether a record is just the bytes of its arrays, so that it can be read straight into a batch."""
         return all(field.is_plain for field in self.fields)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all decoded arrays of a record; the record's own length when it is plain."""
+        """Bytes of all decoded arrays of a record. A plain record has the same length."""
         return sum(field.nbytes for field in self.fields)
 
     @property
@@ -198,11 +197,11 @@ class RecordLayout:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of the lengths that a record begins with."""
+        """Bytes of the header of a record: the lengths of its variable fields."""
         return struct.calcsize(self._lengths)
 
     def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
-        """Return where each field's bytes start and end in a record of `length` bytes, by its first `header_bytes`.
+        """Return where each field starts and ends in a record of `length` bytes, given its header.
 
         Raises DamageError when the lengths do not add up.
         """
@@ -221,7 +220,7 @@ class RecordLayout:
         return spans
 
     def lengths_in(self, value: memoryview) -> list[int]:
-        """Return the lengths of the records that lie one after the other. Raises DamageError where they do not."""
+        """Return the lengths of records that are stored end to end. Raises DamageError if the last is incomplete."""
         at, lengths = 0, []
         fixed = self.header_bytes + sum(field.stored_bytes or 0 for field in self.fields)
         while at < len(value):
@@ -238,10 +237,10 @@ class RecordLayout:
         return [record[start:end] for start, end in self.spans(record, len(record))]
 
     def spans_of(self, block: Array, starts: Numbers, lengths: Numbers) -> Numbers:
-        """Return where the fields of many records lie in a block of bytes: int64 (n, fields, 2).
+        """Return where each field of many records starts and ends in a block of bytes: int64 (n, fields, 2).
 
-        `block` is uint8 (any,); record i begins at starts[i] and takes lengths[i] bytes. Raises DamageError when the
-        lengths in a record do not add up.
+        `block` is uint8 (any,). Record i starts at starts[i] and has lengths[i] bytes. Raises DamageError when the
+        lengths in a record's header do not add up.
         """
         at = self.header_bytes
         if len(lengths) and lengths.min() < at:
@@ -261,5 +260,5 @@ class RecordLayout:
 
     @functools.cached_property
     def _lengths(self) -> str:
-        """The struct format of the lengths that a record begins with."""
+        """The struct format of a record's header."""
         return f"<{sum(field.stored_bytes is None for field in self.fields)}I"

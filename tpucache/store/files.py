@@ -1,4 +1,4 @@
-"""Files on disk: opened and read with clear errors, written whole or not at all, told apart, and read as .npy."""
+"""Files on disk: opening and reading with clear errors, atomic writing, comparing paths, and reading .npy files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tpucache.system import FOLDER, READ, fcntl, resource
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-#: Bytes of a file that are read at once from its start to its end: storage that answers late is asked seldom.
+#: Bytes per read call when a whole file is read: storage with a high latency needs few, large reads.
 CHUNK: Final = 4 << 20
-#: What a dataset at Kaggle begins with where a place is given: kaggle:owner/slug.
+#: The prefix of the name of a dataset on Kaggle: kaggle:owner/slug.
 KAGGLE: Final = "kaggle:"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH: Final = re.compile(r":/(?!/)")
-#: What copies files from a URL of a scheme.
+#: The command that copies files from a URL, by its scheme.
 _COPYING: Final = {
     "gs": "`gcloud storage cp --recursive`",
     "hf": "`hf download`",
@@ -47,7 +47,7 @@ _COPYING: Final = {
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 
 _NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
-#: A header as numpy writes it. It is a Python literal, but nothing of it is evaluated.
+#: A header as numpy writes it. It is a Python literal, but it is only matched, never evaluated.
 _NPY_HEADER: Final = re.compile(
     r"\{'descr': (?P<descr>'[^'\\]{2,8}'|\[[^]]{0,1000}\]), 'fortran_order': (?P<fortran>True|False), "
     r"'shape': \((?P<shape>(?:\d{1,18}, ?)*(?:\d{1,18})?)\), \} *\n"
@@ -75,23 +75,23 @@ class OpenFile:
         return file
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # At the interpreter's end the names of modules may be gone; a default argument is still there.
+        # When the interpreter exits, module globals may be gone already; a default argument is not.
         if hasattr(self, "number"):
             close(self.number)
 
 
 class OpenFolder(OpenFile):
-    """An open folder that others may be able to write: below it no link is followed."""
+    """An open folder into which others may be able to write: no link in it is followed."""
 
     def __init__(self, path: Path) -> None:
-        """Open a folder, which is no link itself. Raises OSError."""
+        """Open a folder. Raises OSError, also for a link to a folder."""
         self.number = os.open(path, (FOLDER or os.O_RDONLY) | os.O_NOFOLLOW)
         self.path = path
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file of the folder, and return its descriptor. Raises OSError for a link or another kind.
+        """Open a regular file in the folder and return its descriptor. Raises OSError for a link or any other kind.
 
-        A file that is written and has a second name is refused as well: it may be somebody's file elsewhere.
+        A file that is opened for writing must not have a second name (hard link): it may be another user's file.
         """
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         number = os.open(name, flags, 0o644, dir_fd=self.number)
@@ -104,7 +104,7 @@ class OpenFolder(OpenFile):
 
 
 def refuse_too_many_files(error: BaseException) -> None:
-    """Raise StoreError when an error says that no more files can be opened: nothing is wrong with the file."""
+    """Raise StoreError if the error means that too many files are open: then the file itself is not damaged."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno == errno.ENFILE:
@@ -121,9 +121,9 @@ def refuse_too_many_files(error: BaseException) -> None:
 
 
 def open_regular(path: str | Path) -> int:
-    """Open a regular file for reading, and return its descriptor. Raises OSError.
+    """Open a regular file for reading and return its descriptor. Raises OSError, also for any other kind of file.
 
-    Anything else is refused: a pipe would let the reader wait for ever and can be read only once, a device never ends.
+    A pipe could block the reader forever and can be read only once; a device may never end.
     """
     number = os.open(path, READ)
     try:
@@ -163,10 +163,10 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
 
 def check_stored(file: BinaryIO) -> None:
-    """Raise ValueError unless a file is a zip archive of stored members, as numpy and torch write theirs.
+    """Raise ValueError unless a file is a zip archive of uncompressed members, such as numpy and torch write.
 
-    So what is read of it is no longer than the file, and by no reader of another format, which looks at its first bytes
-    alone. Raises zipfile.BadZipFile for what is no archive.
+    Then reading it needs no more memory than the file's size, and numpy or torch cannot take it for another format by
+    its first bytes. Raises zipfile.BadZipFile for a file that is not a zip archive.
     """
     file.seek(0)
     if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
@@ -196,7 +196,7 @@ def sha256_file(path: Path) -> str:
 
 
 def refuse_url(folder: str | Path) -> None:
-    """Raise NotACacheError for a URL where a cache's folder belongs, before a system error shows its password."""
+    """Raise NotACacheError if a URL is given instead of a folder, before a system error can show a password in it."""
     if url := _find_url(folder):
         raise NotACacheError(
             f"{url} is a URL, and a cache is read from a folder: copy it to one first, by `tpucache fetch URL DIR`"
@@ -204,7 +204,7 @@ def refuse_url(folder: str | Path) -> None:
 
 
 def check_is_local(path: str | Path) -> None:
-    """Raise UsageError for a URL where a path of this machine belongs, of a file or folder that is read or written."""
+    """Raise UsageError if a URL is given where a local file or folder is needed."""
     if url := _find_url(path):
         copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
         raise UsageError(
@@ -215,22 +215,22 @@ def check_is_local(path: str | Path) -> None:
 
 
 def is_url(path: str | Path) -> bool:
-    """Return whether a text names no file of this machine, but something that a URL names."""
+    """Return whether a text is a URL, and no file of this machine has it as its path."""
     return _find_url(path) is not None
 
 
 def is_kaggle(place: str | Path) -> bool:
-    """Return whether a text names a dataset at Kaggle, as kaggle:owner/slug, and no file of this machine."""
+    """Return whether a text names a dataset on Kaggle (kaggle:owner/slug), and no file has it as its path."""
     return os.fspath(place).startswith(KAGGLE) and not Path(place).exists()
 
 
 def as_url(path: str | Path) -> str:
-    """Return the text of a URL, with the slashes that a Path has lost."""
+    """Return a URL as text. `Path` collapses the two slashes after the scheme; they are put back."""
     return _ONE_SLASH.sub("://", os.fspath(path), count=1)
 
 
 def _find_url(path: str | Path) -> str | None:
-    """Return a URL as it may be shown, with the slashes that a Path has lost; None for the path of a file."""
+    """Return a URL without secrets, or None if the text is the path of a file."""
     text = os.fspath(path)
     if not _URL.match(text) or Path(text).exists():
         return None
@@ -238,9 +238,9 @@ def _find_url(path: str | Path) -> str | None:
 
 
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
-    """Write `data` to `path` so that the path holds either what it held before or all of `data`.
+    """Write `data` to `path` atomically: afterwards the file has either its old contents or all of `data`.
 
-    `aside` is the file that the bytes are written to first, by default in the same folder; it must be on the same
+    `aside` is the temporary file that is written first, by default in the same folder. It must be on the same
     filesystem. Raises OSError.
     """
     aside = aside or name_aside(path)
@@ -256,26 +256,30 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
 
 
 def name_aside(path: Path) -> Path:
-    """Return the name under which a file is written before it gets its own, which nobody can foresee."""
+    """Return a temporary path in the same folder, under which a file is written before it is renamed.
+
+    The name is random, so that nobody can put a link there first.
+    """
     return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Open a new file for writing, after removing whatever has its name, such as a link. Raises OSError."""
+    """Remove any file or link at a path, then create a file there and open it for writing. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Rename a synced file and sync the directory that now names it."""
+    """Rename a synced file and sync the directory that contains it."""
     source.replace(target)
     sync_directory(target.parent)
 
 
 def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
-    """Give a file a second name, after removing whatever has it; return whether that is a hard link, and not a copy.
+    """Give a file a second name by a hard link, or copy it if the filesystem has no links.
 
-    A copy, where the filesystem has no links, is gathered in `aside` on the same filesystem. Raises OSError.
+    Returns whether it is a link. A file that has the name `target` is removed first. A copy is written to `aside` and
+    then renamed, so `aside` must be on the same filesystem. Raises OSError.
     """
     target.unlink(missing_ok=True)
     try:
@@ -294,7 +298,7 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Make what any process has written to a file survive a power cut."""
+    """Write a file's data from the page cache to the disk, so that they survive a power cut."""
     descriptor = os.open(path, READ)
     try:
         os.fsync(descriptor)
@@ -303,7 +307,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut, where the system can be asked to."""
+    """Write a directory's entries to the disk, so that they survive a power cut. Does nothing if the system cannot."""
     if FOLDER is None:
         return
     descriptor = os.open(directory, FOLDER)
@@ -314,9 +318,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
-    """Write bytes to the end of a file and into a digest, and sync the file; what came before an error stays.
+    """Append bytes to a file, add them to a digest, and sync the file. After an error, the bytes before it remain.
 
-    Raises OSError, also where the file is a link.
+    Raises OSError, also if the file is a link.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
     with open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
@@ -328,9 +332,9 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Raise UsageError when a cache and the folder to write are the same one, or one is inside the other.
+    """Raise UsageError when a cache and the folder to write are the same folder, or one is inside the other.
 
-    Symbolic links, relative paths and folders that are mounted twice are seen through; neither has to exist.
+    Links, relative paths and repeated mounts are resolved. The folders need not exist.
     """
     real_source, real_target = _resolve(source), _resolve(target)
     if _is_same(real_source, real_target):
@@ -342,7 +346,7 @@ def check_apart(source: Path, target: Path) -> None:
 
 
 def is_same_folder(one: Path, other: Path) -> bool:
-    """Return whether two paths lead to one folder, through whatever links or mounts."""
+    """Return whether two paths lead to the same folder. Links and mounts are resolved."""
     return _is_same(_resolve(one), _resolve(other))
 
 
@@ -365,7 +369,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError where the system has no locks of files, or none that belong to open files as Linux has."""
+    """Raise DependencyError on a system without file locks; with `of_open_files`, without Linux's open file locks."""
     if fcntl is None:
         raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
     if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
@@ -373,10 +377,11 @@ def check_locks(doing: str, *, of_open_files: bool = False) -> None:
 
 
 class ThreadLock:
-    """A lock among the threads of one process: `with lock: ...`.
+    """A lock for the threads of one process that is safe after a fork: `with lock: ...`.
 
-    A process that is forked while a thread holds an ordinary lock gets it locked, without the thread that would unlock
-    it, and waits for ever. Here each process has a lock of its own. It guards what stays consistent at any moment.
+    If a process is forked while a thread holds an ordinary lock, the child inherits a locked lock but not the thread
+    that would unlock it, and waits forever. This lock is a separate one in each process. The fork may happen in the
+    middle of a `with` block, so the guarded data must be valid after each single statement.
     """
 
     def __init__(self) -> None:
@@ -390,7 +395,7 @@ class ThreadLock:
 
 
 class NpyHeader(NamedTuple):
-    """An array's dtype and shape, and the byte of the file where its data start."""
+    """An array's dtype and shape, and the offset in the file at which its data start."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -398,7 +403,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHeader:
-    """Read the header of a version 1.0 .npy file in C order, of numbers, or of these `rows`. Raises FormatError."""
+    """Read the header of a .npy file: version 1.0, C order, plain numbers or the dtype `rows`. Raises FormatError."""
     start = file.read(len(_NPY_MAGIC) + 2)
     length = int.from_bytes(start[len(_NPY_MAGIC) :], "little")
     text = file.read(length).decode("latin-1")
@@ -415,18 +420,18 @@ def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHea
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in a .npy file's bytes, read-only. Raises FormatError."""
+    """Return the array in the bytes of a .npy file, read-only. Raises FormatError."""
     header = read_npy_header(io.BytesIO(data))
     if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
         raise FormatError(f"{len(data) - header.offset} bytes are no {header.dtype} {header.shape}")
     try:
         return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
-    except (ValueError, OverflowError) as error:  # of an array without items, whose sides numpy cannot hold
+    except (ValueError, OverflowError) as error:  # an empty array may still have a side that numpy cannot represent
         raise FormatError(f"no array has shape {header.shape}") from error
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype that a header names. Raises FormatError for any but plain numbers."""
+    """Return the dtype that a header names. Raises FormatError for any dtype but plain numbers."""
     found = _NUMBERS.fullmatch(text)
     if found is None or "f1" in text:
         raise FormatError(f"it does not hold plain numbers, but {text:.100}")

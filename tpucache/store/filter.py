@@ -1,4 +1,4 @@
-"""Conditions on the columns of a samples table, such as "age > 60 and site == 'A'", without running any code."""
+"""Conditions on the columns of a samples table, such as "age > 60 and site == 'A'". They never run code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASS: Final = "class"
 
 _LONGEST: Final = 10_000
 _LARGEST: Final = 2**64
-# `class` is a word of Python's own: outside of strings it is parsed as another name of the same length.
+# `class` is a Python keyword: outside of strings, a name of the same length replaces it before the text is parsed.
 _STAND_IN: Final = "_" * len(CLASS)
 _STRING_OR_CLASS: Final = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|\bclass\b""")
 _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
@@ -37,14 +37,14 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 
 
 class _Truth(NamedTuple):
-    """Where a condition is true and where it is false; where a value is missing it is neither."""
+    """For each sample, whether a condition is true and whether it is false. Neither, if a value is missing."""
 
     true: Mask
     false: Mask
 
 
 class _Values(NamedTuple):
-    """A column of the samples, or one constant for all, and where it is missing."""
+    """One side of a comparison: a column's values, or one constant for all samples, and where values are missing."""
 
     values: Any
     is_missing: Any
@@ -57,10 +57,10 @@ def matching(
 ) -> Mask:
     """Return which of the samples at these positions meet a condition: bool (n,).
 
-    It compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`, combined by and, or, not and
-    parentheses. `class` is the name of a sample's class. What has a missing value (NaN, "" or the label -1) is neither
-    true nor false, so it never matches by itself, nor by `not` or !=: Kleene's logic of three values.
-    Raises UsageError, which says where in the condition.
+    A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`. Comparisons are combined
+    by and, or, not and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, ""
+    or the label -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued
+    logic). Raises UsageError that marks the place in the condition.
     """
     if not isinstance(condition, str):
         raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")
@@ -71,7 +71,7 @@ def matching(
 
 
 def _joined(parts: list[_Truth]) -> _Truth:
-    """Return where all conditions are true, and where one is false."""
+    """Return the conjunction: true where all conditions are true, false where at least one is false."""
     return _Truth(
         np.logical_and.reduce([part.true for part in parts]), np.logical_or.reduce([part.false for part in parts])
     )
@@ -82,7 +82,7 @@ def _inverse(truth: _Truth) -> _Truth:
 
 
 class _Condition:
-    """A condition that is worked out for some of the samples."""
+    """Evaluates a condition for some of the samples."""
 
     def __init__(
         self, text: str, table: SampleTable, positions: npt.NDArray[np.int64], classes: tuple[str, ...]
@@ -97,14 +97,14 @@ class _Condition:
         source = _STRING_OR_CLASS.sub(lambda found: found[1] or _STAND_IN, self._text)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes in strings
+                warnings.simplefilter("ignore")  # Python warns of unknown escapes in strings
                 tree = ast.parse(source, mode="eval").body
         except (SyntaxError, ValueError) as error:
             raise self._error("this is no condition", (getattr(error, "offset", None) or 1) - 1) from error
         return self._truth(tree).true
 
     def _truth(self, node: ast.expr) -> _Truth:
-        """Return where a condition is true and where it is false."""
+        """Evaluate a condition or a part of it."""
         if isinstance(node, ast.BoolOp):
             parts = [self._truth(part) for part in node.values]
             is_and = isinstance(node.op, ast.And)
@@ -126,9 +126,9 @@ class _Condition:
                 raise self._refused(right, "after `in` comes a list in parentheses, such as ('A', 'B') or ('A',)")
             parts = [self._compared(left, operator.eq, item) for item in right.elts]
             nothing = np.zeros(len(self._positions), np.bool_)
-            known = ~(nothing | self._values(left).is_missing)
-            true = np.logical_or.reduce([nothing, *(part.true for part in parts)]) & known
-            is_in = _Truth(true, known & ~true)
+            is_present = ~(nothing | self._values(left).is_missing)
+            true = np.logical_or.reduce([nothing, *(part.true for part in parts)]) & is_present
+            is_in = _Truth(true, is_present & ~true)
             return is_in if isinstance(each, ast.In) else _inverse(is_in)
         compare = _COMPARISONS.get(type(each))
         if compare is None:
@@ -141,9 +141,9 @@ class _Condition:
             text, number = (one, other) if one.is_text else (other, one)
             hint = f": use {CLASS} for names" if LABEL in (one.name, other.name) and self._has_classes else ""
             raise self._refused(right, f"{text.name} is text and {number.name} a number{hint}")
-        is_known = ~np.broadcast_to(one.is_missing | other.is_missing, len(self._positions))
+        is_present = ~np.broadcast_to(one.is_missing | other.is_missing, len(self._positions))
         result = np.broadcast_to(np.asarray(compare(one.values, other.values), np.bool_), len(self._positions))
-        return _Truth(result & is_known, ~result & is_known)
+        return _Truth(result & is_present, ~result & is_present)
 
     def _values(self, node: ast.expr) -> _Values:
         """Return the values of a column or a constant."""
@@ -166,7 +166,7 @@ class _Condition:
         name = CLASS if node.id == _STAND_IN else node.id
         if name == CLASS and self._has_classes:
             numbers = self._numbers(node, LABEL)
-            names = np.array([*self._classes, ""], object)  # the last one is that of the label -1
+            names = np.array([*self._classes, ""], object)  # the label -1 selects the last name, ""
             return _Values(names[numbers], numbers < 0, True, name)
         if name not in self._table:
             has = sorted({*self._table} | ({CLASS} if self._has_classes else set()))

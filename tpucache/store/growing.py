@@ -1,13 +1,13 @@
 """GrowingCache: a cache that is read while it is built.
 
-The builder keeps finished records in the work folder, and appends to a log where each of them lies. A reader follows
-the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are known before
-any record is made. All others are known at the end: who asks for them waits until then.
+The builder writes finished records into the work folder, and appends the place of each record to a log. A reader
+follows the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are known
+before the build. The other parts exist only at the end: reading one of them waits until then.
 
-    .warmup/arrived.bin       ARRIVED_DTYPE, appended to: where the record of a row of the index is, and its checksum
+    .warmup/arrived.bin       ARRIVED_DTYPE, append-only: where the record of an index row is, and its checksum
     .warmup/spool-8….bin      records, one after another: one file for each worker
-    .warmup/wanted-….npy      int64: positions of samples in the order in which a reader needs them; the newest counts
-    .warmup/failure.txt       why the last build has failed, for readers in other processes
+    .warmup/wanted-….npy      int64: positions of samples, in the order in which a reader needs them; the newest wins
+    .warmup/failure.txt       why the last build failed, for readers in other processes
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, SampleTable
 
 ARRIVED_NAME: Final = "arrived.bin"
-#: `file` is the number of a shard in the manifest, or that of a spool file, which has the highest bit.
+#: `file` is the number of a shard in the manifest, or the number of a spool file, whose highest bit is set.
 ARRIVED_DTYPE: Final = np.dtype(
     [("row", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("file", "<u4"), ("unused", "<u4")]
 )
 SPOOL_BIT: Final = 1 << 31
-_OF_MEMORY: Final = SPOOL_BIT | (1 << 30)  # the numbers of files in memory, which no spool file has
+_FIRST_IN_MEMORY: Final = SPOOL_BIT | (1 << 30)  # files in memory are numbered from here, above all spool files
 LOCK_NAME: Final = "lock"
 FAILURE_NAME: Final = "failure.txt"
 _WANTED: Final = "wanted-"
 
 _POLL_SECONDS: Final = 0.008
-_CHECK_SECONDS: Final = 0.05  # between two looks whether the own builder has failed
-_LOOK_SECONDS: Final = 0.5  # between two looks whether anybody still builds
-_PATIENCE_SECONDS: Final = 20.0  # in which nobody does, and another process may take over
-_READ_ROWS: Final = 1 << 16  # of the log at once
-_LONGEST: Final = 2000  # characters of a failure
+_CHECK_SECONDS: Final = 0.05  # between two checks whether this process's builder has failed
+_LOOK_SECONDS: Final = 0.5  # between two checks whether any process still builds
+_PATIENCE_SECONDS: Final = 20.0  # how long nobody may build before readers give up: another process may take over
+_READ_ROWS: Final = 1 << 16  # rows of the log per read call
+_LONGEST: Final = 2000  # characters of a failure message
 
 _log: Final = logging.getLogger("tpucache")
 
-#: Makes records, given by their numbers in the index, in this order. Threads may call it at the same time.
+#: Takes index row numbers and returns their records in the same order. Several threads may call it at once.
 RecordMaker = Callable[[Numbers], Sequence[bytes]]
 
-_KNOWN: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
-_LATER: Final = frozenset(item.name for item in fields(Manifest)) - {*_KNOWN}
+#: The fields of a manifest that exist before the build, and those that exist only after it.
+_EARLY: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
+_LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
 
 
 def spool_name(file: int) -> str:
@@ -74,7 +75,7 @@ def spool_name(file: int) -> str:
 
 
 def ask_for(work: Path, positions: Numbers) -> None:
-    """Ask the builder for samples in this order, before those that others asked for. A finished cache has all.
+    """Ask the builder to make these samples next, in this order. Does nothing once the cache is finished.
 
     Raises OSError.
     """
@@ -87,16 +88,16 @@ def ask_for(work: Path, positions: Numbers) -> None:
 
 
 def list_asked(work: Path) -> list[str]:
-    """Return the names of the files in which readers ask for samples, the oldest first."""
+    """Return the names of the files that `ask_for` wrote, the oldest first."""
     with os.scandir(work) as entries:
         return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """The parts of a manifest, and of a samples table, that are known before a cache's records are made.
+    """The parts of a manifest and of a samples table that are known before the records are made.
 
-    `shards` are the names of its shards in the order of the manifest.
+    `shards` has the names of the future shards in the manifest's order.
     """
 
     samples: int
@@ -113,50 +114,50 @@ class Builder(Protocol):
     """The builder of a growing cache, as its reader sees it."""
 
     def check(self) -> bool:
-        """Return whether this process started the build; raise the error of a build that failed."""
+        """Return whether this process started the build. Raises the build's error if the build has failed."""
         ...
 
     def maker(self) -> RecordMaker:
-        """Return a function that makes records in this process, for a cache whose disk is full."""
+        """Return a function that makes records in this process. It is used when the disk is full."""
         ...
 
 
 class GrowingManifest(Manifest):
-    """The manifest of a growing cache: parts that are known only at the end wait for it when they are asked for."""
+    """The manifest of a growing cache. Reading a field that exists only after the build waits for the build."""
 
     def __init__(self, prospect: Prospect, wait: Callable[[], Manifest]) -> None:
-        """Take the known parts, and a function that waits for the finished manifest."""
-        for name in _KNOWN:
+        """Store the known parts, and a function that waits for the finished manifest."""
+        for name in _EARLY:
             object.__setattr__(self, name, getattr(prospect, name))
         object.__setattr__(self, "_wait", wait)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _LATER:
+        if name in _LATE:
             return getattr(self.__dict__["_wait"](), name)
         raise AttributeError(f"a manifest has no {name!r}")
 
 
 class GrowingTable(SampleTable):
-    """The samples table of a growing cache: the columns that the listing of the source has, in memory."""
+    """The samples table of a growing cache: the columns that listing the source gave, in memory."""
 
     def __init__(self, directory: Path, columns: Mapping[str, Column]) -> None:
-        """Take columns by their names."""
+        """Store the columns by their names."""
         self._path, self._names, self._loaded = directory, [*columns], dict(columns)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()  # no file has them
+        return self.__dict__.copy()  # with the columns: no file has them
 
 
 class Arrivals(Arriving):
-    """Where the records lie that have been made so far, as far as this process has read the log.
+    """The places of all records that have been made so far, as far as this process has read the log.
 
-    Threads may share one. A pickled copy reads the log itself. Without a `builder`, another process builds.
+    Threads may share one. A pickled copy reads the log itself. `builder` is None if another process builds the cache.
     """
 
     def __init__(
         self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
     ) -> None:
-        """Take a cache's folder, how many rows and samples it will have, the names of its shards, and its builder."""
+        """Store the cache's folder, its final numbers of rows and samples, the names of its shards, and its builder."""
         self.directory, self._count, self._samples = directory, rows, max(1, samples)
         self._shards, self._builder = tuple(shards), builder
         self._rows = np.zeros(rows, INDEX_DTYPE)
@@ -166,23 +167,23 @@ class Arrivals(Arriving):
         self._files: dict[int, OpenFile] = {}
         self._lock = ThreadLock()
         self._checked = self._looked = 0.0
-        self._held = 0.0  # when a builder was last seen
+        self._last_built = 0.0  # when a builder was last seen at work
         self._is_own = False  # whether this process started the builder
         self._is_asked = np.zeros(rows, np.bool_)
         self.finished: Cache | None = None
         self._make: RecordMaker | None = None  # once the disk is full
-        self._made = threading.local()  # the file in memory with the records that each thread asked for last
+        self._made = threading.local()  # for each thread, the file in memory with the records that it read last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Arrivals, (self.directory, self._count, self._samples, self._shards, None)
 
     @property
     def share(self) -> float:
-        """The share of the records that are made, as far as this process knows."""
+        """The fraction of the records that are made, as far as this process knows."""
         return 1.0 if self.finished is not None else float(self._is_here.mean()) if self._count else 1.0
 
     def look(self) -> bool:
-        """Read what was added to the log; return whether the cache is finished. Raises StoreError."""
+        """Read the new part of the log, and return whether the cache is finished. Raises StoreError."""
         if self.finished is None:
             with self._lock:
                 if not self._read_log() and (self.directory / MANIFEST_NAME).exists():
@@ -190,37 +191,37 @@ class Arrivals(Arriving):
         return self.finished is not None
 
     def are_here(self, numbers: Numbers) -> bool:
-        """Return whether all of these records are made, as far as is known."""
+        """Return whether all of these records are made, as far as this process has read the log."""
         return bool(self._is_here[numbers].all())
 
     def rows(self, numbers: Numbers) -> Rows:
-        """Wait for records, and return their rows. Raises the error of a build that failed, and StoreError.
+        """Wait for records, and return their index rows. Raises the error of a build that failed, and StoreError.
 
-        Where the build has ended because the disk is full, they are made now, and kept until this thread asks again.
+        If the build ended because the disk is full, the records are made now, and kept until this thread's next call.
         """
         while self.finished is None:
             if self.are_here(numbers):
                 rows: Rows = self._rows[numbers]
                 return rows
             if self._make is not None:
-                return self._made_now(numbers, self._make)
+                return self._make_in_memory(numbers, self._make)
             if not self.look() and not self.are_here(numbers):
                 self.ask(numbers)
                 try:
                     self._pause()
                 except NoRoomError as error:
-                    self._go_on_without_room(error)
+                    self._start_making(error)
         return self.finished.index[numbers]
 
-    def _go_on_without_room(self, error: NoRoomError) -> None:
-        """Make records when they are read from now on, and say so once. Raises what `maker` raises."""
+    def _start_making(self, error: NoRoomError) -> None:
+        """From now on, make missing records in this process when they are read. Raises what `maker` raises."""
         with self._lock:
             if self._make is None and self._builder is not None:
                 self._make = self._builder.maker()
                 _log.warning("%s Until then, records that are not kept are decoded anew each time they are read", error)
 
-    def _made_now(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the records that are not kept, into a file in memory, and return the rows of all."""
+    def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
+        """Make the missing ones of these records in a file in memory, and return the index rows of all of them."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -234,7 +235,7 @@ class Arrivals(Arriving):
         rows["offset"][missing] = np.cumsum(lengths) - lengths
         rows["crc32"][missing] = [zlib.crc32(record) for record in records]
         with self._lock:
-            number = next(at for at in itertools.count(_OF_MEMORY) if at not in self._files)
+            number = next(at for at in itertools.count(_FIRST_IN_MEMORY) if at not in self._files)
             rows["shard"][missing] = number
             self._files[number] = opened
             self._files.pop(getattr(self._made, "last", -1), None)
@@ -244,24 +245,27 @@ class Arrivals(Arriving):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Ask the builder for these records in this order, before all that was asked for so far."""
+        """Ask the builder to make these records next, in this order."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Do nothing: a reader asks the builder for these records when it waits for them."""
+        """Do nothing: `rows` asks the builder for the records that it waits for."""
 
     @property
     def is_busy(self) -> bool:
-        """False: the builder has processes of its own."""
+        """False: the builder works in other processes."""
         return False
 
     def network(self, bands: int) -> NetworkUse | None:
-        """Return None: nothing comes over the network."""
+        """Return None: no records come over the network."""
         return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
-        """Ask the builder for records in this order, `again` for those asked for before. Raises StoreError."""
+        """Ask the builder for records in this order; with `again`, also for records that were asked for before.
+
+        Raises StoreError.
+        """
         asked = numbers[~self._is_here[numbers]]
         asked = asked if again else asked[~self._is_asked[asked]]
         if len(asked):
@@ -281,12 +285,12 @@ class Arrivals(Arriving):
         return self.finished
 
     def file(self, number: int) -> OpenFile | None:
-        """Return the file of a row, None for one of the finished cache's shards."""
+        """Return the open file for a row's `shard` number; None for a shard of the finished cache."""
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the name of the file of a row, in the folder of the cache."""
-        if number >= _OF_MEMORY:
+        """Return the file name for a row's `shard` number, relative to the cache's folder."""
+        if number >= _FIRST_IN_MEMORY:
             return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
 
@@ -297,16 +301,16 @@ class Arrivals(Arriving):
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
             self._is_own = self._builder is not None and self._builder.check()
-            self._checked = now  # not if it raised: the next thread that waits has to get the error, too
+            self._checked = now  # not set after an error, so that the next waiting thread gets the error, too
         if not self._is_own and now - self._looked > _LOOK_SECONDS:
             self._looked = now
             if holding.is_held(self.directory / WORK_NAME / LOCK_NAME):
-                self._held = now
+                self._last_built = now
             elif failure := self._failure():
                 raise BuildError(failure)
-            elif not self._held:
-                self._held = now
-            elif now - self._held > _PATIENCE_SECONDS and not self.look():
+            elif not self._last_built:
+                self._last_built = now
+            elif now - self._last_built > _PATIENCE_SECONDS and not self.look():
                 raise BuildError(
                     f"nobody builds {self.directory} any more, and it is not finished: open it again, or run "
                     "`tpucache warmup`"
@@ -314,14 +318,14 @@ class Arrivals(Arriving):
         time.sleep(_POLL_SECONDS)
 
     def _failure(self) -> str:
-        """Return why the last build failed, "" where there is no such message."""
+        """Return why the last build failed; "" if it did not fail."""
         try:
             return (self.directory / WORK_NAME / FAILURE_NAME).read_text(encoding="utf-8", errors="replace")[:_LONGEST]
         except OSError:
             return ""
 
     def _read_log(self) -> bool:
-        """Read the rest of the log; return whether there was anything new."""
+        """Read the rest of the log, and return whether it had new rows."""
         if self._log is None:
             try:
                 self._log = OpenFile(self.directory / WORK_NAME / ARRIVED_NAME)
@@ -343,7 +347,7 @@ class Arrivals(Arriving):
             if number not in self._files:
                 try:
                     self._files[number] = OpenFile(self.directory / self.name(number))
-                except (FileNotFoundError, IndexError):  # all is finished meanwhile, or it is damaged
+                except (FileNotFoundError, IndexError):  # the build has finished meanwhile, or the log is damaged
                     new = new[new["file"] != number]
         at = new["row"].astype(np.int64)
         for name, column in (("offset", "offset"), ("length", "length"), ("crc32", "crc32"), ("shard", "file")):
@@ -352,10 +356,10 @@ class Arrivals(Arriving):
 
 
 class GrowingIndex(RecordIndex):
-    """The rows of the index of a growing cache; asking for rows waits until their records are made."""
+    """The index of a growing cache. Reading rows waits until their records are made."""
 
     def __init__(self, arrivals: Arrivals, records: int) -> None:
-        """Take the places of records."""
+        """Store the places of the records, and their final number."""
         self._arrivals, self._records = arrivals, records
 
     def __getstate__(self) -> dict[str, Any]:
@@ -365,23 +369,23 @@ class GrowingIndex(RecordIndex):
         return self._records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows of these numbers. Raises the error of a build that failed, DamageError, FormatError."""
+        """Return the rows with these numbers. Raises the error of a build that failed, DamageError, FormatError."""
         return self._arrivals.rows(numbers)
 
     def read_all(self) -> Rows:
-        """Wait for the finished cache, and return all of its rows."""
+        """Wait for the finished cache, and return all of its index rows."""
         return self._arrivals.wait().index.read_all()
 
     def is_right(self) -> bool:
-        """Wait for the finished cache, and return whether its index is the one that the manifest names."""
+        """Wait for the finished cache, and return whether its index has the SHA-256 in the manifest."""
         return self._arrivals.wait().index.is_right()
 
 
 class GrowingReader(ShardReader):
-    """Reads records of a growing cache, each compared with its checksum; once it is finished, out of its shards."""
+    """Reads records of a growing cache, and compares each with its checksum. After the build it reads the shards."""
 
     def __init__(self, arrivals: Arrivals) -> None:
-        """Take the places of records."""
+        """Store the places of the records."""
         super().__init__(arrivals.directory, ())
         self._arrivals = arrivals
 
@@ -390,11 +394,11 @@ class GrowingReader(ShardReader):
 
     @property
     def arriving(self) -> Arrivals:
-        """The places of records, which arrive while they are read."""
+        """The places of the records, which arrive while the cache is read."""
         return self._arrivals
 
     def file(self, shard: int) -> OpenFile:
-        """Return the open file of a row. Raises DamageError, FormatError, StoreError."""
+        """Return the open file for a row's `shard` number. Raises DamageError, FormatError, StoreError."""
         found = self._arrivals.file(shard)
         if found is not None:
             self._distrusted.add(shard)
@@ -406,21 +410,21 @@ class GrowingReader(ShardReader):
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
-        """Return where the file of a row is."""
+        """Return the path of the file for a row's `shard` number."""
         return self._directory / self._arrivals.name(shard)
 
 
 class GrowingCache(Cache):
-    """A cache that is read while it is built, by this process or another one."""
+    """A cache that is read while this process or another one builds it."""
 
     is_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
-        """Take a cache's folder, its known parts, and its builder, None where another process builds it.
+        """Store the cache's folder, its known parts, and its builder (None if another process builds it).
 
-        Once the build is finished, the same object reads records out of the shards.
+        Once the build is finished, the same object reads records from the shards.
         """
-        self._arrivals = Arrivals(directory, 0, 0, (), None)  # the manifest waits for it
+        self._arrivals = Arrivals(directory, 0, 0, (), None)  # until the manifest, which needs one, is made
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))
         self._arrivals = Arrivals(directory, self.manifest.records, prospect.samples, prospect.shards, builder)
         self._growing_index = GrowingIndex(self._arrivals, self.manifest.records)
@@ -429,31 +433,31 @@ class GrowingCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies, once it is made."""
+        """Where each record lies. Reading a row waits until its record is made."""
         return self._growing_index
 
     @property
     def reader(self) -> ShardReader:
-        """The reader of records by their rows of the index."""
+        """The reader of records, given their index rows."""
         return self._growing_reader
 
     @property
     def samples(self) -> SampleTable:
-        """The columns that the listing of the source has; the finished cache may have more."""
+        """The columns that listing the source gave. The finished cache may have more."""
         return self._table
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of it is built."""
+        """Whether the whole cache is built."""
         return self._arrivals.look()
 
     @property
     def built(self) -> float:
-        """The share of its records that are made, as far as this process has looked."""
+        """The fraction of the records that are made, as far as this process knows."""
         return self._arrivals.share
 
     def wait(self) -> Cache:
-        """Wait until all is built, and return the finished cache. Raises the error of a build that failed."""
+        """Wait for the build, and return the finished cache. Raises the error of a build that failed."""
         return self._arrivals.wait()
 
     def _finished_manifest(self) -> Manifest:

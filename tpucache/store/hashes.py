@@ -22,11 +22,11 @@ from tpucache.types import Array
 Positions = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-#: Bits of a hash.
+#: Bits per hash.
 BITS: Final = 256
 
 _PREFIX: Final = "hashes-"
-#: The columns of the file: dtype, and shape of a sample's value, of each. Another hash would have another name.
+#: The dtype of each column of the file, and the shape of one sample's value. Another kind of hash needs another name.
 _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
     "number": (np.uint64, ()),
     "phash256": (np.uint64, (BITS // 64,)),
@@ -35,23 +35,22 @@ _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
     "thumbnail": (np.uint8, (8, 8)),
 }
 
-#: What such a file may be called.
+#: The pattern of the file's name.
 HASHES_NAME: Final = re.compile(rf"{_PREFIX}[0-9a-f]{{64}}\.npz")
-_MOST_BYTES: Final = 512  # of a sample in the file, and more than it takes
+_MOST_BYTES: Final = 512  # a generous limit per sample
 _MOST_HEADERS: Final = 64 << 10
-
 
 _log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
 class Hashes:
-    """Perceptual hashes of n images, of 256 bits each.
+    """Perceptual hashes of n images, 256 bits each.
 
-    `words` are those of the images and `mirrored` those of the images with left and right exchanged: uint64 (n, 4).
-    `is_blank`, bool (n,), marks images with next to no contrast: they all look alike, and `pairs` leaves them out.
-    `numbers` are the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), are the images in grey, 0 to 255; of
-    other depths than 8 bits, the mean of the cache is 128 and its standard deviation 64.
+    `words` has the hashes of the images, `mirrored` the hashes of the same images with left and right exchanged: both
+    are uint64 (n, 4). `is_blank`, bool (n,), marks images with almost no contrast: they all look alike, so `pairs`
+    skips them. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey images,
+    0 to 255. Images that are not 8-bit are scaled so that the cache's mean is 128 and its standard deviation 64.
     """
 
     numbers: Words
@@ -64,30 +63,30 @@ class Hashes:
         return len(self.numbers)
 
     def select(self, positions: Positions) -> Hashes:
-        """Return the hashes of these of the images, by their positions, in this order."""
+        """Return the hashes of the images at these positions, in this order."""
         return Hashes(**{name: column[positions] for name, column in vars(self).items()})
 
 
 def hashes_name(manifest: Manifest) -> str:
-    """Return the name of the file of a cache's hashes. It has the fingerprint of the records that are hashed."""
+    """Return the name of the file with a cache's hashes. The name contains the cache's fingerprint."""
     return f"{_PREFIX}{manifest.fingerprint}.npz"
 
 
 def hashes_file(cache: Cache, make: Callable[[Cache], Hashes]) -> tuple[str, bytes]:
-    """Return the name of the file of a cache's hashes, and its bytes; `make` makes hashes where none are kept."""
+    """Return the name and the bytes of the file with a cache's hashes; `make` computes them if none are stored."""
     found = kept_hashes(cache)
     return hashes_name(cache.manifest), _file_bytes(make(cache) if found is None else found)
 
 
 def most_hashes_bytes(samples: int) -> int:
-    """Return a number of bytes that no file of hashes exceeds, for a number of samples."""
+    """Return the size limit in bytes of a file with the hashes of this many samples."""
     return samples * _MOST_BYTES + _MOST_HEADERS
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
-    """Return the hashes of all samples that are kept in a cache's folder; None where there are none that can be used.
+    """Return the hashes that are stored in a cache's folder; None if there are none that fit.
 
-    A file that is damaged or of other samples is not used, which a warning says.
+    A damaged file, or one with the hashes of other samples, is ignored with a warning.
     """
     path = cache.directory / hashes_name(cache.manifest)
     if not path.exists():
@@ -117,7 +116,7 @@ def _file_bytes(found: Hashes) -> bytes:
 
 
 def keep_hashes(cache: Cache, found: Hashes) -> None:
-    """Write hashes into the folder of a cache, in place of those of other records; not where it cannot be written."""
+    """Write hashes into a cache's folder and remove its outdated hash files. Does nothing in a read-only folder."""
     path = cache.directory / hashes_name(cache.manifest)
     try:
         if not os.access(path.parent, os.W_OK):

@@ -1,8 +1,8 @@
-"""The versions of a cache: which one a user means, how it is proven, and which files belong to it.
+"""The versions of a cache: which one a user means, how its manifest is verified, and which files belong to it.
 
-`manifest.json` is the newest version. It lists the identities of those before, and `version-3.json` is the manifest
-that version 3 had. Each of them names its own tables and shards; a shard may belong to many versions. So opening an
-earlier version costs one manifest more than opening the newest, however many there are.
+`manifest.json` is the manifest of the newest version, and lists the identities of all earlier versions.
+`version-3.json` is the manifest of version 3. Each manifest names its own tables and shards, and versions share shards.
+So opening an earlier version reads two manifests, whatever the number of versions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def split_version(place: str | Path) -> tuple[str, int | None]:
-    """Return the place of a cache, and the version after it: "cache@2" is version 2 of "cache".
+    """Split "cache@2" into the cache's place, "cache", and the version, 2.
 
-    The version is None where the place has none, or where a file or folder has that very name.
+    The version is None if the text has none, or if a file or folder with that very name exists.
     """
     text = os.fspath(place)
     found = _AT_VERSION.fullmatch(text)
@@ -41,7 +41,7 @@ def split_version(place: str | Path) -> tuple[str, int | None]:
 
 
 def refuse_version(place: str | Path) -> None:
-    """Raise UsageError for a place to be written that names a version, such as "cache@2" of a cache that is there."""
+    """Raise UsageError if a place to write to names a version of an existing cache, such as "cache@2"."""
     cache, number = split_version(place)
     if number is not None and (is_url(cache) or (Path(cache) / MANIFEST_NAME).exists()):
         raise UsageError(
@@ -50,7 +50,7 @@ def refuse_version(place: str | Path) -> None:
 
 
 def one_version(given: int | None, named: int | None, where: str) -> int | None:
-    """Return the version that a user wants, `given` by an option or `named` after a place. Raises UsageError."""
+    """Return the version that a user wants: `given` by an option, or `named` in the place. Raises UsageError."""
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
         raise UsageError(f"a version is a whole number from 1, not {given!r}")
     if None not in (given, named) and given != named:
@@ -59,9 +59,9 @@ def one_version(given: int | None, named: int | None, where: str) -> int | None:
 
 
 def load_version(directory: str | Path, number: int | None = None) -> Manifest:
-    """Read and validate the manifest of a version of the cache in a folder; None: of the newest.
+    """Read and validate the manifest of a version (by default the newest) of the cache in a folder.
 
-    Raises UsageError where there is no such version, DamageError where its file is missing or is another version's, and
+    Raises UsageError if there is no such version, DamageError if its file is missing or belongs to another version, and
     what `Manifest.load` raises.
     """
     manifest = Manifest.load(directory)
@@ -69,14 +69,14 @@ def load_version(directory: str | Path, number: int | None = None) -> Manifest:
 
 
 def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
-    """Read the manifest of a version of the cache whose newest manifest is given. Raises as `load_version` does."""
+    """Like `load_version`, if the newest manifest was read already."""
     return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
 
 
 def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[[str], bytes | None]) -> Manifest:
-    """Return a version of the cache whose newest manifest this is; `read` returns a file by its name, None for none.
+    """Return the manifest of a version of a cache, given the cache's newest manifest.
 
-    Raises as `load_version`.
+    `read` returns the bytes of a file by its name, or None if there is no such file. Raises as `load_version`.
     """
     if number == manifest.number:
         return manifest
@@ -86,7 +86,7 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
     name = version_name(number)
     data = read(name)
     if data is None:
-        raise DamageError(f"{where}/{name} is missing, so that version {number} is not known: copy the cache again")
+        raise DamageError(f"{where}/{name} is missing, so version {number} cannot be read: copy the cache again")
     try:
         found = Manifest.from_json(data)
     except FormatError as error:
@@ -100,7 +100,7 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
 
 
 def _reading(directory: Path) -> Callable[[str], bytes | None]:
-    """Return what reads a small file of a folder. It raises DamageError, FormatError."""
+    """Return a function that reads a small file in a folder; it raises DamageError or FormatError."""
 
     def read(name: str) -> bytes | None:
         path = directory / name
@@ -118,22 +118,22 @@ def _reading(directory: Path) -> Callable[[str], bytes | None]:
 
 
 def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the manifests of all versions before one, the first one first. Raises DamageError, FormatError."""
+    """Yield the manifests of all versions before this one, starting with version 1. Raises DamageError, FormatError."""
     for number in range(1, manifest.number):
         yield load_earlier(directory, manifest, number)
 
 
 def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return all files of a version and of those before it, except its own manifest: each once.
+    """Return all files of a version and of the versions before it, each once, without its own manifest.
 
-    The versions before add their manifests, their tables, and shards that were replaced since.
-    Raises DamageError or FormatError for a version before that is missing or damaged.
+    Earlier versions add their manifests, their tables, and the shards that later versions replaced.
+    Raises DamageError or FormatError for an earlier version that is missing or damaged.
     """
     return joined_files(manifest, list(versions_before(directory, manifest)))
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Return the files that `version_files` returns, given the manifests of all versions before."""
+    """Like `version_files`, given the manifests of all versions before."""
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
         for entry in each.files:
@@ -149,7 +149,7 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
 
 
 def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files that `version_files` returns, without those that only damaged versions before name."""
+    """Like `version_files`, but earlier versions that are missing or damaged are skipped."""
     before = []
     for number in range(1, manifest.number):
         with contextlib.suppress(DamageError, FormatError):
@@ -161,20 +161,20 @@ def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def new_files(files: Sequence[FileEntry], there: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Return the files that a place lacks, by their names and SHA-256."""
-    known = {(entry.name, entry.sha256) for entry in there}
-    return tuple(entry for entry in files if (entry.name, entry.sha256) not in known)
+    """Return the files that are missing `there`, compared by name and SHA-256."""
+    present = {(entry.name, entry.sha256) for entry in there}
+    return tuple(entry for entry in files if (entry.name, entry.sha256) not in present)
 
 
 def read_times(directory: str | Path) -> dict[str, str]:
-    """Return when versions of a cache were made, in UTC, by their identities; nothing where that is not known."""
+    """Return the creation times (UTC) of a cache's versions by their identities. Some versions may have no time."""
     with contextlib.suppress(StoreError):
         return parse_times(_reading(Path(directory))(TIMES_NAME))
     return {}
 
 
 def parse_times(data: bytes | None) -> dict[str, str]:
-    """Return the times of versions, by their identities, from the file of times; nothing for another file."""
+    """Parse the file of creation times. Returns an empty dict for any other file."""
     try:
         content = parse_json(data or b"{}")
     except ValueError:
@@ -185,20 +185,20 @@ def parse_times(data: bytes | None) -> dict[str, str]:
 
 
 def to_times(times: Mapping[str, str]) -> bytes:
-    """Return the text of the file of times."""
+    """Return the bytes of the file of creation times."""
     return (json.dumps({"format": _TIMES_FORMAT, "times": times}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Write down that a version was made now. Raises OSError."""
-    known = read_times(directory)
-    kept = {name: known[name] for name in manifest.parents if name in known}
+    """Record that a version was made now. Raises OSError."""
+    times = read_times(directory)
+    kept = {name: times[name] for name in manifest.parents if name in times}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_atomically(directory / TIMES_NAME, to_times({**kept, manifest.identity: now}), aside)
 
 
 class _State(NamedTuple):
-    """The status of a file, which differs once another file has replaced it."""
+    """The status of a file. It changes when another file replaces the file."""
 
     device: int
     inode: int
@@ -215,22 +215,22 @@ def _state(directory: Path) -> _State | None:
 
 
 class OpenVersion:
-    """An open version of the cache in a folder: it says whether a name still means the same file.
+    """An open version of a cache. It checks whether a file in the folder is still the file that the manifest lists.
 
-    After a folder was compacted or built anew, other files have the same names, and perhaps the same sizes.
+    After a cache was compacted or rebuilt, different files have the same names, and perhaps the same sizes.
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
         """Read a version's manifest. Raises what `load_version` raises."""
         self._directory = directory
-        self._state = _state(directory)  # before the manifest is read, which may be replaced meanwhile
+        self._state = _state(directory)  # taken before reading the manifest, which may be replaced meanwhile
         self.manifest = load_version(directory, number)
         self._identity: str | None = None
 
     def check(self, entry: FileEntry) -> None:
-        """Raise StoreError where the folder has no longer this file, or another one of its name.
+        """Raise StoreError if the folder no longer has this file, or has another file with the same name.
 
-        Call it once the file is open: only an open file stays the same.
+        Open the file before this call: an open file cannot be replaced afterwards.
         """
         now = _state(self._directory)
         if now == self._state:

@@ -1,8 +1,8 @@
-"""A lock on a folder, so that one process alone writes there, on any file system. A lock file says who holds it.
+"""A lock on a folder for any file system: only one process writes there. The lock file says which process holds it.
 
-Where the file system has locks (`flock`), the kernel releases the lock however its process ends. Where it has none, the
-lock file is a lease: its holder touches it every few seconds, and the lease expires a minute after the last touch. In
-both cases others notice at once that a holder on the same machine has ended.
+If the file system supports `flock`, the kernel releases the lock when the process ends. Otherwise the lock file is a
+lease: its holder touches it every few seconds, and the lease expires a minute after the last touch. In both cases,
+other processes on the same machine notice at once that a holder has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tpucache.redact import shown
 from tpucache.store.files import open_file
 from tpucache.system import fcntl
 
-#: A lease expires so long after its last touch.
+#: A lease expires this long after its last touch.
 LEASE_SECONDS: Final = 60.0
 BEAT_SECONDS: Final = 5.0
-#: Another process may be looking at the lock just now, which takes a shared one for a moment.
+#: How long to retry: `is_held` in another process takes a shared lock for a moment.
 _PATIENCE_SECONDS: Final = 2.0
 _MAX_BYTES: Final = 4096
-#: The errors of a file system without locks.
+#: The error numbers that mean "this file system has no locks".
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 _CREATE: Final = os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"))
 
@@ -40,11 +40,11 @@ _locks: set[int] = set()
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a folder, and the token of this one hold.
+    """A process that holds a folder. `token` is a random text that identifies this one hold.
 
-    Its number is valid in a `place`: on a machine since it booted, and in a container there. `start` is when it
-    started, by the kernel's clock, empty where that cannot be learnt; `since` is when it took the folder, in seconds of
-    the epoch.
+    `pid` is meaningful only in one `place`: one boot of one machine, and one container on it. `start` is the time at
+    which the process started, by the kernel's clock; "" if it is unknown. `since` is the time at which the process took
+    the folder, in seconds since 1970.
     """
 
     token: str
@@ -63,21 +63,21 @@ class Hold:
     """A folder that this process holds."""
 
     def __init__(self, path: Path, token: str) -> None:
-        """Take the lock file, and the token in it."""
+        """Store the path of the lock file, and the token in it."""
         self._path = path
         self.token = token
 
     def is_lost(self) -> bool:
-        """Return whether somebody has removed the lock file, or has taken over an expired lease."""
+        """Return whether another process has removed the lock file, or has taken over an expired lease."""
         holder = read_holder(self._path)
         return holder is None or holder.token != self.token
 
 
 @contextlib.contextmanager
 def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
-    """Hold a folder for this process alone, by a lock file in it, which is removed in the end.
+    """Hold a folder for this process alone by a lock file in it. The lock file is removed at the end.
 
-    Raises what `refusal` makes of the text that says who holds it, if another process or thread does; OSError.
+    If another process or thread holds the folder, raises `refusal(text)`; the text names the holder. Raises OSError.
     """
     mine = Holder(secrets.token_hex(16), platform.node(), os.getpid(), _place(), _start(os.getpid()), time.time())
     content = json.dumps(asdict(mine)).encode()
@@ -97,7 +97,7 @@ def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
         yield held
     finally:
         ended.set()
-        if os.getpid() == mine.pid:  # not in a process that was forked meanwhile
+        if os.getpid() == mine.pid:  # a forked child must not release its parent's lock
             with contextlib.suppress(OSError):
                 if not held.is_lost():
                     path.unlink()
@@ -107,7 +107,7 @@ def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
 
 
 def is_held(path: Path, token: str | None = None) -> bool:
-    """Return whether a process holds a folder by this lock file, with this token if one is given. Raises OSError."""
+    """Return whether a process holds this lock file (with this token, if one is given). Raises OSError."""
     try:
         with open_file(path) as file:
             content = file.read(_MAX_BYTES)
@@ -127,7 +127,10 @@ def is_held(path: Path, token: str | None = None) -> bool:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return the process that a lock file names, which holds or held it; None where it names none. Raises OSError."""
+    """Return the process that a lock file names: it holds the lock, or held it last. None if it names none.
+
+    Raises OSError.
+    """
     try:
         with open_file(path) as file:
             return _holder_in(file.read(_MAX_BYTES))
@@ -146,20 +149,20 @@ def _holder_in(data: bytes) -> Holder | None:
     return None
 
 
-def _let_go() -> None:
-    """Close the locks that a forked process inherits: it would still hold them after its parent has ended."""
+def _close_inherited() -> None:
+    """Close the locks that a forked child inherits: it would still hold them after its parent has ended."""
     while _locks:
         os.close(_locks.pop())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _take_lock(path: Path, content: bytes) -> int | None:
-    """Lock a file, write to it and return its descriptor; None on a file system without locks.
+    """Lock a file, write `content` to it and return its descriptor; None on a file system without locks.
 
-    Raises BlockingIOError when another process keeps it locked, OSError.
+    Raises BlockingIOError when another process keeps the file locked, and OSError.
     """
     if fcntl is None:
         return None
@@ -168,7 +171,7 @@ def _take_lock(path: Path, content: bytes) -> int | None:
         number, is_new = _open_lock(path)
         try:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(number, path):  # whoever held it may have removed it meanwhile
+            if _is_named(number, path):  # the last holder may have removed the file meanwhile
                 os.ftruncate(number, 0)
                 os.write(number, content)
                 return number
@@ -179,7 +182,7 @@ def _take_lock(path: Path, content: bytes) -> int | None:
                 raise
             time.sleep(0.05)
         except OSError as error:
-            if is_new and error.errno in _NO_LOCKS:  # the empty file is nobody's lease
+            if is_new and error.errno in _NO_LOCKS:  # the empty file must not look like a lease
                 with contextlib.suppress(OSError):
                     if _is_named(number, path):
                         path.unlink()
@@ -190,15 +193,16 @@ def _take_lock(path: Path, content: bytes) -> int | None:
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
-    """Open a lock file, and return whether this call made it: an older one may be a lease that is being written."""
+    """Open a lock file, and return whether this call made it. An existing file may be a lease that is being written."""
     while True:
         with contextlib.suppress(FileExistsError):
             return os.open(path, _CREATE | os.O_EXCL, 0o666), True
-        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another process removed it meanwhile
             return os.open(path, _CREATE & ~os.O_CREAT, 0o666), False
 
 
 def _is_named(number: int, path: Path) -> bool:
+    """Return whether the path still leads to this open file."""
     try:
         return os.path.samestat(os.fstat(number), path.stat())
     except FileNotFoundError:
@@ -206,7 +210,7 @@ def _is_named(number: int, path: Path) -> bool:
 
 
 def _take_lease(path: Path, content: bytes) -> None:
-    """Make the lock file, if there is none. Raises BlockingIOError while another process holds it, OSError."""
+    """Make the lock file, or replace an expired one. Raises BlockingIOError while another process holds it, OSError."""
     while True:
         try:
             number = os.open(path, _CREATE | os.O_EXCL, 0o666)
@@ -219,7 +223,7 @@ def _take_lease(path: Path, content: bytes) -> None:
 
 
 def _remove_expired(path: Path) -> None:
-    """Remove a lease that has expired. Raises BlockingIOError when it has not, or another process is removing it."""
+    """Remove an expired lease. Raises BlockingIOError if it has not expired, or another process is removing it."""
     if _is_live(path, read_holder(path)):
         raise BlockingIOError(errno.EWOULDBLOCK, "the lease is held", os.fspath(path))
     mark = path.with_name(f"{path.name}.expired")
@@ -229,7 +233,7 @@ def _remove_expired(path: Path) -> None:
         if (_age(mark) or 0.0) < LEASE_SECONDS:
             raise BlockingIOError(errno.EWOULDBLOCK, "the lease is being taken", os.fspath(path)) from None
     try:
-        # Others may have removed it, and taken a new one, since it was looked at. While the mark is there, none does.
+        # Another process may have replaced the lease since the first look. It cannot while this mark exists.
         if not _is_live(path, read_holder(path), if_gone=True):
             path.unlink(missing_ok=True)
     finally:
@@ -237,9 +241,9 @@ def _remove_expired(path: Path) -> None:
 
 
 def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> bool:
-    """Return whether the holder of a lease still works: by its process, or by the age of the file.
+    """Return whether the holder of a lease is still at work, judged by its process or by the age of the file.
 
-    `if_gone` is returned where there is no file any more.
+    Returns `if_gone` if the file no longer exists.
     """
     if holder is not None and holder.place == _place():
         if not _is_running(holder.pid):
@@ -251,7 +255,7 @@ def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> boo
 
 
 def _age(path: Path) -> float | None:
-    """Return how long ago a file was touched, by the clock of its file system; None where there is none."""
+    """Return how many seconds ago a file was touched, by the clock of its file system; None if there is no file."""
     now = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     number = os.open(now, _CREATE | os.O_EXCL, 0o600)
     try:
@@ -265,12 +269,12 @@ def _age(path: Path) -> float | None:
 
 def _beat(path: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT_SECONDS):
-        with contextlib.suppress(OSError):  # the next one may arrive
+        with contextlib.suppress(OSError):  # the next touch may succeed
             os.utime(path)
 
 
 def _place() -> str:
-    """Return where this process's number is valid: a machine since it booted, and a container on it."""
+    """Return the scope in which this process's pid is unique: the boot of the machine, and the container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -279,16 +283,16 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return when a process started, by the kernel's clock; empty where that cannot be learnt."""
+    """Return the time at which a process started, by the kernel's clock; "" if it is unknown."""
     try:
         values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "ended" if values[0] in "ZX" else values[19]  # it may wait for its parent to take note
+        return "ended" if values[0] in "ZX" else values[19]  # a zombie has ended
     except (OSError, IndexError):
         return ""
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process of this number runs; True where that cannot be learnt."""
+    """Return whether a process with this number runs; True if that is unknown."""
     if os.name != "posix" or pid <= 0:
         return True
     try:

@@ -1,6 +1,6 @@
-"""RecordIndex: where each record lies, read with `pread` in blocks when it is asked for.
+"""RecordIndex: where each record lies. Blocks of rows are read with `pread` on demand.
 
-Nothing is mapped: a file that is truncated while it is mapped kills the process, through `pread` it is an exception.
+The file is not mapped: if a mapped file is truncated, the process is killed; with `pread` an exception is raised.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class _Table(NamedTuple):
-    """The open file, where its rows begin, those that were read, and which blocks of them were."""
+    """The open file, the offset of its first row, all rows, and which blocks of rows were read already."""
 
     file: OpenFile
     offset: int
@@ -41,17 +41,17 @@ class _Table(NamedTuple):
 
 
 class RecordIndex:
-    """The index rows of a cache by their numbers, variant by variant in the manifest's order; threads may share it.
+    """The index rows of a cache by their numbers, variant by variant in the manifest's order. Threads may share it.
 
-    Opening reads the header alone. A block of rows is read when one of them is asked for, and kept: 20 bytes a record,
-    in memory that forked processes share. A pickled copy opens the file again where it is used.
+    Opening reads only the header. A block of rows is read when one of its rows is needed, and then kept in memory that
+    forked processes share: 20 bytes per record. A pickled copy opens the file again.
     """
 
     def __init__(self, directory: Path, manifest: Manifest, check: Callable[[FileEntry], None] | None = None) -> None:
-        """Open a cache's index; `check` raises StoreError where it is another file by now than it was.
+        """Open a cache's index. `check` raises StoreError if the file was replaced since the cache was opened.
 
-        Raises DamageError when the file is missing or has another size than the manifest says, FormatError when its
-        dtype or length is wrong, StoreError when too many files are open.
+        Raises DamageError when the file is missing or its size differs from the manifest, FormatError when its dtype or
+        length is wrong, StoreError when too many files are open.
         """
         self._directory = directory
         self._manifest = manifest
@@ -66,7 +66,7 @@ class RecordIndex:
         return self._manifest.records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows of these numbers: INDEX_DTYPE (n,). Raises IndexError, DamageError, FormatError."""
+        """Return the rows with these numbers: INDEX_DTYPE (n,). Raises IndexError, DamageError, FormatError."""
         table = self._table()
         blocks = numbers >> _BLOCK_BITS
         missing = blocks[~table.loaded[blocks]]
@@ -84,24 +84,24 @@ class RecordIndex:
         return rows
 
     def is_right(self) -> bool:
-        """Read all rows, and return whether they are what the manifest says. Raises DamageError, FormatError."""
+        """Read all rows, and return whether they have the manifest's SHA-256. Raises DamageError, FormatError."""
         rows, table = self.read_all(), self._table()
         digest = hashlib.sha256(system.pread(table.file.number, table.offset, 0))
         digest.update(rows.view(np.uint8).data)
         return digest.hexdigest() == self._manifest.index.sha256
 
     def _table(self) -> _Table:
-        if self._opened is None:  # two threads may both open it, and both are right
+        if self._opened is None:  # two threads may open it at once: either result may be kept
             self._opened = self._open()
         return self._opened
 
     def _load(self, table: _Table, blocks: Numbers) -> None:
-        """Read blocks of rows, and refuse records that are too long.
+        """Read blocks of rows. Raises DamageError for a record that is too long.
 
-        Threads, and forked processes, may write the same bytes into the same place at once.
+        Threads and forked processes may write the same bytes into the same place at once.
         """
         size = _BLOCK * INDEX_DTYPE.itemsize
-        if len(blocks) > 1:  # all are asked for at once, so that a disk far away is waited for once
+        if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once
             with contextlib.suppress(OSError):
                 for block in blocks.tolist():
                     system.read_ahead(table.file.number, table.offset + block * size, size)
@@ -116,8 +116,8 @@ class RecordIndex:
             longest = int(table.rows["length"][block << _BLOCK_BITS : (block + 1) << _BLOCK_BITS].max(initial=0))
             if longest > self._longest:
                 raise DamageError(
-                    f"{self._path} has a record of {longest:,} bytes by the index, more than there is in any of these "
-                    f"fields, {self._longest:,}: run `tpucache verify`, or copy the cache again"
+                    f"{self._path} has a record of {longest:,} bytes, but a record with these fields has at "
+                    f"most {self._longest:,} bytes: run `tpucache verify`, or copy the cache again"
                 )
             table.loaded[block] = True
 
@@ -151,14 +151,14 @@ class RecordIndex:
 
 
 def encode_index(index: Rows) -> bytes:
-    """Return index rows as the bytes of their file."""
+    """Return the bytes of an index file with these rows."""
     target = io.BytesIO()
     np.save(target, index, allow_pickle=False)
     return target.getvalue()
 
 
 def _reserve(size: int) -> memoryview:
-    """Return memory that forked processes share; the kernel gives it only where it is written."""
+    """Return memory that forked processes share. The kernel allocates a page only once it is written."""
     try:
         return memoryview(mmap.mmap(-1, size) if size else bytearray())
     except (OSError, OverflowError, MemoryError) as error:

@@ -1,7 +1,7 @@
-"""The manifest: what a cache holds, JSON in and out, validated and saved atomically.
+"""The manifest describes a cache's contents. It is a JSON file that is validated when read and written atomically.
 
-Nothing in a manifest that is read is trusted. The fields of the dataclasses here say which values each key may have;
-`strict_json` checks these, and `_check_whole` whether they fit together.
+A manifest that is read is not trusted. The annotations of the dataclasses here say which values each key may have:
+`strict_json` checks these. `_check_whole` checks whether the values fit together.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ Number = Annotated[float, Between(-LARGEST, LARGEST)]
 Sha256 = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
 _Bytes = Annotated[int, Between(0, 1 << 62)]
 _Count = Annotated[int, Between(0, fmt.MAX_SAMPLES)]
-_Sum = Annotated[int, Between(-(1 << 700), 1 << 700)]  # of floats, in units of 2^-149, or of squares, in 2^-298
+_Sum = Annotated[int, Between(-(1 << 700), 1 << 700)]  # sums of floats in units of 2^-149, of squares in 2^-298
 _Square = Annotated[int, Between(0, 1 << 700)]
 
-#: The line of a manifest that has the SHA-256 of all its others.
+#: The key of the line that has the SHA-256 of all other lines.
 _DIGEST: Final = "digest"
-#: Keys that a cache has only once it was changed.
+#: Keys that are written only after a cache was changed.
 _LATER: Final = ("deleted", "history")
 _DIGEST_LINE: Final = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 _VERSIONS: Final = (fmt.VERSION, fmt.BANDED_VERSION, fmt.DELETED_VERSION)
 _BEFORE_0_2: Final = (2, 3, 4, 5)
 _TABLES: Final = (fmt.INDEX_NAME, fmt.SAMPLES_NAME)
-_MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, with the pages that its key takes
+_MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, including the pages for its key
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a cache other than its manifest: its size in bytes, and the SHA-256 of all of them."""
+    """A file of a cache, except its manifest: the name, the size in bytes and the SHA-256."""
 
     name: str
     bytes: _Bytes
@@ -62,11 +62,11 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard: one variant of the kept samples of one block, or one band of it.
+    """A shard: the records of one block of samples in one variant, or one frequency band of them.
 
-    `first` is the position, among all kept samples, of its first one, and `records` counts their records. The file
-    also has records of the samples with the numbers `deleted`, which belong to no sample any more. `records_sha256` is
-    a hash of the keys and values of all of them alone, which does not depend on LMDB's page size.
+    `first` is the position of the block's first sample among the samples of the cache, and `records` is the number of
+    records. The file also has the records of deleted samples, whose numbers are in `deleted`. `records_sha256` hashes
+    the numbers and bytes of all records in the file; unlike the file's SHA-256, it does not depend on LMDB's page size.
     """
 
     variant: Annotated[int, Between(0, fmt.MAX_VARIANTS)]
@@ -79,17 +79,17 @@ class ShardEntry(FileEntry):
 
     @property
     def part(self) -> fmt.Part:
-        """Which part of its block it holds."""
+        """The part of its block that the shard holds."""
         return fmt.Part(self.variant, self.band)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shard as plain values; the first band is not named, nor are no deleted samples."""
+        """Return the shard as plain values, without `band` if it is 0 and `deleted` if it is empty."""
         return {name: value for name, value in vars(self).items() if name not in ("band", "deleted") or value}
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A sample that was found but could not be used, with the reason."""
+    """A sample of the source that could not be used, with the reason."""
 
     number: _Count
     path: str
@@ -98,7 +98,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Deleted:
-    """A sample that was deleted: its number, and where it came from. Its records stay in their shards."""
+    """A deleted sample: its number and its path in the source. Its records stay in their shards."""
 
     number: _Count
     path: str
@@ -106,7 +106,7 @@ class Deleted:
 
 @dataclass(frozen=True)
 class History:
-    """Which version of a cache it is, the command that made it, and the identities of all versions before, in order."""
+    """The number of a version, the command that made it, and the identities of all earlier versions, in order."""
 
     number: Annotated[int, Between(2, fmt.MAX_VERSIONS)]
     command: str
@@ -115,10 +115,10 @@ class History:
 
 @dataclass(frozen=True)
 class FrequencyStatistics:
-    """What the lowest K frequencies of each block are worth for images of K/8 of the stored size, by a few samples.
+    """How good images of K/8 of the stored size are if only the lowest K frequencies of each block are read.
 
-    `psnr` is in dB, against the same size made of all frequencies. `std` is each channel's standard deviation over that
-    of the stored size.
+    Measured on a few samples. `psnr` is in dB, compared with images of the same size made from all frequencies. `std`
+    is each channel's standard deviation divided by its standard deviation at the stored size.
     """
 
     psnr: Number
@@ -127,11 +127,11 @@ class FrequencyStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the clean variant: each channel's mean and standard deviation, samples of each class.
+    """Statistics of the clean variant: mean and standard deviation of each channel, and samples per class.
 
-    `sums` and `squares` are the exact sums that the first two are computed from, so that samples can be added. Those of
-    float images count multiples of 2^-149 and 2^-298, which all of their numbers and squares are. `frequencies` has
-    those of K = 1 to 8 in a cache with bands, and nothing in others.
+    `sums` and `squares` are the exact sums from which mean and deviation are computed, so that samples can be added
+    later. For float images they are integers in units of 2^-149 and 2^-298, in which every float32 and its square are
+    whole. `frequencies` has the statistics for K = 1 to 8 in a cache with bands; otherwise it is empty.
     """
 
     mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()
@@ -142,14 +142,14 @@ class Statistics:
     frequencies: Annotated[tuple[FrequencyStatistics, ...], AtMost(8)] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the statistics as plain values; those of frequencies only where there are any."""
+        """Return the statistics as plain values, without `frequencies` if it is empty."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "frequencies" or value}
 
 
 def mean_and_std(
     sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return each channel's mean and standard deviation, by the sums of `Statistics` and the number of pixels."""
+    """Return each channel's mean and standard deviation from the sums in `Statistics` and the number of pixels."""
     scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
     variances = [
         (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
@@ -159,13 +159,13 @@ def mean_and_std(
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one cache holds, from what and by what it was made.
+    """The contents of a cache, its source, and the tools that made it.
 
-    `variants` are the variant numbers present, 0 (clean) first; the index has one run of `samples` rows for each, in
-    this order, and as many runs again for each further band of frequencies. `recipe`, `source` and `created_by` are for
-    warmup and for people: readers do not interpret them.
-    `version` is the format's: a manifest keeps the one that it was read with until it is `changed`. `deleted` are the
-    samples that were deleted, whose records are still in shards. `history` is None in the first version.
+    `variants` are the numbers of the variants in the cache, 0 (clean) first. The index has `samples` rows for each
+    variant, in this order, and the same number of rows again for each further frequency band. `recipe`, `source` and
+    `created_by` are for warmup and for people: readers do not interpret them.
+    `version` is the version of the format; only `changed` updates it. `deleted` are the deleted samples whose records
+    are still in shards. `history` is None in the first version of a cache.
     """
 
     samples: _Count
@@ -186,60 +186,61 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """SHA-256, in hexadecimal, of the whole manifest: two caches share it only when all their bytes are the same.
+        """SHA-256 of the whole manifest, in hexadecimal: equal for two caches only if all their bytes are equal.
 
-        `fingerprint` compares recipes and clean records only; this also covers labels, variants and skipped samples.
+        `fingerprint` covers only the recipe and the clean records; the identity also covers labels, variants and
+        skipped samples.
         """
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
     def number(self) -> int:
-        """Which version of its cache it is, from 1."""
+        """The number of this version of the cache, from 1."""
         return self.history.number if self.history else 1
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The identities of the versions before, the first one first."""
+        """The identities of the earlier versions, starting with version 1."""
         return self.history.parents if self.history else ()
 
     @property
     def layouts(self) -> tuple[RecordLayout, ...]:
-        """How the fields lie in the records of each band; in all records alike where there is one."""
+        """The record layout of each frequency band. A cache without bands has one layout."""
         return part_layouts(self.fields)
 
     @property
     def layout(self) -> RecordLayout:
-        """How the fields lie in a record of the first band, which has all of them."""
+        """The record layout of the first band, which has all fields."""
         return self.layouts[0]
 
     @property
     def index(self) -> FileEntry:
-        """The table of where each record lies."""
+        """The file with the index."""
         return next(entry for entry in self.tables if entry.name.startswith("index"))
 
     @property
     def table(self) -> FileEntry:
-        """The table of the samples."""
+        """The file with the samples table."""
         return next(entry for entry in self.tables if entry.name.startswith("samples"))
 
     @property
     def generation(self) -> int:
-        """How often samples or variants were added, labels were changed, or skipped samples became sound."""
+        """How often the tables were rewritten: for added samples or variants, changed labels or repaired samples."""
         return int((fmt.TABLE_NAME.fullmatch(self.index.name) or [0, 0, 0])[2] or 0)
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """All files of the cache but the manifest."""
+        """All files of the cache except the manifest."""
         return (*self.tables, *self.shards)
 
     @property
     def value_bytes(self) -> int:
-        """How many bytes of records a shard stores as one value; 0 where each record is a value of its own."""
+        """The size at which a shard closes an LMDB value with several records; 0 if each record is its own value."""
         return value_bytes_of(self.fields)
 
     @property
     def records(self) -> int:
-        """Records in all shards: each band has one of its own."""
+        """The number of records in all shards. Each sample has one record per variant and band."""
         return self.samples * len(self.variants) * len(self.layouts)
 
     @property
@@ -249,11 +250,11 @@ class Manifest:
 
     @property
     def augmented(self) -> int:
-        """Augmented variants: the K of `--variants K`."""
+        """The number of augmented variants: the K of `--variants K`."""
         return sum(variant > 0 for variant in self.variants)
 
     def changed(self, **changes: Any) -> Manifest:
-        """Return the manifest with other values, in this version of the format."""
+        """Return a copy with other values, in the current version of the format."""
         fields, deleted = changes.get("fields", self.fields), changes.get("deleted", self.deleted)
         return dataclasses.replace(self, **{**changes, "version": version_of(fields, deleted)})
 
@@ -263,7 +264,7 @@ class Manifest:
 
     @property
     def text(self) -> str:
-        """The text of its file: `to_json`, and a line with the SHA-256 of that, which is its identity."""
+        """The text of the manifest's file: `to_json` plus one line with the identity."""
         return self._to_text({_DIGEST: self.identity})
 
     def _to_text(self, more: Mapping[str, Any]) -> str:
@@ -277,14 +278,14 @@ class Manifest:
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def save(self, directory: str | Path, aside: Path | None = None) -> None:
-        """Write the manifest, whole or not at all; a directory with one is a finished cache. See write_atomically."""
+        """Write the manifest atomically (see `write_atomically`). A directory with a manifest is a finished cache."""
         write_atomically(Path(directory) / fmt.MANIFEST_NAME, self.text.encode(), aside)
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
         """Read and validate a cache's manifest.
 
-        Raises NotACacheError when there is none, FormatError when it holds what no writer of this format writes.
+        Raises NotACacheError when there is none, FormatError when it is not valid.
         """
         path = Path(directory) / fmt.MANIFEST_NAME
         refuse_url(directory)
@@ -309,9 +310,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Validate a manifest's JSON text; nothing in it is trusted. Raises FormatError.
+        """Parse and validate a manifest's JSON text. Raises FormatError.
 
-        A text with a digest that is not its own raises it, too. A manifest that version 0.2 wrote has no digest.
+        The digest in the text must match. Manifests that version 0.2 wrote have no digest.
         """
         content = parse_object(text, "manifest")
         manifest = _read_manifest(content)
@@ -321,28 +322,28 @@ class Manifest:
 
 
 def _check_digest(text: bytes) -> None:
-    """Raise FormatError unless a manifest's text has, in a line of its own, the SHA-256 of all its other lines."""
+    """Raise FormatError unless the digest line of a manifest has the SHA-256 of all other lines."""
     found = _DIGEST_LINE.search(text)
     if found is None or hashlib.sha256(text[: found.start()] + text[found.end() :]).hexdigest() != found[1].decode():
-        raise FormatError("it is not as it was written: its digest is that of another text")
+        raise FormatError("it was changed after it was written: its digest is that of another text")
 
 
 def unknown_keys(text: bytes) -> list[str]:
-    """Return the keys of a manifest without a digest that version 0.2, which wrote no digests, did not write."""
+    """Return the unknown keys of a manifest without a digest. With a digest, the reader has checked all bytes."""
     content = parse_object(text, "manifest")
-    known = {"format", *(field.name for field in dataclasses.fields(Manifest))}
-    return [] if _DIGEST in content else sorted(content.keys() - known)
+    expected = {"format", *(field.name for field in dataclasses.fields(Manifest))}
+    return [] if _DIGEST in content else sorted(content.keys() - expected)
 
 
 def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
-    """Return the version of the format that a cache with these fields has, once these samples were deleted from it."""
+    """Return the format version of a cache with these fields and these deleted samples."""
     if deleted:
         return fmt.DELETED_VERSION
     return fmt.BANDED_VERSION if _has_bands(fields) else fmt.VERSION
 
 
 def value_bytes_of(fields: Sequence[Field]) -> int:
-    """Return how many bytes of records a shard stores as one value; 0 where each record is a value of its own."""
+    """Return the `value_bytes` of caches with these fields."""
     return fmt.VALUE_BYTES if _has_bands(fields) else 0
 
 
@@ -374,7 +375,7 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
 
 
 def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any]) -> None:
-    """Check the entries of a list by a function; errors name the entry."""
+    """Call a check for each entry of a list. Errors name the entry."""
     for number, entry in enumerate(entries):
         try:
             check(entry)
@@ -399,7 +400,7 @@ def _check_shard(entry: ShardEntry) -> None:
 
 
 def _check_whole(manifest: Manifest) -> None:
-    """Raise FormatError for parts that are each valid but do not fit together."""
+    """Raise FormatError if the values are valid one by one but do not fit together."""
     if list(manifest.variants) != sorted(set(manifest.variants)) or not manifest.variants:
         raise FormatError(f"variants {manifest.variants} are not ascending")
     names = [field.name for field in manifest.fields]
@@ -439,9 +440,9 @@ def _check_deleted(manifest: Manifest) -> None:
     numbers = [each.number for each in manifest.deleted]
     if numbers != sorted(set(numbers)):
         raise FormatError("the numbers of the deleted samples are not ascending")
-    known = set(numbers)
+    listed = set(numbers)
     for entry in manifest.shards:
-        if entry.deleted and (list(entry.deleted) != sorted(set(entry.deleted)) or not known.issuperset(entry.deleted)):
+        if entry.deleted and (list(entry.deleted) != sorted(set(entry.deleted)) or not listed >= set(entry.deleted)):
             raise FormatError(f"{entry.name} has records of deleted samples that are not listed in order")
 
 

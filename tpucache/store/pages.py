@@ -1,7 +1,7 @@
-"""Where each value lies inside an LMDB file, found by walking its pages.
+"""Finds where each value lies inside an LMDB file by walking its pages.
 
 The page layout is that of LMDB 0.9 (`mdb.c`: MDB_page, MDB_node, MDB_meta, MDB_db), data format 1, on a
-64-bit little-endian machine. Nothing here needs the engine: a file is a seekable binary stream.
+64-bit little-endian machine. The lmdb library is not needed: a file is a seekable binary stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _META_BYTES: Final = PAGE_HEADER_BYTES + _META_HEAD.size + 2 * _DB.size + _META_
 
 
 class MetaPage(NamedTuple):
-    """What the newer of the two meta pages says about a file."""
+    """The contents of the newer of a file's two meta pages."""
 
     page_size: int
     pages: int
@@ -42,12 +42,12 @@ class MetaPage(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The exact size of a file written once from start to end."""
+        """The exact size of a file that was written once, from start to end."""
         return self.pages * self.page_size
 
 
 class Extent(NamedTuple):
-    """One value: its key, the byte where it starts in the file, and how many bytes it has."""
+    """One value: its key, the offset in the file at which it starts, and its length in bytes."""
 
     key: bytes
     offset: int
@@ -71,9 +71,9 @@ def read_layout(file: BinaryIO) -> MetaPage:
 
 
 def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
-    """Yield the extent of every value of an LMDB file's main database, in key order.
+    """Yield the extent of every value in an LMDB file's main database, in key order.
 
-    Raises FormatError for pages that do not form a tree of plain key-value leaves inside the file.
+    Raises FormatError if the pages are not a tree of plain key-value leaves inside the file.
     """
     layout = layout or read_layout(file)
     if layout.root is not None:
@@ -125,7 +125,7 @@ def _read_page(file: BinaryIO, layout: MetaPage, number: int) -> bytes:
 
 
 def _read_meta(file: BinaryIO, offset: int) -> tuple[int, MetaPage]:
-    """Return one meta page's transaction number and what it says."""
+    """Return the transaction number and the contents of one meta page."""
     file.seek(offset)
     page = file.read(_META_BYTES)
     if len(page) < _META_BYTES:

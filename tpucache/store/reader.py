@@ -1,6 +1,6 @@
-"""ShardReader: records by `pread` through the index. It never maps a shard and never imports lmdb.
+"""ShardReader: reads records with `pread` by their index rows. It never maps a shard and never imports lmdb.
 
-A truncated file read through a map kills the process with SIGBUS; through `pread` it is an exception.
+If a mapped file is truncated, reading it kills the process with SIGBUS; `pread` raises an exception instead.
 """
 
 from __future__ import annotations
@@ -37,52 +37,53 @@ Numbers = npt.NDArray[np.int64]
 
 
 class ShardReader:
-    """Reads records of a cache's shards by their index rows; threads may share one.
+    """Reads records of a cache's shards by their index rows. Threads may share one.
 
-    Files are opened on first use, checked against the manifest's size, and at most 256 kept open. A pickled or forked
-    copy is safe: `pread` has no position to share.
+    A shard is opened on first use, and its size is compared with the manifest. At most 256 shards stay open. Pickled
+    and forked copies are safe: `pread` does not use the shared file position.
     """
 
     def __init__(
         self, directory: str | Path, shards: Sequence[ShardEntry], check: Callable[[FileEntry], None] | None = None
     ) -> None:
-        """Take the shards of a manifest, in its order; nothing is opened yet.
+        """Store the shards of a manifest, in its order; no file is opened yet.
 
-        `check` is called with each shard that was opened, and raises StoreError where the folder has another file now.
+        `check` is called after a shard was opened. It raises StoreError if the shard was replaced since the cache was
+        opened.
         """
         self._check = check
         self._directory = Path(directory)
         self._shards = tuple(shards)
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._proven: set[int] = set()  # shards that were opened, and one record of each compared
-        self._distrusted: set[int] = set()  # shards whose records are all compared
+        self._proven: set[int] = set()  # open shards of which one record was compared with its checksum
+        self._distrusted: set[int] = set()  # shards of which every record is compared with its checksum
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_directory": self._directory, "_shards": self._shards, "_check": self._check}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A fresh lock, no open files.
+        # With a new lock and no open files.
         self.__init__(state["_directory"], state["_shards"], state["_check"])  # type: ignore[misc]
 
     @property
     def arriving(self) -> Arriving | None:
-        """How to say what will be read of a cache whose records are still arriving; None where all of them are here."""
+        """The protocol for announcing reads, if records are still arriving; None if all records are here."""
         return None
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
-        """The shards, by the numbers that the index has for them."""
+        """The shards. The index refers to a shard by its position here."""
         return self._shards
 
     def close(self) -> None:
-        """Close the files once their last reader is done with them."""
+        """Close the files as soon as the reads that use them are done."""
         with self._lock:
             self._open.clear()
 
     def read(self, row: Rows) -> bytearray:
-        """Return the record that one index row points at. Raises DamageError, FormatError."""
+        """Return the record of one index row. Raises DamageError, FormatError."""
         record = bytearray(int(row["length"]))
         self.scatter(np.atleast_1d(row), [[memoryview(record)]])
         return record
@@ -95,16 +96,16 @@ class ShardReader:
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Read the record of each index row into its buffers, one `preadv` each, in the order of the rows.
+        """Read the record of each index row into its buffers, in the order of the rows, by one `preadv` per record.
 
-        Every row's buffers together take exactly the row's length. The first record that is read of a shard is compared
-        with its checksum, because another cache may have a file of the same name and size; of a distrusted shard, each
-        record is. Parts of records cannot be compared (`are_whole` is False). `read` may read records in a faster way:
-        it is given the rows' file descriptors, int64 (n,), and the rows, and returns how many it read before the first
-        that it could not.
+        The buffers of a row together have exactly the row's length. The first record that is read from a shard is
+        compared with its checksum, because a file of another cache may have the same name and size. In a distrusted
+        shard, every record is compared. Rows that are parts of records (`are_whole=False`) are not compared. `read` is
+        an optional faster function: it takes the rows' file descriptors, int64 (n,), and the rows, and returns the
+        number of records that it read before the first one that it could not read.
 
-        Raises DamageError when a shard is missing, cut short or unreadable, FormatError when a row points at a shard
-        that is not there, StoreError when too many files are open.
+        Raises DamageError when a shard is missing, truncated or unreadable, FormatError when a row points at a shard
+        that does not exist, StoreError when too many files are open.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -118,10 +119,10 @@ class ShardReader:
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records in another way, if a record of each of their shards was compared with its checksum before.
+        """Read records by the function `read` alone, if all of their shards are open and proven.
 
-        `read` is that of `scatter`. Returns how many records it read, 0 where it was not called.
-        Raises DamageError, FormatError, StoreError for a shard that cannot be opened.
+        `read` is the same function as for `scatter`. Returns the number of records that it read; 0 if it was not
+        called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -131,7 +132,7 @@ class ShardReader:
             return read(descriptors, places) if is_proven else 0
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files of records; give each record's descriptor, int64 (n,), and the rows with its place there.
+        """Open the files of some records. Enters with each record's descriptor, int64 (n,), and its row in that file.
 
         Raises DamageError, FormatError, StoreError.
         """
@@ -168,15 +169,15 @@ class ShardReader:
         self._proven.update(new - distrusted)
 
     def distrust(self, shard: int) -> None:
-        """Compare each record of a shard with its checksum from now on, because somebody may write into its file."""
+        """From now on, compare every record of a shard with its checksum, because others may write into its file."""
         self._distrusted.add(shard)
 
     def path(self, shard: int) -> Path:
-        """Return where a shard's file is."""
+        """Return the path of a shard's file."""
         return self._directory / self._shards[shard].name
 
     def check(self, row: Rows, crc32: int) -> None:
-        """Compare the checksum of a record's bytes with that of its index row. Raises DamageError."""
+        """Raise DamageError unless a record's checksum is the one in its index row."""
         if crc32 != row["crc32"]:
             raise DamageError(
                 f"Shard {self.path(int(row['shard'])).name} in {self._directory} holds other records than the index "
@@ -184,7 +185,7 @@ class ShardReader:
             )
 
     def check_inside(self, rows: Rows) -> None:
-        """Raise DamageError for an index row whose record is not inside its shard."""
+        """Raise DamageError for an index row that points outside its shard."""
         sizes = self._sizes[rows["shard"]]
         outside = np.flatnonzero((rows["offset"] > sizes) | (rows["length"] > sizes - rows["offset"]))
         if len(outside):
@@ -192,16 +193,16 @@ class ShardReader:
             raise self._short(int(row["shard"]), int(row["offset"]), int(row["length"]))
 
     def _scatter_in_groups(self, rows: Rows, views: Sequence[Sequence[memoryview]], *, are_whole: bool) -> None:
-        """Read rows of more shards than may be open at once: some of the shards after the others."""
+        """Read rows of more shards than may be open at once: one group of shards after another."""
         shards = np.unique(rows["shard"])
         for start in range(0, len(shards), MAX_OPEN):
             chosen = np.flatnonzero(np.isin(rows["shard"], shards[start : start + MAX_OPEN])).tolist()
             self.scatter(rows[chosen], [views[at] for at in chosen], are_whole=are_whole)
 
     def hint(self, rows: Rows) -> None:
-        """Ask the kernel to read the records of these index rows ahead, neighbours together. A hint never fails.
+        """Ask the kernel to read the records of these index rows ahead. Neighbouring records are read together.
 
-        Where a few of them, spread over the rows, are in memory already, all are taken to be, and nothing is asked.
+        If a small sample of the records is in memory already, nothing is done. Errors are ignored.
         """
         if self.are_in_memory(rows[:: max(1, len(rows) // _PROBES)]):
             return
@@ -212,14 +213,14 @@ class ShardReader:
                     length = min(_HINT_BYTES, stop - piece)
                     system.read_ahead(descriptor.number, piece, length)
             except (OSError, OverflowError, StoreError):
-                return  # reading the record itself will say what is wrong with it
+                return  # reading the record will raise a clear error
 
     def are_in_memory(self, rows: Rows) -> bool:
-        """Return whether the first byte of each of some records is in the page cache."""
+        """Return whether the first byte of every one of these records is in the page cache."""
         return all(self.is_in_memory(int(row["shard"]), int(row["offset"])) for row in rows)
 
     def is_in_memory(self, shard: int, offset: int) -> bool:
-        """Return whether a byte of a shard is in the page cache; False where that cannot be learnt."""
+        """Return whether a byte of a shard is in the page cache; False if that is unknown."""
         try:
             return system.is_in_page_cache(self.file(shard).number, offset)
         except (OSError, OverflowError, StoreError):
@@ -232,7 +233,7 @@ class ShardReader:
             if descriptor is not None:
                 self._open.move_to_end(shard)
                 return descriptor
-        opened = self._open_shard(shard)  # threads do not wait for each other's files, which may be far away
+        opened = self._open_shard(shard)  # without the lock: on slow storage, threads open files at the same time
         with self._lock:
             descriptor = self._open.setdefault(shard, opened)
             if descriptor is opened:
@@ -274,9 +275,9 @@ class ShardReader:
 
 
 class OpenFiles:
-    """The descriptors and rows of records whose files stay open as long as this does.
+    """The descriptors and rows of some records. Their files stay open as long as this object exists.
 
-    It is a class because a generator takes longer than the rest of the reading of a single sample.
+    It is a class, not a generator with `contextmanager`, which would take longer than reading a single sample.
     """
 
     __slots__ = ("_descriptors", "_rows", "files")
@@ -288,11 +289,11 @@ class OpenFiles:
         return self._descriptors, self._rows
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: the files close with their last user."""
+        """Do nothing: files close when nothing refers to them any more."""
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Yield (shard, start, stop) of the stretches that records cover, those with less than 64 KiB between as one."""
+    """Yield (shard, start, stop) of the byte ranges that records cover. Gaps of less than 64 KiB are included."""
     if not len(rows):
         return
     rows = rows[np.lexsort((rows["offset"], rows["shard"]))]

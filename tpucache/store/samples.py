@@ -1,4 +1,4 @@
-"""The samples table: one row a sample, in `samples.npz`, columns read only when asked for."""
+"""The samples table, `samples.npz`: one row per sample. A column is read when it is first used."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tpucache.types import Array
 #: The class number of a sample without a label.
 NO_LABEL: Final = -1
 
-# What warmup adds of each image: the source's width and height as displayed, what its file really is ("jpeg", "png",
-# "array", ...), whether EXIF turns it (0 or 1), and mean and standard deviation of the clean record's numbers.
+# Columns that warmup adds for each image: the source's width and height as displayed, the file's real type ("jpeg",
+# "png", "array", ...), whether EXIF rotates it (0 or 1), and mean and standard deviation of the clean record's values.
 WIDTH: Final = "image_width"
 HEIGHT: Final = "image_height"
 TYPE: Final = "image_type"
@@ -34,14 +34,14 @@ IMAGE_COLUMNS: Final = (WIDTH, HEIGHT, TYPE, TURNED, MEAN, STD)
 
 _CHUNK_BYTES: Final = 1 << 20
 
-# What zipfile raises for archives that are damaged; a flipped bit may claim encryption or a later version.
+# The exceptions that zipfile raises for damaged archives: a flipped bit may claim encryption or a later version.
 _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, EOFError, ValueError)
 
 
 class Strings(Sequence[str]):
-    """Many strings in two arrays: their UTF-8 bytes end to end, and where each ends.
+    """Many strings in two arrays: their UTF-8 bytes end to end, and the end of each string.
 
-    Bytes that are not UTF-8, as file names may have, come and go as surrogate escapes (PEP 383).
+    File names may contain bytes that are not UTF-8: these are kept as surrogate escapes (PEP 383).
     """
 
     def __init__(self, data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> None:
@@ -84,21 +84,21 @@ Column = Array | Strings
 class SampleTable(Mapping[str, Column]):
     """The columns of a cache's samples by name, loaded on first use.
 
-    Every table has `number` (uint64: the sample's key in the shards) and `path` (where it came from). `label` is
-    there when the samples have one: int class numbers, or float32 vectors. Other columns are kept as they came.
+    Every table has `number` (uint64: the sample's key in the shards) and `path` (its place in the source). If the
+    samples have labels, `label` has int class numbers or float32 vectors. Other columns come from the source unchanged.
     """
 
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
-        """Open the table of a cache of `samples` samples. Raises DamageError or FormatError.
+        """Open the table of a cache with this many samples. Raises DamageError or FormatError.
 
-        With the `sha256` of the manifest, columns are read from that file alone, and from no other that has its name.
-        Labels that are numbers are those of the `classes`, where there are any, or -1.
+        `sha256` is the file's SHA-256 in the manifest: before a column is read, the file is compared with it. `classes`
+        is the number of classes: integer labels must be below it, or -1. 0 means that there are no classes.
         """
         self._path = Path(path)
         self._samples = samples
         self._classes = classes
         self._sha256 = sha256
-        self._proven: tuple[int, ...] = ()  # the file's state when its SHA-256 was compared
+        self._proven: tuple[int, ...] = ()  # the file's status when its SHA-256 was last compared
         self._loaded: dict[str, Column] = {}
         try:
             with open_file(path) as file:
@@ -140,7 +140,7 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def paths(self) -> Strings:
-        """Where each sample came from."""
+        """Each sample's path in the source."""
         column = self._required("path")
         if not isinstance(column, Strings):
             raise FormatError(f"{self._path}: the paths are not strings")
@@ -156,7 +156,7 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def labels(self) -> Array | None:
-        """Class numbers (n,) of an integer dtype, float vectors (n, m), or None where there are no labels."""
+        """Class numbers (n,) of an integer dtype, float vectors (n, m), or None if there are no labels."""
         return self._array(LABEL) if LABEL in self else None
 
     def _array(self, name: str) -> Array:
@@ -200,9 +200,9 @@ class SampleTable(Mapping[str, Column]):
         return column
 
     def _prove(self, file: BinaryIO) -> None:
-        """Raise DamageError unless a file that is about to be read is the one that the manifest lists.
+        """Raise DamageError unless an open file has the SHA-256 in the manifest.
 
-        Another cache of the same photographs has a table of the same size, with other labels.
+        The size is not enough: a cache of the same photographs with other labels has a table of the same size.
         """
         status = os.fstat(file.fileno())
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -224,9 +224,9 @@ class SampleTable(Mapping[str, Column]):
 
 
 def check_labels(labels: Array, classes: int) -> None:
-    """Raise FormatError for class numbers without a class, and for values that int64 or float32 cannot hold.
+    """Raise FormatError for class numbers out of range, and for values that int64 or float32 cannot hold.
 
-    So it does for truth values and halves, which no version writes: torch computes no losses with them.
+    bool and float16 labels are also refused: torch's losses do not take them.
     """
     if labels.dtype.kind == "b" or labels.dtype == np.float16:
         raise FormatError(f"labels are {labels.dtype}, not whole numbers, float32 or float64")
@@ -253,7 +253,7 @@ def _missing(path: Path) -> DamageError:
 
 
 def encode_columns(columns: Mapping[str, Column]) -> bytes:
-    """Return named columns as the bytes of an .npz file without pickles; equal columns make equal bytes."""
+    """Return the bytes of an .npz file, without pickles, with these columns. Equal columns give equal bytes."""
     arrays: dict[str, Array] = {}
     for name, column in columns.items():
         if isinstance(column, Strings):
@@ -265,6 +265,6 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
         for name, array in arrays.items():
             member = io.BytesIO()
             np.lib.format.write_array(member, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
-            # ZipInfo's own default date, 1980-01-01, keeps equal tables equal byte by byte.
+            # ZipInfo's default date, 1980-01-01, makes equal tables equal byte by byte.
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
     return target.getvalue()

@@ -1,7 +1,7 @@
 """Compare every byte of a cache with its manifest: sizes, SHA-256, and each record's place, key and CRC.
 
-The manifest's own digest is checked wherever it is read. What it says about other files is computed again: digests of
-records, samples of each class, mean and standard deviation.
+The digest of the manifest itself is checked whenever a manifest is read. The values in it are computed again: digests
+of records, samples per class, mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that differs from the manifest, and how it differs; `samples` are the numbers of damaged samples."""
+    """A damaged file, and how it differs from the manifest. `samples` has the numbers of the damaged samples."""
 
     name: str
     reason: str
@@ -48,10 +48,10 @@ class Damage:
 
 
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
-    """Return all damage found in a cache: in tables, in shards in the manifest's order, then in the manifest itself.
+    """Return all damage in a cache: first in tables, then in shards in the manifest's order, then in the manifest.
 
-    Last comes damage in earlier versions: in their manifests, tables, and shards that were replaced since. The list is
-    empty for a sound cache. "cache@2" is version 2 of "cache", and those before it.
+    Last comes damage in files that only earlier versions use. The list is empty for an undamaged cache. "cache@2" means
+    version 2 of "cache" and the versions before it.
 
     `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
@@ -81,8 +81,8 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in versions before this one, in files that it does not name itself."""
-    known = {entry.name: entry.sha256 for entry in manifest.files}
+    """Yield the damage in earlier versions, in files that do not belong to this version."""
+    digests = {entry.name: entry.sha256 for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
             before = load_earlier(directory, manifest, number)
@@ -90,7 +90,7 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             yield Damage(version_name(number), f"cannot be used: {error}")
             continue
         for entry in before.files:
-            if known.setdefault(entry.name, entry.sha256) != entry.sha256:
+            if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
                 yield Damage(version_name(number), f"means another {entry.name} than a later version")
         own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
         found = [damage for entry in own for damage in _check_file(directory, entry, {})]
@@ -102,15 +102,15 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
-    """Yield how a manifest contradicts itself, or the samples table where that is sound."""
+    """Yield how a manifest contradicts itself, or the samples table if that is undamaged."""
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown := unknown_keys(read_file(cache.directory / MANIFEST_NAME)):
         yield f"has the key {unknown[0]!r:.60}, which no version wrote without a digest"
     if statistics.class_counts and has_table:
         labels = np.asarray(cache.samples.labels)
         if labels.ndim == 1:
-            known = labels[labels >= 0].astype(np.int64)
-            counts = np.bincount(known, minlength=len(manifest.classes)).tolist()
+            numbers = labels[labels >= 0].astype(np.int64)
+            counts = np.bincount(numbers, minlength=len(manifest.classes)).tolist()
         else:
             counts = (labels > 0).sum(axis=0).tolist()
         if counts != list(statistics.class_counts):
@@ -126,19 +126,19 @@ def _follows(manifest: Manifest) -> bool:
     if field.name != IMAGE or not pixels or len(statistics.sums) != len(statistics.squares):
         return False
     mean, std = mean_and_std(statistics.sums, statistics.squares, pixels, field.dtype)
-    # A quotient is rounded in one way; a root by the C library, whose last bits may differ from another machine's.
+    # Division is exactly rounded on every machine; the last bits of a square root depend on the C library.
     return mean == statistics.mean and all(
         abs(found - written) <= _ROOT_ERROR * abs(found) for found, written in zip(std, statistics.std, strict=True)
     )
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
-    """Return whether a file of a cache has the size and the SHA-256 that the manifest says."""
+    """Return whether a file has the size and the SHA-256 in the manifest."""
     return not any(_check_file(directory, entry, {}))
 
 
 def _has_index(cache: Cache, damages: list[Damage]) -> bool:
-    """Read the whole index; where it is damaged, return False and add that to the damages."""
+    """Read the whole index. If it is damaged, add that to `damages` and return False."""
     name = cache.manifest.index.name
     if any(damage.name == name for damage in damages):
         return False
@@ -151,9 +151,9 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 
 
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers; where their table is damaged, return None and add that to the damages.
+    """Return the sample numbers. If the samples table is damaged, add that to `damages` and return None.
 
-    Labels without a class are damage, too.
+    Labels out of range count as damage.
     """
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
@@ -176,9 +176,9 @@ def _with_deleted(
     rows: Rows,
     layout: RecordLayout | None,
 ) -> tuple[Rows, Rows]:
-    """Return the sample numbers and index rows of all records in a shard, with those of deleted samples.
+    """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
-    Raises DamageError where the file has another number of records, FormatError or OSError where it cannot be read.
+    Raises DamageError if the number of records differs, FormatError or OSError if the file cannot be read.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
@@ -228,10 +228,10 @@ def _check_records(
 ) -> Iterator[Damage]:
     """Compare each record with its CRC, all records with their digest, and the file's pages with the index.
 
-    With a `layout`, records that follow one another without a gap are one value, with the key of the first.
+    If `layout` is given, records without a gap between them are one LMDB value, under the key of the first.
     """
     try:
-        with open_file(path, CHUNK) as file:  # records follow one another
+        with open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
             if entry.deleted:

@@ -1,4 +1,4 @@
-"""ShardWriter: records in key order into one LMDB file, which is verified, synced, then renamed into place."""
+"""ShardWriter: writes records in key order into one LMDB file, verifies and syncs it, then renames it into place."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tpucache.store import pages
 from tpucache.store.files import rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, RECORD_HEAD, encode_key
 
-#: Of records in one transaction: while a processor's cache has them, LMDB copies and writes them several times faster.
+#: Bytes of records per transaction: LMDB copies and writes several times faster while they fit in the CPU's cache.
 _BATCH_BYTES: Final = 1 << 20
 _MAP_STEP: Final = 64 << 20
 
-# py-lmdb 3 bundles two engines whose files do not understand each other; every client reads those of 0.9.
+# py-lmdb 3 bundles two engines with incompatible files. Every LMDB client reads the files of engine 0.9.
 _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
 class ShardInfo(NamedTuple):
-    """A finished shard: what the manifest and the index say about it. Its rows have shard 0: the index numbers them."""
+    """A finished shard: its values for the manifest, and its index rows. Their `shard` is 0 until the index is made."""
 
     bytes: int
     sha256: str
@@ -39,23 +39,24 @@ class ShardInfo(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one shard into a temporary file; `finish` verifies it, and `seal` also gives it its name.
+    """Writes one shard into a temporary file. `finish` verifies it; `seal` also renames it.
 
-    Each record is a value of its own; or, with `value_bytes`, consecutive ones are one value until it has as many.
+    By default each record is one LMDB value. With `value_bytes`, consecutive records are joined into one value until it
+    has at least that many bytes.
 
-    The same records in the same order make the same bytes: the map size and the transactions follow from the records
-    alone, and unused bytes are zero. Leaving the context before the shard is finished removes what was written.
+    The same records in the same order give the same file: the map size and the transactions depend only on the records,
+    and unused bytes are zero. Leaving the context before `finish` removes the temporary file.
     """
 
     def __init__(self, aside: Path, value_bytes: int = 0) -> None:
-        """Begin a shard in the temporary file `aside`, replacing what an interrupted run left. Raises BuildError."""
+        """Begin a shard in the temporary file `aside`, which is replaced if it exists. Raises BuildError."""
         self._path, self._value_bytes = aside, value_bytes
         self._batch: list[tuple[bytes, bytes]] = []
         self._batch_bytes = 0
-        self._value: list[bytes] = []  # the records of the value that is being made
-        self._value_number = 0  # the number of its first sample
-        self._room = 0  # bytes until it is full
-        self._counts: list[int] = []  # the records in each value
+        self._value: list[bytes] = []  # the records of the current value
+        self._value_number = 0  # the number of the current value's first sample
+        self._room = 0  # bytes until the current value is full
+        self._counts: list[int] = []  # the number of records in each value
         self._last_number = -1
         self._lengths: list[int] = []
         self._crcs: list[int] = []
@@ -70,11 +71,11 @@ class ShardWriter:
                 lock=False,
                 map_size=_MAP_STEP,
                 meminit=True,
-                sync=False,  # once is enough, before the rename that makes the file count
+                sync=False,  # the file is synced once, before it is renamed
                 max_dbs=0,
                 **_ENGINE,
             )
-        except Exception as error:  # lmdb raises TypeError, too, for names and sizes that it cannot take
+        except Exception as error:  # lmdb also raises TypeError for invalid names and sizes
             raise self._failure(error) from error
 
     def __enter__(self) -> ShardWriter:
@@ -89,9 +90,9 @@ class ShardWriter:
         self.discard()
 
     def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
-        """Add the record of a sample whose number is above all before it. Raises UsageError, BuildError.
+        """Add the record of a sample. Numbers must ascend. Raises UsageError, BuildError.
 
-        `crc32` is the record's checksum from when it was made, where that is known: `finish` compares the file with it.
+        `crc32` is the record's checksum, if the caller has computed it already; `finish` compares the file with it.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
@@ -115,7 +116,7 @@ class ShardWriter:
             self._commit()
 
     def records(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each record so far and its CRC-32, in order; the shard is to be discarded then. Raises BuildError."""
+        """Yield each record so far and its CRC-32, in order. Discard the shard afterwards. Raises BuildError."""
         self._end_value()
         self._commit()
         with self._open_env().begin() as transaction:
@@ -127,7 +128,7 @@ class ShardWriter:
                     at += length
 
     def finish(self) -> ShardInfo:
-        """Hash the file and compare every record's place with LMDB's own; the file stays where it is, not yet synced.
+        """Hash the file, and check that LMDB finds every record where the index will say. The file is not synced yet.
 
         Raises BuildError.
         """
@@ -153,7 +154,7 @@ class ShardWriter:
         return sealed
 
     def discard(self) -> None:
-        """Close and remove what was written but not finished."""
+        """Close the file, and remove it if it is not finished."""
         if self._env is not None:
             self._env.close()
             self._env = None
@@ -176,7 +177,7 @@ class ShardWriter:
     def _commit(self) -> None:
         env = self._open_env()
         page_size = env.stat()["psize"]
-        # Each record's overflow pages, plus a page for its share of leaves and branches, bounds what this needs.
+        # An upper bound: each record's overflow pages, plus one page per record for leaves and branches.
         need = sum(2 * page_size + pages.PAGE_HEADER_BYTES + len(record) for _, record in self._batch)
         used = (env.info()["last_pgno"] + 1) * page_size
         map_size = -(-(used + need + 16 * page_size) // _MAP_STEP) * _MAP_STEP
@@ -193,7 +194,7 @@ class ShardWriter:
         self._batch_bytes = 0
 
     def _verify(self, size: int) -> tuple[npt.NDArray[Any], str]:
-        """Return the index rows and the file's SHA-256. Each record is where the pages and LMDB itself say it is."""
+        """Return the index rows and the file's SHA-256. Raises BuildError where the file is not as expected."""
         with self._path.open("rb") as file:
             layout = pages.read_layout(file)
             extents = list(pages.walk(file, layout))
@@ -206,9 +207,9 @@ class ShardWriter:
             return self._read_through(file, extents)
 
     def _compare_places(self, extents: list[pages.Extent]) -> None:
-        """Raise BuildError where LMDB has another key, length or place than the pages that were walked.
+        """Raise BuildError where LMDB gives another key, length or place than walking the pages gave.
 
-        LMDB returns addresses in its map of the file: what they differ by is what the offsets differ by.
+        LMDB gives addresses in its map of the file, so address minus offset must be the same for all values.
         """
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
         try:
@@ -225,7 +226,7 @@ class ShardWriter:
             env.close()
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
-        """Read the file once: return the index rows, each with the checksum it must have, and the file's SHA-256."""
+        """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256."""
         rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), [0, *itertools.accumulate(self._counts)]
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
@@ -256,7 +257,7 @@ class ShardWriter:
         )
 
     def _failure(self, error: Exception) -> BuildError:
-        # LMDB calls it an input/output error when a full disk takes a part of what it writes.
+        # If the disk is full, LMDB may report only an input/output error, so the free space is part of the message.
         room = ""
         with contextlib.suppress(OSError):
             room = f" ({shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free)"
@@ -267,7 +268,7 @@ class ShardWriter:
 
 
 def place_shard(aside: Path, target: Path) -> None:
-    """Sync a finished shard and give it its name; remove it where that fails. Raises OSError."""
+    """Sync a finished shard and rename it. If that fails, the file is removed. Raises OSError."""
     try:
         sync_file(aside)
         rename_durably(aside, target)

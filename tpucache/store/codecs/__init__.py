@@ -1,7 +1,7 @@
-"""Codecs: how the array of a field becomes bytes, and back. One file each, and the table of all.
+"""Codecs encode the array of a field as bytes, and decode it. CODECS lists all of them.
 
-To add a codec, write a subclass of Codec in a file of its own, whose attributes say what it can do, and add it to
-CODECS. Another package adds one by an entry point of the group `tpucache.codecs`: docs/extending.md.
+To add a codec, write a subclass of Codec in a file of its own and add it to CODECS; its class attributes say what it
+can do. Another package adds a codec by an entry point of the group `tpucache.codecs`: see docs/extending.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def _make_codec(name: str, part: Any) -> Codec:
-    """Return the codec of this name out of another package's class. Raises TypeError where it is none."""
+    """Return the codec that another package's entry point names. Raises TypeError if that is not a codec."""
     if not (isinstance(part, type) and issubclass(part, Codec)):
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
@@ -50,64 +50,66 @@ def _make_codec(name: str, part: Any) -> Codec:
     return codec
 
 
-#: All codecs by name, those for images in the order in which they are offered.
+#: All codecs by name. Image codecs are offered to users in this order.
 CODECS: Final = Table[Codec](
     "tpucache.codecs",
     {codec.name: codec for codec in (Raw(), Yuv420(), DctZstd(), DctLz4(), Jpeg(), Png(), Zstd(), Bytes())},
     _make_codec,
 )
 
-#: The codecs that an image may be stored in: `--codec`.
+#: The codecs for images: the choices of `--codec`.
 IMAGE_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.is_for_images)
-#: Those that hold arrays of any dtype and shape without loss.
+#: The codecs that store arrays of any dtype and shape without loss.
 ARRAY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.holds_any_array)
-#: Those whose images are shown in any size, by their frequencies.
+#: The codecs that store images as frequencies, so that they can be decoded at any size.
 FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_frequencies)
 
 
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
-    """Return an array's bytes in the codec of a field.
+    """Encode an array with the codec of a field.
 
-    `quality` lies in the codec's `quality_range`; None means its default. Raises UsageError when the array is not of
-    the field's dtype and shape, DependencyError without the library that encodes it, BuildError where that fails.
+    `quality` is in the codec's `quality_range`; None means its default. Raises UsageError when the array has not the
+    field's dtype and shape, DependencyError without the codec's library, BuildError when the library fails.
     """
     return CODECS[field.codec].encode(field, array, quality)
 
 
 def encode_bands(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> list[bytes]:
-    """Return an array's bytes of each band of its frequencies, all in one where the field has no bands.
+    """Encode an array as one piece of bytes per frequency band. A field without bands gives one piece.
 
-    The arguments, and what is raised, are those of `encode`.
+    The arguments and errors are the same as for `encode`.
     """
     return CODECS[field.codec].encode_bands(field, array, quality)
 
 
 def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes into `out`, a contiguous array of its dtype and shape.
+    """Decode a field's bytes into `out`, a contiguous array of the field's dtype and shape.
 
-    Raises DamageError when the bytes do not decode to exactly that, DependencyError without the decoder, UsageError
-    for a field whose length varies, which has no array.
+    Raises DamageError when the bytes are damaged, DependencyError without the codec's library, UsageError for a field
+    whose length varies.
     """
     CODECS[field.codec].decode_into(field, data, out)
 
 
 def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes, of one band after the other where it has bands, into `out`; see `decode_into`."""
+    """Decode a field's bytes, one part per frequency band, into `out`. Otherwise like `decode_into`."""
     CODECS[field.codec].decode_bands(field, parts, out)
 
 
 def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
-    """Decode the luma of colour images, each of its bytes of each band, into `out`, uint8 (n, height, width).
+    """Decode only the luma of n colour images into `out`, uint8 (n, height, width).
 
-    Raises what `decode_into` does; UsageError for a codec without `has_luma`.
+    `records` has, for each image, its encoded bytes: one part per frequency band. Raises what `decode_into` raises, and
+    UsageError for a codec without `has_luma`.
     """
     CODECS[field.codec].decode_luma(field, records, out)
 
 
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records: block[start:end] of each of `spans` into out[row] of each of `rows`.
+    """Decode a field of n records from a block of bytes into rows of `out`.
 
-    `block` is uint8 (any,), `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises what `decode_into` does.
+    Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8
+    (any,), `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises what `decode_into` raises.
     """
     codec, data = CODECS[field.codec], block.data
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
@@ -115,10 +117,10 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records into its packed form, uint8 (m, n), which a device can finish.
+    """Decode a field of many records into the codec's packed form, uint8 rows, which a device decodes further.
 
-    The arguments are those of `decode_rows`. Raises DamageError when bytes do not decode to exactly that,
-    DependencyError without the library, UsageError for a codec without a packed form.
+    The arguments are the same as for `decode_rows`. Raises DamageError when the bytes are damaged, DependencyError
+    without the codec's library, UsageError for a codec without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
@@ -127,10 +129,10 @@ def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-    """Decode records of one field into its packed form, read one by one from open files, each with its length in front.
+    """Read records with a single field from open files, one by one, and decode them into the packed form.
 
-    `out` and `rows` are those of `unpack_rows`. Returns how many were decoded before the first that cannot be, or is to
-    be read in another way.
+    Each record starts with the length of its field. `out` and `rows` are the same as for `unpack_rows`. Returns the
+    number of records that were decoded before the first that failed; the caller reads the rest in another way.
     """
     codec = CODECS[field.codec]
     return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

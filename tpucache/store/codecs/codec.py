@@ -1,4 +1,4 @@
-"""The interface of a codec, and what several codecs share: checks of images, Zstandard frames, JFIF's colours."""
+"""The interface of a codec, and functions that several codecs share: image checks, Zstandard frames, JFIF's colours."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from tpucache.store.format import MAX_IMAGE_BYTES
 from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
-#: What a device makes pixels of: planes of luma and colours, or JPEG's coefficients. `ondevice/decode.py` has both.
+#: The kinds of packed arrays that a device can decode: planes of luma and chroma, or JPEG's coefficients.
+#: `ondevice/decode.py` decodes both.
 PackedForm = Literal["planes", "coefficients"]
 
 _HEADERS: Final = 64 << 10
-_LEAST_WINDOW: Final = 1 << 10  # of a Zstandard frame
+_LEAST_WINDOW: Final = 1 << 10  # the smallest window of a Zstandard frame
 
 
 class FieldSpec(Protocol):
-    """What a codec knows of the field whose arrays it encodes."""
+    """The attributes of a field that codecs use. `store.fields.Field` has them."""
 
     @property
     def name(self) -> str:
-        """The field's name, for messages."""
+        """The field's name, for error messages."""
         ...
 
     @property
@@ -39,7 +40,7 @@ class FieldSpec(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The arrays' dtype as numpy's string, little-endian."""
+        """The arrays' dtype as numpy's string, such as "<u2". Little-endian."""
         ...
 
     @property
@@ -49,113 +50,113 @@ class FieldSpec(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a decoded array."""
+        """The size of a decoded array in bytes."""
         ...
 
     @property
     def quality(self) -> int | None:
-        """The quality that the bytes are decoded by, where the codec needs it."""
+        """The quality with which the field was encoded, if decoding needs it."""
         ...
 
     @property
     def chroma(self) -> str | None:
-        """The resolution of the colours that the bytes are decoded by, where the codec needs it."""
+        """The chroma subsampling with which the field was encoded ("420" or "444"), if decoding needs it."""
         ...
 
     @property
     def bands(self) -> tuple[int, ...] | None:
-        """The frequencies below which each band of an image's coefficients is, where these are apart."""
+        """The upper frequency limit of each band, if the image is stored in frequency bands."""
         ...
 
     @property
     def view(self) -> ViewSpec | None:
-        """How the field is shown in another size, if it is."""
+        """How the field is decoded at another size than the stored one; None for the stored size."""
         ...
 
     @property
     def band(self) -> int | None:
-        """The band of frequencies that the field holds alone; None where it holds all."""
+        """The number of the frequency band, if the field stands for one band only; otherwise None."""
         ...
 
 
 class ViewSpec(Protocol):
-    """How a field is shown in another size: its stored shape, and how many frequencies of each block are used."""
+    """How a field is decoded at another size: its stored shape, and the number of frequencies that are used."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape as it is stored."""
+        """The stored shape."""
         ...
 
     @property
     def frequencies(self) -> int:
-        """The lowest frequencies that are used."""
+        """The number of lowest frequencies of each block that are used, 1 to 8."""
         ...
 
 
 class Codec(ABC):
-    """How arrays of one dtype and shape become bytes, and back. It has no state, so threads share it.
+    """Encodes arrays of one dtype and shape as bytes, and decodes them. It has no state, so threads share it.
 
-    What the bytes depend on is in the field: every method is given it. What a codec can do, it says by these
-    attributes: no other code compares its name.
+    Every method takes the field, which has all parameters of the encoding. The class attributes say what a codec can
+    do: no other code compares a codec's name.
     """
 
     #: The name in manifests and options.
     name: ClassVar[str]
     #: Whether `--codec` offers it for images.
     is_for_images: ClassVar[bool] = False
-    #: Whether `plan` compares it where the user names no codecs.
+    #: Whether `plan` compares it when the user names no codecs.
     is_compared: ClassVar[bool] = False
-    #: Whether it stores numbers of any dtype and shape without loss, so that `--codec` may ask for it for arrays, too.
+    #: Whether it stores arrays of any dtype and shape without loss, so that `--codec` also offers it for arrays.
     holds_any_array: ClassVar[bool] = False
-    #: Whether each sample's array has its own length, so that no batch holds them.
+    #: Whether the length differs from sample to sample, so that the arrays cannot be stacked into a batch.
     has_any_length: ClassVar[bool] = False
-    #: Whether the bytes are the array's own, so that they are read straight into place.
+    #: Whether the encoded bytes are the array's own bytes, so that they can be read straight into a batch.
     is_plain: ClassVar[bool] = False
-    #: The lowest and the highest quality or compression level; None where there is nothing to choose.
+    #: The lowest and the highest quality or compression level; None if the codec has no such setting.
     quality_range: ClassVar[tuple[int, int] | None] = None
-    #: Bytes of an encoded photograph over those of its pixels, near enough to size shards by.
+    #: The usual size of an encoded photograph divided by the size of its pixels. Only used to estimate shard sizes.
     typical_ratio: ClassVar[float] = 1.0
-    #: The quality that the field keeps when none is given; None where decoding does not depend on it.
+    #: The quality that is stored in the field by default; None if decoding does not depend on the quality.
     default_quality: ClassVar[int | None] = None
-    #: The resolutions of colours to choose from, the default first.
+    #: The chroma subsamplings that the codec supports, the default first.
     chromas: ClassVar[tuple[str, ...]] = ()
-    #: Whether the luma of colour images is stored by itself, so that `decode_luma` is cheaper than decoding all.
+    #: Whether the luma of colour images is stored separately, so that `decode_luma` is cheaper than a full decode.
     has_luma: ClassVar[bool] = False
-    #: Whether `decode_luma` may be asked for the means of 2x2 pixels instead, which is cheaper still.
+    #: Whether `decode_luma` can decode at half the height and width, which is even cheaper.
     has_half_luma: ClassVar[bool] = False
-    #: What manifests call the form of its bytes; None where the codec's name says it all.
+    #: The `packing` of its fields in manifests; None if the codec has only one form of bytes.
     packing: ClassVar[str | None] = None
-    #: Whether it stores the frequencies of images: they are shown in any size, and may be stored apart, in bands.
+    #: Whether it stores images as frequencies, so that they can be decoded at any size and stored in frequency bands.
     has_frequencies: ClassVar[bool] = False
-    #: The optional package that encodes and decodes it, None where none is needed.
+    #: The optional package that the codec needs; None if it needs none.
     package: ClassVar[str | None] = None
-    #: The codec that stores the masks of images in this codec: it keeps every value.
+    #: The lossless codec for masks of images that are stored in this codec.
     mask_codec: ClassVar[str] = "raw"
 
     def check(self, field: FieldSpec) -> None:  # noqa: B027  # most codecs hold arrays of every dtype and shape
         """Raise FormatError for a dtype or a shape that this codec cannot hold."""
 
     def stored_bytes(self, field: FieldSpec) -> int | None:
-        """Return the length of every encoded array of the field, None where it differs from record to record."""
+        """Return the length of every encoded array of the field, None if it differs from record to record."""
         return field.nbytes if self.is_plain else None
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return a length that no encoded array of the field exceeds; what is longer is refused before it is read.
+        """Return an upper limit for the length of an encoded array of the field. Longer records are refused unread.
 
-        It need not be exact: no codec makes noise twice as long, but for the headers of files.
+        The limit need not be tight: no codec makes even noise twice as long, apart from file headers.
         """
         stored = self.stored_bytes(field)
         return 2 * field.nbytes + _HEADERS if stored is None else stored
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
-        """Return an array's bytes. Raises UsageError when it is not of the field's dtype and shape."""
+        """Encode an array. Raises UsageError when it has not the field's dtype and shape."""
         data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
         return data
 
     def _calling_library(self) -> AbstractContextManager[None]:
-        """Raise BuildError for whatever the library that encodes raises within."""
+        """A context that turns every exception of the encoding library into BuildError."""
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -166,20 +167,20 @@ class Codec(ABC):
             raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
 
     def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Return an array's bytes of each band; of all in one where the field has no bands. Raises UsageError."""
+        """Encode an array as one piece of bytes per frequency band, one piece without bands. Raises UsageError."""
         return [self.encode(field, array, quality)]
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
+        """Decode the bytes of all frequency bands, one part each, into `out`. Raises DamageError."""
         (data,) = parts
         self.decode_into(field, data, out)
 
     def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        """Decode the luma of colour images, each of the bytes of each band, into `out`, uint8 (n, height, width).
+        """Decode only the luma (ITU-R BT.601, 0 to 255) of n colour images into `out`, uint8 (n, height, width).
 
-        It is that of JFIF (ITU-R BT.601, 0 to 255). A codec whose `has_half_luma` is true also fills an `out` of half
-        the height and half the width of images that have even ones. Raises DamageError; UsageError for a codec without
-        luma.
+        `records` has, for each image, its encoded bytes: one part per frequency band. If `has_half_luma` is true and
+        the images' height and width are even, `out` may have half of both. Raises DamageError, and UsageError for a
+        codec without `has_luma`.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma by itself")
@@ -189,20 +190,20 @@ class Codec(ABC):
             raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
 
     def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        """Decode into `out` as `_decode_into` does; a codec whose `has_luma` is true has this method."""
+        """Implement `decode_luma`. Errors are the same as for `_decode_into`. Codecs with `has_luma` override this."""
         raise NotImplementedError
 
     @abstractmethod
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
-        """Return the bytes of a contiguous array of the field's dtype and shape."""
+        """Encode a contiguous array of the field's dtype and shape."""
 
     @abstractmethod
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Decode bytes into `out`; ValueError, OSError and SyntaxError mean that they are damaged."""
+        """Decode bytes into `out`. For damaged bytes, raise ValueError, OSError or SyntaxError."""
 
 
 class PackedCodec(Codec):
-    """A codec with a packed form of fixed length, uint8 (n,): what a device is given to make pixels of."""
+    """A codec with a packed form: a uint8 array of fixed length, which the host sends and the device decodes."""
 
     packed_form: ClassVar[PackedForm]
 
@@ -215,10 +216,11 @@ class PackedCodec(Codec):
         raise UsageError(f"{self.name} does not decode its packed form on the host")
 
     def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-        """Decode records into their packed form: block[start:end] of each of `spans` into out[row] of each of `rows`.
+        """Decode n records from a block of bytes into their packed form, in rows of `out`.
 
-        `block` is uint8 (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous.
-        Raises DamageError, IndexError.
+        Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8
+        (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises DamageError,
+        IndexError.
         """
         try:
             self._unpack_rows(field, block, spans, out, rows)
@@ -226,27 +228,28 @@ class PackedCodec(Codec):
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Decode records of this field alone into their packed form, read one by one from open files.
+        """Read records with this field alone from open files, and decode each into its packed form at once.
 
-        So each is decoded while the processor's cache has it. `out` and `rows` are those of `unpack_rows`. Returns how
-        many were decoded before the first that cannot be, or is to be read in another way. Raises IndexError.
+        A record is decoded right after it was read, while it is in the CPU's cache. `out` and `rows` are the same as
+        for `unpack_rows`. Returns the number of records that were decoded before the first that failed; the caller
+        reads the rest in another way. Raises IndexError.
         """
         return 0
 
     @abstractmethod
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-        """Unpack records into rows of `out`; ValueError and OSError mean that they are damaged."""
+        """Implement `unpack_rows`. For damaged bytes, raise ValueError or OSError."""
 
 
 def checked(field: FieldSpec, array: Array) -> Array:
-    """Return an array of the field's dtype and shape, contiguous. Raises UsageError for any other."""
+    """Return an array as a contiguous one. Raises UsageError if it has not the field's dtype and shape."""
     if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
         raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
     return np.ascontiguousarray(array)
 
 
 def check_picture(codec: str, field: FieldSpec) -> None:
-    """Raise FormatError unless a field is uint8 (height, width, 1 or 3), of a size that can be held."""
+    """Raise FormatError unless a field is uint8 (height, width, 1 or 3) and not too large."""
     shape = field.shape
     if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
         raise FormatError(f"{codec} cannot hold {field.dtype} {shape}")
@@ -254,7 +257,7 @@ def check_picture(codec: str, field: FieldSpec) -> None:
 
 
 def check_image(field: FieldSpec) -> None:
-    """Raise FormatError unless a field's shape is that of an image, and not too large."""
+    """Raise FormatError unless a field has the shape of an image and is not too large."""
     shape = field.shape
     if len(shape) != 3 or not all(shape) or field.nbytes > MAX_IMAGE_BYTES:
         raise FormatError(
@@ -264,18 +267,18 @@ def check_image(field: FieldSpec) -> None:
 
 
 def missing_package(codec: str, package: str) -> DependencyError:
-    """Return the error of a codec whose optional package is not installed."""
+    """Return the error for a codec whose optional package is not installed."""
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return DependencyError(
         f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
-        "puts it beside the cache"
+        "puts it next to the cache"
     )
 
 
 def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
-    """Return the content of a frame that states a size from `least` to `most`, and needs no more memory than that.
+    """Decompress a Zstandard frame whose header states a size from `least` to `most`, in no more memory than `most`.
 
-    Raises ValueError for any other, DependencyError without the library zstandard, naming the codec that needs it.
+    Raises ValueError for any other frame, DependencyError without the library zstandard; its message names the codec.
     """
     zstandard = load_zstandard(codec)
     try:
@@ -288,7 +291,7 @@ def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
 
 
 def load_zstandard(codec: str) -> Any:
-    """Return the library zstandard. Raises DependencyError, naming the codec that needs it."""
+    """Return the library zstandard. Raises DependencyError, whose message names the codec, if it is not installed."""
     try:
         import zstandard
     except ImportError as error:
@@ -297,7 +300,7 @@ def load_zstandard(codec: str) -> Any:
 
 
 def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a plane with twice the rows, interpolated linearly between the centres of the old ones."""
+    """Return a plane with twice as many rows, interpolated linearly between the centres of the old rows."""
     above, below = np.concatenate([plane[:1], plane[:-1]]), np.concatenate([plane[1:], plane[-1:]])
     near = np.float32(0.75) * plane
     both: npt.NDArray[np.float32] = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)
@@ -307,12 +310,12 @@ def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def to_rgb(
     luma: npt.NDArray[np.float32], blue: npt.NDArray[np.float32], red: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.uint8]:
-    """Return Y in 0..255 and Cb, Cr centred at 0 as RGB, uint8 (height, width, 3), by JFIF's matrix."""
+    """Convert Y (0 to 255) and Cb, Cr (centred at 0) to RGB, uint8 (height, width, 3), by JFIF's matrix."""
     green = luma - np.float32(0.344136) * blue - np.float32(0.714136) * red
     colours = (luma + np.float32(1.402) * red, green, luma + np.float32(1.772) * blue)
     return np.stack([to_uint8(colour) for colour in colours], -1)
 
 
 def to_uint8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Return numbers rounded and cut to 0..255."""
+    """Round numbers and clip them to 0..255."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Codecs of image files: png (without loss, a third smaller than raw, slow) and jpeg (smallest, with some loss)."""
+"""Codecs for image files: png (lossless, a third smaller than raw, slow) and jpeg (smallest, lossy)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _PARTS: Final = (b"IDAT", b"IEND")
 
 _DEFAULT_QUALITY: Final = 95
 _JPEG_BEGINNING: Final = b"\xff\xd8"
-_JPEG_SEGMENT: Final = struct.Struct(">BBH")  # 0xff, what it is, its length from here on
+_JPEG_SEGMENT: Final = struct.Struct(">BBH")  # 0xff, the kind, the length from here on
 _JPEG_SIZE: Final = struct.Struct(">BHHB")  # depth, height, width, channels
 _MARK, _FRAME, _SCAN = 0xFF, 0xC0, 0xDA
-#: JFIF's and Adobe's marks, comments, tables, a baseline frame and its scans: no profile, no Exif, no progression.
+#: The allowed segments: JFIF, Adobe, comments, tables, a baseline frame and its scans. No profile, Exif, progression.
 _SEGMENTS: Final = frozenset((0xE0, 0xEE, 0xFE, 0xDB, 0xC4, 0xDD, _FRAME, _SCAN))
 
 _log: Final = logging.getLogger("tpucache")
 
 
 class PictureCodec(Codec):
-    """A file of an image: uint8 (height, width, 1 or 3), grey or RGB, which Pillow writes and reads."""
+    """Stores an image, uint8 (height, width, 1 or 3), as an image file that Pillow writes and reads."""
 
     is_for_images = True
     mask_codec = "png"
@@ -60,14 +60,14 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _save_options(self, quality: int | None) -> dict[str, Any]:
-        """Return Pillow's options for writing a file."""
+        """Return Pillow's options for writing the file."""
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         self._check_file(field, data)
         out[...] = self._opened(field, data, _MODES[field.shape[2]]).reshape(field.shape)
 
     def _opened(self, field: FieldSpec, data: memoryview, mode: str) -> Array:
-        """Return the pixels of a file whose header was compared with the field's, in one of Pillow's modes."""
+        """Decode a file by Pillow in one of its modes. `_check_file` must have accepted the file."""
         try:
             from PIL import Image
         except ImportError as error:
@@ -76,7 +76,7 @@ class PictureCodec(Codec):
             ) from error
         Image.preinit()
         try:
-            # Image.open warns of large images and tries several formats.
+            # Not Image.open, which warns of large images and tries several formats.
             with Image.OPEN[self.name.upper()][0](io.BytesIO(data), "") as image:
                 image.draft(mode, None)
                 if image.mode != mode:
@@ -87,14 +87,14 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _check_file(self, field: FieldSpec, data: memoryview) -> None:
-        """Raise ValueError unless a file has a header of the field's shape, and no parts but those that are written.
+        """Raise ValueError unless the file's header has the field's shape, and all its parts are ones that we write.
 
-        So nothing larger than the field is ever decoded, and no profile, text or other metadata is looked at.
+        So no image larger than the field is ever decoded, and no profile, text or other metadata is parsed.
         """
 
 
 def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
-    """Raise ValueError for a file whose image is not of the field's shape."""
+    """Raise ValueError if the image in a file has not the field's shape."""
     if (height, width, channels) != field.shape:
         raise ValueError(f"an image of {(height, width, _MODES.get(channels, channels))}, not of {field.shape}")
 
@@ -111,13 +111,13 @@ class Png(PictureCodec):
             raise ValueError("no header of a PNG file")
         width, height, depth, colours, *ways = _HEADER.unpack_from(data, len(_PNG_BEGINNING))
         if depth != 8 or colours not in _CHANNELS or any(ways):
-            raise ValueError(f"pixels of {depth} bits in a form {colours, *ways} that no writer writes")
+            raise ValueError(f"pixels of {depth} bits in a form {colours, *ways} that tpucache does not write")
         check_header(field, height, width, _CHANNELS[colours])
         at = _FIRST_CHUNK
         while at < len(data):
             length, name = _CHUNK.unpack_from(data, at) if at + _CHUNK.size <= len(data) else (0, b"")
             if name not in _PARTS:
-                raise ValueError(f"a part {name!r} that no writer writes")
+                raise ValueError(f"a part {name!r} that tpucache does not write")
             at += length + _CHUNK.size + _CHECKSUM
 
     def _save_options(self, quality: int | None) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Png(PictureCodec):
 
 
 class Jpeg(PictureCodec):
-    """A JPEG file, written by Pillow, read by simplejpeg or, where that is not installed, by Pillow."""
+    """A JPEG file, written by Pillow and read by simplejpeg, or by Pillow if simplejpeg is not installed."""
 
     name = "jpeg"
     is_compared = True
@@ -134,12 +134,12 @@ class Jpeg(PictureCodec):
     has_luma = True
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return a length that no file of the field's shape exceeds: a coefficient takes up to 26 bits."""
+        """Return an upper limit for the size of a file: a coefficient takes up to 26 bits."""
         blocks = math.prod(-(-side // 16) * 16 for side in field.shape[:2]) * field.shape[2]
         return 4 * blocks + super().largest_bytes(field)
 
     def _save_options(self, quality: int | None) -> dict[str, Any]:
-        # Tables of its own make an image 4 % smaller and 5 % faster to decode, to the same pixels.
+        # Huffman tables for the one image make it 4 % smaller and 5 % faster to decode, with the same pixels.
         return {"quality": quality or _DEFAULT_QUALITY, "optimize": True}
 
     def _check_file(self, field: FieldSpec, data: memoryview) -> None:
@@ -153,7 +153,7 @@ class Jpeg(PictureCodec):
             self._decode(field, data, luma[..., None], "L")
 
     def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:
-        """Decode a file into `out` (height, width, channels of one of Pillow's modes)."""
+        """Decode a file into `out` (height, width, channels) in one of Pillow's modes."""
         simplejpeg = _simplejpeg()
         self._check_file(field, data)
         if simplejpeg is None:
@@ -165,14 +165,14 @@ class Jpeg(PictureCodec):
 
 
 def _header_of(data: memoryview) -> tuple[int, int, int]:
-    """Return height, width and channels of a JPEG file. Raises ValueError for segments that no writer writes."""
+    """Return height, width and channels of a JPEG file. Raises ValueError for segments that tpucache does not write."""
     if bytes(data[:2]) != _JPEG_BEGINNING:
         raise ValueError("no header of a JPEG file")
     at, shape = len(_JPEG_BEGINNING), None
     while at + _JPEG_SEGMENT.size <= len(data):
         mark, kind, length = _JPEG_SEGMENT.unpack_from(data, at)
         if mark != _MARK or kind not in _SEGMENTS:
-            raise ValueError(f"a segment {mark:02x}{kind:02x} that no writer writes")
+            raise ValueError(f"a segment {mark:02x}{kind:02x} that tpucache does not write")
         if kind == _SCAN and shape is not None:
             return shape
         if kind == _FRAME:
@@ -188,7 +188,7 @@ def _header_of(data: memoryview) -> tuple[int, int, int]:
 
 @functools.cache
 def _simplejpeg() -> Any:
-    """Return simplejpeg, or None where it is not installed; that is logged once."""
+    """Return simplejpeg. If it is not installed, return None and log that once."""
     try:
         import simplejpeg
     except ImportError:

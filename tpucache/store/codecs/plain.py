@@ -1,4 +1,4 @@
-"""Codecs of any array: raw (its own bytes), zstd (compressed), and bytes, for arrays of any length, such as tokens."""
+"""Codecs for any array: raw (its own bytes), zstd (compressed), and bytes (arrays of any length, such as tokens)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEFAULT_LEVEL: Final = 3
 
 
 class Raw(Codec):
-    """The array in C order."""
+    """Stores the array's bytes in C order."""
 
     name = "raw"
     is_for_images = True
@@ -33,18 +33,18 @@ class Raw(Codec):
 
 
 class Bytes(Codec):
-    """A one-dimensional uint8 array of any length; the field's shape is empty."""
+    """Stores one-dimensional uint8 arrays whose length differs from record to record. The field's shape is empty."""
 
     name = "bytes"
     has_any_length = True
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError for a field that has a shape, or another dtype than uint8."""
+        """Raise FormatError unless the field is uint8 with an empty shape."""
         if field.dtype != "|u1" or field.shape:
             raise FormatError("bytes are uint8 with no shape")
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return the length of the longest record."""
+        """Return the length of the longest possible record."""
         return MAX_RECORD_BYTES
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
@@ -55,7 +55,7 @@ class Bytes(Codec):
         return np.ascontiguousarray(array, np.uint8).tobytes()
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Raise UsageError: there is no array of a fixed shape."""
+        """Raise UsageError: the array has no fixed shape."""
         self._decode_into(field, data, out)
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -63,7 +63,7 @@ class Bytes(Codec):
 
 
 class Zstd(Codec):
-    """Compressed without loss, by the optional library zstandard."""
+    """Compresses the array's bytes without loss, by the optional library zstandard."""
 
     name = "zstd"
     is_for_images = True

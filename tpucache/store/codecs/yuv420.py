@@ -1,4 +1,4 @@
-"""yuv420: raw planes, Y at full resolution, Cb and Cr at half of it, JFIF's full range. Half the bytes of RGB."""
+"""yuv420: uncompressed planes, Y at full resolution, Cb and Cr at half, in JFIF's full range. Half the size of RGB."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tpucache.errors import DamageError, FormatError
 from tpucache.store.codecs.codec import FieldSpec, Numbers, PackedCodec, check_picture, doubled, to_rgb
 from tpucache.types import Array
 
-# JFIF's matrices times 2^16: RGB -> Y, Cb, Cr (a column a plane), in whole numbers so that every processor agrees.
+# JFIF's matrix times 2^16: RGB -> Y, Cb, Cr (one column per plane). Integers give equal results on every processor.
 _FORWARD: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.int32)
 _HALF: Final = 1 << 15
 
 
 class Yuv420(PackedCodec):
-    """The planes of an image one after the other; the packed form is the stored one."""
+    """Stores the planes of an image one after the other. The packed form is the stored form."""
 
     name = "yuv420"
     is_for_images = True
@@ -34,11 +34,11 @@ class Yuv420(PackedCodec):
             raise FormatError("yuv420 holds colours; a grey image is as small in raw")
 
     def stored_bytes(self, field: FieldSpec) -> int:
-        """Return the bytes of the planes."""
+        """Return the size of the planes in bytes."""
         return nbytes(*field.shape[:2])
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the bytes of the planes."""
+        """Return the size of the planes in bytes."""
         return nbytes(*field.shape[:2])
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -61,22 +61,22 @@ class Yuv420(PackedCodec):
 
 
 def plane_shapes(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shapes of Y and of Cb, Cr."""
+    """Return the shape of Y, and the shape of Cb and Cr."""
     return (height, width), (-(-height // 2), -(-width // 2))
 
 
 def nbytes(height: int, width: int) -> int:
-    """Return the bytes of an image's planes."""
+    """Return the size of an image's planes in bytes."""
     luma, chroma = plane_shapes(height, width)
     return luma[0] * luma[1] + 2 * chroma[0] * chroma[1]
 
 
 def pack(image: npt.NDArray[np.uint8]) -> bytes:
-    """Return an image (height, width, 3) as its planes: the same bytes on every processor."""
+    """Convert an image (height, width, 3) to its planes. The bytes are the same on every processor."""
     height, width, _ = image.shape
     pixels = np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), "edge").astype(np.int32)
     luma = (pixels @ _FORWARD[:, 0] + _HALF) >> 16
-    # The mean of four, rounded once: 2^18 is four pixels of 2^16.
+    # The sum of four pixels, each times 2^16, is divided by 2^18, so that the mean is rounded only once.
     means = pixels[0::2, 0::2] + pixels[0::2, 1::2] + pixels[1::2, 0::2] + pixels[1::2, 1::2]
     chroma = [((means @ _FORWARD[:, at] + (1 << 17)) >> 18) + 128 for at in (1, 2)]
     planes = [luma[:height, :width], *(np.minimum(plane, 255) for plane in chroma)]
@@ -84,7 +84,7 @@ def pack(image: npt.NDArray[np.uint8]) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return the image (height, width, 3) of its planes. Raises DamageError for another length."""
+    """Convert planes to an image (height, width, 3). Raises DamageError for a wrong length."""
     if len(packed) != nbytes(height, width):
         raise DamageError(f"4:2:0 planes have {len(packed):,} bytes, not {nbytes(height, width):,}")
     data: npt.NDArray[Any] = np.frombuffer(packed, np.uint8).astype(np.float32)

@@ -1,7 +1,8 @@
-"""dct-zstd, dct-lz4: JPEG's coefficients in a byte code that unpacks fast; the device makes pixels of them.
+"""dct-zstd and dct-lz4: JPEG's coefficients, compressed so that they unpack fast. The device computes the pixels.
 
-The packed coefficients of an image are one length, whatever the image: a device takes batches of them. Four in five of
-these bytes are 0, so the sparse form of them is compressed. Each codec has its own packing, one of two such forms.
+The packed coefficients have the same length for all images of a size, so a device takes batches of them. Four in five
+of these bytes are 0, so they are first brought into a sparse form without zeros (`sparse.py`), which is then
+compressed. There are two sparse forms; the codec's `packing` names the one that it uses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tpucache.store.codecs.dct.libraries import Unpacker, longest_record, unpack
 from tpucache.store.codecs.dct.sparse import Sparse
 from tpucache.types import Array
 
-# Long matches only: shorter ones make a sparse form's frame larger, and slower to unpack.
+# Only long matches: short ones make the frame of a sparse form larger, and slower to unpack.
 _ZSTD_PARAMETERS: Final = {
     "min_match": 6,
     "search_log": 3,
@@ -40,13 +41,12 @@ _ZSTD_PARAMETERS: Final = {
     "chain_log": 14,
 }
 
-
-_LUMA_AT_ONCE: Final = 2  # of more, the floats would be new memory each time, and its page faults take longer
-_AT_ONCE: Final = 16  # records unpacked before their low frequencies are taken: those are still in the cache
+_LUMA_AT_ONCE: Final = 2  # images per step: larger arrays of floats cost more in page faults
+_AT_ONCE: Final = 16  # records per step: they stay in the CPU's cache until their low frequencies are copied
 
 
 class DctCodec(PackedCodec):
-    """Packed coefficients (`store.codecs.dct.coefficients`), compressed; the field says their quality and chroma."""
+    """Stores packed coefficients (`coefficients.py`), compressed. The field has their quality and chroma."""
 
     is_for_images = True
     is_compared = True
@@ -61,23 +61,23 @@ class DctCodec(PackedCodec):
     packing: ClassVar[str]
 
     def check(self, field: FieldSpec) -> None:
-        """Raise FormatError for anything but uint8 (height, width, 1 or 3) of a quality and a chroma."""
+        """Raise FormatError unless the field is uint8 (height, width, 1 or 3) with a valid quality and chroma."""
         check_picture(self.name, field)
         if field.quality is None or not 1 <= field.quality <= 100 or field.chroma not in CHROMA:
             raise FormatError(f"{self.name} has no quality {field.quality!r} with chroma {field.chroma!r}")
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the length of the packed coefficients, or of those of one band."""
+        """Return the size in bytes of the packed coefficients, or of the field's one band of them."""
         layout = packed_layout(field)
         return layout.nbytes if field.band is None else layout.parts[field.band].nbytes
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return a length that no encoded array of the field exceeds."""
+        """Return an upper limit for the length of an encoded array of the field."""
         size = self.packed_bytes(field)
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
     def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Return an array's bytes of each band, each compressed by itself. Raises UsageError."""
+        """Encode an array as one piece of bytes per band; each is compressed separately. Raises UsageError."""
         if field.bands is None:
             return [self.encode(field, array, quality)]
         layout, at, found = packed_layout(field), 0, []
@@ -96,13 +96,13 @@ class DctCodec(PackedCodec):
             return self._compress(form)
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode the bytes of each band into `out`, or all where the field has no bands. Raises DamageError."""
+        """Decode the bytes of all frequency bands, one part each, into `out`. Raises DamageError."""
         if field.bands is None:
             return super().decode_bands(field, parts, out)
         return self.decode_packed(field, self._joined_bands(field, parts), out)
 
     def _joined_bands(self, field: FieldSpec, parts: Sequence[memoryview]) -> Array:
-        """Return the packed coefficients of the bytes of each band."""
+        """Unpack the bytes of all bands into one packed array."""
         packed, at = np.empty((1, self.packed_bytes(field)), np.uint8), 0
         for band, part in zip(packed_layout(field).parts, parts, strict=True):
             data, whole = np.frombuffer(part, np.uint8), np.array([[0, len(part)]])
@@ -111,7 +111,7 @@ class DctCodec(PackedCodec):
         return np.asarray(packed[0])
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Write the image of packed coefficients, of all bands one after the other, to `out`. Raises DamageError."""
+        """Decode packed coefficients, whose bands follow one another, to an image in `out`. Raises DamageError."""
         out[...] = coefficients.unpack(packed.data, packed_layout(field))
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -132,7 +132,7 @@ class DctCodec(PackedCodec):
             out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout, layout.height // out.shape[1])
 
     def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
-        """Return the packed coefficients of a record in one band."""
+        """Return the packed coefficients of a record without bands."""
         library, layout = self._library(), packed_layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:
@@ -166,7 +166,7 @@ class DctCodec(PackedCodec):
             raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Decode records of this field alone, read one by one from open files: `PackedCodec.unpack_files`."""
+        """Read records from open files and unpack each at once: see `PackedCodec.unpack_files`."""
         library = self._library()
         if library is None or (field.bands is None and field.view is not None and field.view.frequencies < BLOCK):
             return 0
@@ -179,22 +179,19 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _compress(self, form: Sparse) -> bytes:
-        """Return the two parts of a sparse form in the codec's byte code."""
+        """Compress the two parts of a sparse form."""
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        """Return what the codec's byte code holds, at most `most` bytes, unpacked by the Python package.
-
-        Raises ValueError, DependencyError.
-        """
+        """Decompress by the Python package. The result has at most `most` bytes. Raises ValueError, DependencyError."""
 
     @abstractmethod
     def _library(self) -> Unpacker | None:
-        """Return what unpacks the byte code in place, or None where only the package is installed."""
+        """Return the system library that decompresses in place, or None if only the Python package is available."""
 
 
 class DctZstd(DctCodec):
-    """Coefficients in a Zstandard frame: as small as a JPEG file."""
+    """Stores coefficients in a Zstandard frame: as small as a JPEG file."""
 
     name = "dct-zstd"
     package = "zstandard"
@@ -218,7 +215,7 @@ class DctZstd(DctCodec):
 
 
 class DctLz4(DctCodec):
-    """Coefficients in an LZ4 block: a fifth larger than a JPEG file, and fastest to unpack."""
+    """Stores coefficients in an LZ4 block: a fifth larger than a JPEG file, but the fastest to unpack."""
 
     name = "dct-lz4"
     package = "lz4"
@@ -240,7 +237,7 @@ class DctLz4(DctCodec):
 
 
 def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Refuse places that are not there: the library looks at addresses alone."""
+    """Raise IndexError for byte ranges or rows out of bounds: the C library gets addresses and checks nothing."""
     _check_rows(out, rows, len(spans))
     if not block.flags.c_contiguous:
         raise IndexError("records are unpacked from one contiguous block of bytes")
@@ -250,7 +247,7 @@ def _check_places(block: Array, spans: Numbers, out: Array, rows: Numbers) -> No
 
 
 def _check_rows(out: Array, rows: Numbers, records: int) -> None:
-    """Refuse rows that are not there."""
+    """Raise IndexError for rows out of bounds, or rows that are not contiguous memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
         raise IndexError(f"{records:,} records are unpacked into as many rows, each of contiguous memory")
@@ -259,7 +256,7 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
 
 
 def packed_layout(field: FieldSpec) -> CoefficientLayout:
-    """Return the layout of the packed bytes: of all frequencies, or of those that a view of the field uses."""
+    """Return the layout of the field's packed bytes. If the field has a view, it has only the frequencies in use."""
     shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
     bands = (most,) if field.bands is None else tuple(band for band in field.bands if band <= most)
     return layout_of(shape, field.quality or 0, field.chroma, bands)

@@ -1,13 +1,13 @@
-"""JPEG's quantised coefficients, laid out so that an accelerator finishes decoding with two matrix products a plane.
+"""JPEG's quantised coefficients, laid out so that an accelerator decodes a plane by two matrix products.
 
 An image becomes one plane (grey) or three (Y, Cb, Cr). The coefficients of a plane are one matrix: row `(u, i)`,
 column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal frequency `v` in block `(i, j)`. So the
 pixels of the plane are `F @ (C * Q) @ E` with two constant matrices, and nothing is transposed or shuffled.
 
-The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of those that can need them; or so for one
-band of frequencies after the other; the first bands make a smaller image. docs/format.md describes them exactly.
-Transform and quantisation follow JPEG (ITU-T T.81); all sums are whole numbers below 2^53, so float64 holds them
-exactly and every processor makes the same bytes.
+The packed bytes are the low 8 bits of all coefficients, then bits 8 to 11 of the coefficients that can be that large.
+An image in frequency bands has both parts for one band after the other; the first bands alone make a smaller image.
+docs/format.md describes the bytes exactly. Transform and quantisation follow JPEG (ITU-T T.81). All sums are integers
+below 2^53, which float64 holds exactly, so every processor makes the same bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tpucache.types import Array
 Floats = npt.NDArray[np.float64]
 Chroma = Literal["420", "444"]
 
-#: What chroma may be: at half resolution in both directions, or at full resolution, for drawings and text.
+#: Chroma at half resolution in both directions ("420"), or at full resolution ("444"), for drawings and text.
 CHROMA: Final = get_args(Chroma)
 
 BLOCK: Final = 8
@@ -53,13 +53,14 @@ _CHROMA_TABLE: Final = (
     *((99,) * 8,) * 4,
 )
 
-# Coefficients of 8-bit pixels lie within 1024, differences of two within 2048: larger quantisers keep them in 8 bits.
+# Coefficients of 8-bit pixels are at most 1024, differences of two at most 2048. With a quantiser above these values,
+# the quotient fits into 8 bits.
 _WIDE: Final = 8
 _WIDE_DIFFERENCE: Final = 16
 
-# JFIF's RGB -> Y, Cb, Cr, times 2^16; a column a plane.
+# JFIF's RGB -> Y, Cb, Cr, times 2^16; one column per plane.
 _COLOURS: Final = np.array([[19595, -11059, 32768], [38470, -21709, -27439], [7471, 32768, -5329]], np.float64)
-_COLOUR_BITS: Final = 10  # what is kept of the 16 fractional bits
+_COLOUR_BITS: Final = 10  # the number of fractional bits that are kept, of 16
 _DCT_BITS: Final = 15
 
 Matrices = list[tuple[Array, Array]]
@@ -68,8 +69,8 @@ Matrices = list[tuple[Array, Array]]
 class Plane(NamedTuple):
     """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
 
-    `step` is how many pixels of the image one of the plane covers in each direction: 1, or 2 for halved chroma. `table`
-    holds the quantisers (8, 8), and `widths` for each vertical frequency how many horizontal ones have high bits.
+    `step` is the image's size divided by the plane's size: 1, or 2 for halved chroma. `table` has the quantisers
+    (8, 8). `widths` has, for each vertical frequency, the number of horizontal frequencies with high bits.
     """
 
     block_rows: int
@@ -79,20 +80,20 @@ class Plane(NamedTuple):
     widths: tuple[int, ...]
 
     def shape(self, frequencies: int = BLOCK) -> tuple[int, int]:
-        """Return rows and columns of the matrix of the lowest frequencies."""
+        """Return the number of rows and columns that the lowest frequencies take in the matrix."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
     def low(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the coefficients below frequency `last`, but not those below `first`, lie in the matrix.
+        """Return where the coefficients of the band from frequency `first` to below `last` lie in the matrix.
 
-        They are those to the right of the lower ones, then all below them.
+        The band is an L-shape: first the part to the right of the lower frequencies, then the rows below them.
         """
         (rows, columns), (all_rows, all_columns) = self.shape(first), self.shape(last)
         right = Submatrix(slice(0, rows), slice(columns, all_columns))
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where those of them lie that have high bits, for each vertical frequency."""
+        """Return where the coefficients of a band that have high bits lie, one part per vertical frequency."""
         found = []
         for u, width in enumerate(self.widths[:last]):
             start, stop = first if u < first else 0, min(width, last)
@@ -110,17 +111,17 @@ class Submatrix(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many rows and columns."""
+        """The number of rows and columns."""
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
     @property
     def size(self) -> int:
-        """How many coefficients."""
+        """The number of coefficients."""
         return self.shape[0] * self.shape[1]
 
 
 class Band(NamedTuple):
-    """The frequencies from `first` to below `last` in packed bytes: parts of each plane, and their bytes."""
+    """One frequency band, from `first` to below `last`: the parts of each plane that belong to it."""
 
     first: int
     last: int
@@ -129,12 +130,12 @@ class Band(NamedTuple):
 
     @property
     def low_bytes(self) -> int:
-        """Bytes of the low parts of all planes."""
+        """Bytes for the low 8 bits of all planes' coefficients."""
         return sum(part.size for parts in self.low for part in parts)
 
     @property
     def high_bytes(self) -> int:
-        """Bytes of the high parts of all planes: two coefficients a byte."""
+        """Bytes for the high bits of all planes' coefficients: two coefficients per byte."""
         return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
     @property
@@ -145,10 +146,10 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True)
 class CoefficientLayout:
-    """How an image (height, width, channels) lies in packed bytes; `quality` is JPEG's, 1 to 100.
+    """How an image (height, width, channels) is stored in packed bytes. `quality` is JPEG's, 1 to 100.
 
-    The packed bytes are one band of frequencies after the other. `bands` are the frequencies below which each is: (8,)
-    for all in one, (2, 4, 8) for three, (4,) for the lower half alone.
+    The packed bytes are one frequency band after the other. `bands` has the upper frequency limit of each band: (8,)
+    for one band with all frequencies, (2, 4, 8) for three bands, (4,) for the lower half of the frequencies only.
     """
 
     height: int
@@ -190,13 +191,13 @@ class CoefficientLayout:
 def layout_of(
     shape: tuple[int, ...], quality: int, chroma: str | None, bands: tuple[int, ...] = (BLOCK,)
 ) -> CoefficientLayout:
-    """Return the layout of images (height, width, channels), made once."""
+    """Return the layout of images (height, width, channels). Layouts are cached."""
     height, width, channels = shape
     return CoefficientLayout(height, width, channels, quality, chroma or "420", bands)
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
-    """Return an image (height, width, channels) as packed coefficients: the same bytes on every processor."""
+    """Convert an image (height, width, channels) to packed coefficients. The bytes are the same on every processor."""
     matrices: Matrices = []
     for pixels, plane in zip(_image_planes(image, layout), layout.planes, strict=True):
         coefficients = _quantise(_transform(pixels), plane)
@@ -208,7 +209,7 @@ def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Return the image (height, width, channels) of packed coefficients. Raises DamageError for another length."""
+    """Convert packed coefficients to an image (height, width, channels). Raises DamageError for a wrong length."""
     if len(packed) != layout.nbytes:
         raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
     rows = np.frombuffer(packed, np.uint8)[None]
@@ -227,9 +228,10 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
 
 
 def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
-    """Return the luma (n, height / step, width / step) of packed images, uint8 (n, N).
+    """Return the luma, uint8 (n, height / step, width / step), of packed images, uint8 (n, N).
 
-    A step of 2 gives the means of 2x2 pixels, without the higher half of the frequencies, which add little to means.
+    A `step` of 2 gives the means of 2x2 pixels. Then only the lower half of the frequencies is used: the higher half
+    adds little to a mean.
     """
     (parts,), plane = _split(packed, layout, 1), layout.planes[0]
     count = BLOCK // step
@@ -239,12 +241,12 @@ def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: 
 
 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return packed images, uint8 (n, N), in other bands, uint8 (n, M): fewer frequencies, or others together."""
+    """Convert packed images, uint8 (n, N), to other bands, uint8 (n, M): fewer frequencies, or another grouping."""
     return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Return the packed bytes (n, N) of each plane's low bytes and high bits, uint8 (n, rows, columns) both."""
+    """Join the low bytes and the high bits of each plane, both uint8 (n, rows, columns), into packed bytes (n, N)."""
     images = len(matrices[0][0])
     found = []
     for band in layout.parts:
@@ -261,9 +263,9 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Return the low bytes and high bits of each plane, or the first `planes`, up to the layout's highest frequency.
+    """Split packed bytes into the low bytes and the high bits of each plane (of the first `planes`, if given).
 
-    Both are uint8 (n, rows, columns).
+    Both are uint8 (n, rows, columns), up to the layout's highest frequency.
     """
     images = len(packed)
     shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
@@ -285,9 +287,9 @@ def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int
 
 
 def quantisers(table: tuple[tuple[int, ...], ...], quality: int) -> Array:
-    """Return a table scaled to a quality, 1 to 100, as the Independent JPEG Group's software does: int64 (8, 8).
+    """Scale a table of quantisers to a quality, 1 to 100, as the Independent JPEG Group's software does: int64 (8, 8).
 
-    Only the mean's quantiser differs: it is at least 2, so that differences of means fit into 12 bits.
+    One thing differs: the quantiser of frequency 0 is at least 2, so that differences of two means fit into 12 bits.
     """
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     scaled: Array = np.clip((np.array(table) * scale + 50) // 100, 1, 255)
@@ -312,7 +314,7 @@ def _widths(table: Array) -> tuple[int, ...]:
 
 
 def _image_planes(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> Iterator[Floats]:
-    """Yield the planes' pixels, padded to whole blocks by repeating the edge, times 2^10 and the square of the step."""
+    """Yield the pixels of each plane, times 2^10 and step^2. The planes are padded to whole blocks with edge pixels."""
     side = BLOCK * layout.planes[-1].step
     rows, columns = (-layout.height % side, -layout.width % side)
     if rows or columns:
@@ -353,11 +355,11 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
-    """Return coefficients (n, u, i, v, j) of their low bytes and high bits, the differences along the blocks undone."""
+    """Join low bytes and high bits to coefficients (n, u, i, v, j), and undo the differences between blocks."""
     count = low.shape[1] // plane.block_rows
     matrix = low.view(np.int8).astype(np.int32)
     last = max((u for u, width in enumerate(plane.widths[:count]) if width), default=-1)
-    rows = (last + 1) * plane.block_rows  # those below have no high bits
+    rows = (last + 1) * plane.block_rows  # the rows below have no high bits
     matrix[:, :rows] += ((high[:, :rows].astype(np.int32) ^ 8) - 8) << 8
     matrix = matrix.reshape(-1, count, plane.block_rows, count, plane.block_columns)
     matrix[:, 0, :, 0] = np.cumsum(matrix[:, 0, :, 0], -1)
@@ -365,7 +367,7 @@ def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32
 
 
 def _pixels(matrix: npt.NDArray[np.int32], plane: Plane, step: int = 1) -> npt.NDArray[np.float32]:
-    """Return a plane's pixels (n, rows / step, columns / step), centred at 0, or the means of a step's each way."""
+    """Return a plane's pixels, centred at 0: (n, rows / step, columns / step). Each is a mean of step x step pixels."""
     images, count, rows, _, columns = matrix.shape
     values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
     side = BLOCK // step

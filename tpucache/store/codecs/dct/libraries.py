@@ -1,13 +1,13 @@
-"""The system's own libraries of byte codes, which unpack straight into a batch.
+"""The system's libraries libzstd and liblz4, which decompress straight into a batch.
 
-The Python packages of the same name return new objects: memory that is allocated and then copied. The libraries that
-they wrap write to any address, and ctypes calls them without the interpreter's lock. A loop in compiled code calls them
-without Python in between. Their names carry the version of their binary interface. Nearly every Linux system has them,
-as dpkg, apt and systemd need both.
+The Python packages zstandard and lz4 return new objects, whose memory is allocated and then copied. The C libraries
+write to any address, and ctypes calls them without the interpreter's lock. A compiled loop calls them without Python.
+The libraries' file names contain the version of their binary interface. Nearly every Linux system has both, because
+dpkg, apt and systemd need them.
 
-The package zstandard has a libzstd of its own, but exports none of its functions, so that its version may be another
-than the system's. Both unpack every frame that was written to the same bytes, and a process uses one of them for all
-records of a codec; only a corrupt frame may become other bytes with the other one.
+The package zstandard bundles its own libzstd, possibly of another version, whose functions cannot be called by ctypes.
+Both versions decompress an intact frame to the same bytes. A corrupt frame may give different bytes, so a process uses
+only one of them for all records of a codec.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from tpucache.types import Array
 
 _ZSTD: Final = "libzstd.so.1"
 _LZ4: Final = "liblz4.so.1"
-_SHORT: Final = 64  # bytes that a byte code may add to a short record
+_SHORT: Final = 64  # bytes that compression may add to a short record
 _INT_MAX: Final = (1 << 31) - 1
 
 _log: Final = logging.getLogger("tpucache")
 
 
 class Unpacker(NamedTuple):
-    """A library's function that unpacks a record, as Python calls it and as compiled code does."""
+    """A library's function that decompresses a record, callable from Python and from compiled code."""
 
-    #: (source, length, target, room): addresses and bytes; returns how many bytes it wrote, -1 for damaged ones.
+    #: (source, length, target, room): addresses, and sizes in bytes. Returns the bytes written, -1 for damaged input.
     unpack: Callable[[int, int, int, int], int]
     #: The function's address.
     function: int
-    #: Returns the address of the calling thread's own context, 0 where the function takes none.
+    #: Returns the address of the calling thread's decompression context; 0 if the function needs none.
     context: Callable[[], int]
 
     def unpack_one(self, source: int, length: int, out: Array, packing: str) -> bool:
-        """Unpack one record into `out`, uint8 (size,); return whether it becomes exactly as many bytes.
+        """Unpack one record into `out`, uint8 (size,). Returns whether the record has exactly `size` bytes unpacked.
 
-        `source` is an address, `length` counts bytes.
+        `source` is the record's address, `length` its size in bytes.
         """
         scratch = scratch_for(len(out), packing)
         found = self.unpack(source, length, scratch.memory.ctypes.data, scratch.room)
         return found >= 0 and _spreads(scratch.memory[:found], out, packing)
 
     def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
-        """Unpack records into rows of `out` until one does not become exactly a row; return how many did.
+        """Unpack records into rows of `out`. Stops at the first damaged one; returns the number of records before it.
 
-        `sources` are addresses, `lengths` bytes, both (n,) as `rows`; `out` is uint8 (m, size), of contiguous rows.
+        `sources` are the records' addresses, `lengths` their sizes in bytes; both are (n,) like `rows`. `out` is uint8
+        (m, size) with contiguous rows.
         """
         loops = native()
         if loops is not None:
@@ -68,9 +69,9 @@ class Unpacker(NamedTuple):
         return len(sources)
 
     def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
-        """Unpack records into rows of `out` as `unpack_all` does, each out of a file with its length in front.
+        """Like `unpack_all`, but each record is read from a file, where its length comes first.
 
-        Without compiled loops none is: Python would read a file for each.
+        Without compiled code it returns 0: reading the records one by one in Python would be slow.
         """
         loops = native()
         if loops is None:
@@ -113,12 +114,12 @@ class Unpacker(NamedTuple):
 
 
 def longest_record(size: int, sparse_bytes: int) -> int:
-    """Return a length that no record exceeds: no byte code makes its input much longer."""
+    """Return an upper limit for the length of a record: compression never makes its input much longer."""
     return 2 * max(size, sparse_bytes) + _SHORT
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
-    """Spread a sparse form; return whether it fits."""
+    """Spread a sparse form into `out`; return whether it fits."""
     try:
         spread(found, out, packing)
     except ValueError:
@@ -128,7 +129,7 @@ def _spreads(found: Array, out: Array, packing: str) -> bool:
 
 @functools.cache
 def unpack_zstd() -> Unpacker | None:
-    """Return what unpacks a Zstandard frame, or None where the system has no such library; that is logged once."""
+    """Return the function that decompresses Zstandard frames. Without the library, return None and log that once."""
     library = _load(_ZSTD, "zstandard")
     if library is None:
         return None
@@ -136,7 +137,7 @@ def unpack_zstd() -> Unpacker | None:
     library.ZSTD_freeDCtx.argtypes = [ctypes.c_void_p]
     decompress = library.ZSTD_decompressDCtx
     decompress.argtypes = [*[ctypes.c_void_p] * 2, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]
-    decompress.restype = ctypes.c_size_t  # of an error, nearly the largest number
+    decompress.restype = ctypes.c_size_t  # error codes are close to the largest number
     contexts = _Contexts(library)
 
     def unpack(source: int, length: int, target: int, room: int) -> int:
@@ -148,7 +149,7 @@ def unpack_zstd() -> Unpacker | None:
 
 @functools.cache
 def unpack_lz4() -> Unpacker | None:
-    """Return what unpacks an LZ4 block, or None where the system has no such library; that is logged once."""
+    """Return the function that decompresses LZ4 blocks. Without the library, return None and log that once."""
     library = _load(_LZ4, "lz4")
     if library is None:
         return None
@@ -156,14 +157,14 @@ def unpack_lz4() -> Unpacker | None:
     decompress.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 2]
 
     def unpack(source: int, length: int, target: int, room: int) -> int:
-        # ctypes would cut a larger number to its last 32 bits.
+        # ctypes would truncate a larger number to 32 bits.
         return int(decompress(source, target, length, room)) if max(length, room) <= _INT_MAX else -1
 
     return Unpacker(unpack, _address(decompress), lambda: 0)
 
 
 class _Context:
-    """A context of Zstandard's."""
+    """A decompression context of libzstd."""
 
     def __init__(self, library: Any) -> None:
         self._free = library.ZSTD_freeDCtx
@@ -176,7 +177,7 @@ class _Context:
 
 
 class _Contexts(threading.local):
-    """A context for each thread, freed with it: a thread that ends drops its attributes, not the object itself."""
+    """One context per thread. When a thread ends, `threading.local` drops its attributes, which frees the context."""
 
     def __init__(self, library: Any) -> None:
         self.own = _Context(library)

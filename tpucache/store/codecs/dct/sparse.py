@@ -1,12 +1,13 @@
-"""Bytes without their zeros. Four in five bytes of packed coefficients are 0, so this form of them is compressed.
+"""The sparse form of bytes: masks and the non-zero bytes. Four in five bytes of packed coefficients are 0.
 
-A mask has a bit for each byte, set where the byte is not 0. The mask is mostly 0 itself, so it has a mask, too. The
-sparse form is the mask of the mask, the mask's bytes that are not 0, then the bytes that are not 0. A byte code has
-a quarter of the bytes left to go through, and a processor that shuffles bytes puts eight in place at once.
+The mask has one bit per byte, which is set if the byte is not 0. Most bytes of the mask are 0, too, so there is a
+second mask of the mask. The sparse form is the second mask, then the non-zero bytes of the mask, then the non-zero
+bytes of the data. So zstd or lz4 has to process only a quarter of the bytes, and a processor with a byte shuffle
+instruction puts eight bytes in place at once.
 
-In packing "nibbles" the bytes that are not 0 are narrowed: four in five of them are from -8 to 7, and take 4 bits. None
-of them is 0, so a nibble of 0 says that the value is one of the others, which follow whole, in their order. In packing
-"sparse" they are not narrowed. docs/format.md describes both exactly.
+The packing "sparse" stores the non-zero bytes as they are. The packing "nibbles" stores each in 4 bits if it is from
+-8 to 7, which four in five are. The nibble 0 means that the value is larger; all larger values follow as whole bytes,
+in order. docs/format.md describes both packings exactly.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from tpucache.types import Array
 SPARSE: Final = "sparse"
 NIBBLES: Final = "nibbles"
 
-_GROUP: Final = 64  # bytes that one byte of the mask's mask is for
-_AHEAD: Final = 64  # bytes that compiled code loads and stores at once, also where only one is left
+_GROUP: Final = 64  # bytes of data per byte of the second mask
+_AHEAD: Final = 64  # compiled code loads and stores this many bytes at once, even at the end
 
 _SIGN: Final = 8
-_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # by nibble
-#: The two values of each byte, as one number: one lookup is for both.
+_VALUES: Final = ((np.arange(16) ^ _SIGN) - _SIGN).astype(np.uint8)  # the value of each nibble
+#: The two values in each byte, as one uint16: a single lookup decodes two nibbles.
 _PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1).view(np.uint16)[:, 0]
 
 
 class Sparse(NamedTuple):
-    """A sparse form in two parts, one after the other; their bytes are unlike each other."""
+    """A sparse form in two parts, which follow one another. They compress differently."""
 
     masks: bytes
     values: bytes
 
 
 class Scratch(NamedTuple):
-    """Memory to unpack a sparse form in: one array for the form, and for its values once they are widened."""
+    """Working memory for unpacking: one array for the sparse form and, with nibbles, for the widened values."""
 
     memory: Array
-    #: How many bytes there are for the form, from the first on.
+    #: The number of bytes for the sparse form, at the start of `memory`.
     room: int
-    #: Where the bytes for the widened values begin, 0 where the packing has no nibbles.
+    #: The offset of the widened values in `memory`; 0 if the packing has no nibbles.
     values: int
 
 
@@ -58,7 +59,7 @@ def squeeze(plain: bytes, packing: str) -> Sparse:
 
 
 def spread(sparse: Array, out: Array, packing: str) -> None:
-    """Write the bytes of a sparse form to `out`; both are uint8 (n,). Raises ValueError where they do not fit."""
+    """Write the bytes that a sparse form stands for to `out`; both are uint8 arrays. Raises ValueError for damage."""
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
         raise ValueError(f"{len(sparse):,} bytes, at least {groups:,}")
@@ -74,13 +75,13 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return the most bytes that the sparse form of `size` bytes can have."""
+    """Return the maximal length of the sparse form of `size` bytes."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
 
 def scratch_for(size: int, packing: str) -> Scratch:
-    """Return memory to unpack the sparse form of `size` bytes in."""
+    """Return working memory for unpacking the sparse form of `size` bytes."""
     room = most_bytes(size, packing)
     if packing != NIBBLES:
         return Scratch(np.zeros(room + _AHEAD, np.uint8), room, 0)
@@ -93,8 +94,8 @@ def _bits(mask: Array) -> Array:
 
 
 def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
-    """Return the next value where there is one, else 0, and the values that are left."""
-    at = np.flatnonzero(is_value)  # numpy puts values at numbers faster than at a mask
+    """Return an array with the next value where `is_value` is true and 0 elsewhere, and the remaining values."""
+    at = np.flatnonzero(is_value)  # numpy assigns by positions faster than by a mask
     if len(at) > len(values):
         raise ValueError(f"{len(at):,} bits in a mask, but {len(values):,} bytes")
     out = np.zeros(len(is_value), np.uint8)
@@ -103,7 +104,7 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
 
 
 def narrow(values: Array) -> bytes:
-    """Return values, uint8 (n,) without 0, as nibbles of two's complement and the whole values."""
+    """Convert values, uint8 (n,) without 0, to nibbles (two's complement), followed by the values that need 8 bits."""
     signed = values.view(np.int8)
     is_whole = (signed < -_SIGN) | (signed >= _SIGN)
     nibbles = np.pad(np.where(is_whole, 0, values & 15).astype(np.uint8), (0, len(values) % 2))
@@ -111,7 +112,7 @@ def narrow(values: Array) -> bytes:
 
 
 def widen(form: Array, count: int) -> Array:
-    """Return the values that `narrow` made the bytes of. Raises ValueError where there are more or fewer."""
+    """Undo `narrow`. Raises ValueError unless the bytes are exactly `count` values."""
     pairs = -(-count // 2)
     values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
     whole, at = form[pairs:], np.flatnonzero(values == 0)
