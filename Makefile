@@ -15,7 +15,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 PYTEST := $(BIN)/python -m pytest --numprocesses $(or $(JOBS),4) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-core install-docs demo test test-fast test-core coverage docs lint format clean
+.PHONY: help install install-core install-docs demo test test-all test-fast test-core coverage docs lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,16 +27,19 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## warm up, verify, read
 	$(BIN)/python -m scripts.demo
 
 test: $(STAMP) ## run the tests, four at once (JOBS=8: eight; TESTS=tests/store: those)
+	$(PYTEST) -m 'not thorough' $(TESTS)
+
+test-all: $(STAMP) ## run the thorough tests, too: every case, every moment of a kill, every page
 	$(PYTEST) $(TESTS)
 
 test-fast: $(STAMP) ## run the tests that take a moment: all but those of whole runs, of kills and of XLA
-	$(PYTEST) -m 'not slow and not xla' $(TESTS)
+	$(PYTEST) -m 'not slow and not xla and not thorough' $(TESTS)
 
 # Their results may change with numpy, torch and Python; those of processes, kills and whole runs do not.
 install-core: $(if $(wildcard $(STAMP)),$(STAMP),$(CORE_STAMP))
 
 test-core: install-core ## run the fast tests of building, reading and training on another Python (PYTHON=python3.13 VENV=.venv-3.13)
-	$(PYTEST) -m 'not slow and not xla' tests/store tests/loading tests/ondevice tests/warmup/records tests/training
+	$(PYTEST) -m 'not slow and not xla and not thorough' tests/store tests/loading tests/ondevice tests/warmup/records tests/training
 
 coverage: $(STAMP) ## run the tests and print how many of the package's lines they reach (JOBS, TESTS as above)
 	$(INSTALL) $(EXTRAS),coverage

@@ -4,10 +4,10 @@
     python -m scripts.release 0.2.0
 
 It checks that everything is committed, that the version is above the last one, that the changelog has entries under
-"Unreleased" and says there what a user has to do, and that `.ci/run` passes (`--skip-ci` where it just has). Then it
-commits the version and the changelog's new heading, builds sdist and wheel into dist/, compares them with the commit,
-and tags the commit with the changelog's entries as notes. Nothing leaves this machine: the last lines that it prints
-are the commands that push and upload.
+"Unreleased" and says there what a user has to do, and that `.ci/run` and `make test-all` pass (`--skip-ci` where they
+just have). Then it commits the version and the changelog's new heading, builds sdist and wheel into dist/, compares
+them with the commit, and tags the commit with the changelog's entries as notes. Nothing leaves this machine: the last
+lines that it prints are the commands that push and upload.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", help="the version to release, such as 0.2.0")
     parser.add_argument("--dry-run", action="store_true", help="check, and print what would be done")
-    parser.add_argument("--skip-ci", action="store_true", help="do not run .ci/run, because it has just passed here")
+    parser.add_argument(
+        "--skip-ci", action="store_true", help="run no tests, because all of them have just passed here"
+    )
     options = parser.parse_args()
     try:
         release(ROOT, options.version, is_dry=options.dry_run, runs_ci=not options.skip_ci)
@@ -53,6 +55,7 @@ def release(root: Path, version: str, *, is_dry: bool, runs_ci: bool = True) -> 
         return
     if runs_ci:
         run(root, ".ci/run")
+        run(root, "make", "test-all")
     today = datetime.datetime.now(tz=datetime.UTC).date()
     (root / "CHANGELOG.md").write_text(text.replace(_UNRELEASED, f"{_UNRELEASED}\n\n## [{version}] - {today}", 1))
     version_file = root / "tpucache" / "version.py"

@@ -20,6 +20,12 @@ def read_yaml(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
 
 
+def last_command(target: str) -> str:
+    words = ["make", "--dry-run", "--always-make", target]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    return done.stdout.splitlines()[-1].strip()
+
+
 def test_the_hooks_before_a_commit_are_the_tools_of_make_lint() -> None:
     (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     linters = [" ".join(line.split()).replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in recipe.splitlines()]
@@ -36,6 +42,25 @@ def test_the_workflow_tests_everything_on_one_python_and_the_core_on_each_other_
     assert jobs["ci"]["steps"][-1] == {"run": ".ci/run"}
     assert jobs["core"]["steps"][-1] == {"run": "make test-core"}
     assert f'requires-python = ">={promised[0]}"' in PROJECT
+
+
+def test_the_workflow_runs_the_thorough_tests_every_week_and_for_each_release() -> None:
+    workflow = read_yaml(".github/workflows/ci.yml")
+    events = workflow[True]  # what YAML 1.1 makes of `on`
+    assert events["schedule"]
+    assert events["push"]["tags"] == ["v*"]
+    job = workflow["jobs"]["thorough"]
+    assert job["if"] == "github.event_name == 'schedule' || startsWith(github.ref, 'refs/tags/')"
+    assert job["steps"][-1] == {"run": "make test-all"}
+
+
+def test_make_test_leaves_out_the_thorough_tests_and_make_test_all_runs_every_test() -> None:
+    every = last_command("test-all")
+    assert "-m pytest" in every
+    assert " -m '" not in every
+    assert last_command("test") == f"{every} -m 'not thorough'"
+    for target in ("test-fast", "test-core"):
+        assert " -m 'not slow and not xla and not thorough'" in last_command(target)
 
 
 def test_the_hooks_are_installed_with_everything_else() -> None:
