@@ -65,7 +65,6 @@ hypothesis.settings.load_profile("steady")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose a place for the tests' files; list what is skipped, and why, where CI is set."""
-    gc.disable()  # until all tests are collected: what is made until then stays
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if os.environ.get("CI"):
@@ -130,10 +129,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(NEEDS_XLA)
 
 
-def pytest_collection_finish() -> None:
-    """Leave thousands of tests, and what their files import, out of every later search for garbage."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Search for no garbage among thousands of tests and what their files import, while they are collected or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
