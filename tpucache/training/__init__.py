@@ -1,6 +1,6 @@
-"""Batches -> steps: train a model on a cache, predict with it, or take the parts for a loop of your own.
+"""Train a model on a cache and predict with it, or use the parts in a training loop of your own.
 
-Importing this loads nothing: each public name is imported when it is first used (PEP 562).
+Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -1,4 +1,4 @@
-"""Whether data, settings and device fit together, checked before the first step."""
+"""Checks, made before the first step, that data, settings and device fit together."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def check_fit(
         )
     if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
         raise UsageError(
-            f"--loss {settings.loss} gives one number for a batch, of which each host of a pod evaluates its rows "
-            "alone: leave --valid out, or train on one host"
+            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates only its "
+            "rows: leave --valid out, or train on one host"
         )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch, settings.part_size
@@ -78,7 +78,7 @@ def _advice(train_set: CachedDataset) -> str:
 
 
 def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
-    """Raise UsageError when labels do not fit the task, or leave nothing to learn; they are read once."""
+    """Raise UsageError when labels do not fit the task, or leave nothing to learn. The labels are read once."""
     counts, size = None, 0
     for labels in task.label_batches(dataset):
         task.check(labels)
@@ -91,7 +91,7 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError when one setting would disable another, or the device would make the data wrong."""
+    """Raise UsageError when a setting would disable another, or augmentation on the device would make targets wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(f"--class-weights change the task's own loss, not {own}: weight classes there")
@@ -133,7 +133,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
 
 
 def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
-    """Raise UsageError when the settings name metrics, and there is nothing to compute them from."""
+    """Raise UsageError when the settings name metrics that cannot be computed."""
     wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:

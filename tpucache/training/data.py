@@ -1,4 +1,4 @@
-"""The data as a run sees it: the task, the columns, the soft labels and the size, found once for each run."""
+"""The data of a run: its task, its columns, its soft labels and the size of its images, found once for each run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tpucache.training.sizes import in_size, own_size
 
 @dataclass(frozen=True)
 class RunData:
-    """The samples that a run trains on, those that it is validated on, and the task that it learns.
+    """The training samples of a run, its validation samples, and the task that it learns.
 
-    Both have the `columns` that are inputs, and images of the size in which the run is evaluated: the run's files
-    describe these. The training samples give soft labels where the cache has some.
+    Both sets have the `columns` that are inputs, and images of the size in which the run is evaluated; the run's files
+    describe these. The training samples have soft labels where the cache has them.
     """
 
     task: Task
@@ -36,12 +36,12 @@ class RunData:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the caches are finished; `open_or_build` gives one that is still being built."""
+        """Whether the caches are complete; `open_or_build` returns one that is still being built."""
         return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of both; empty where a full disk keeps a cache from being finished."""
+        """The digests of both sets; empty where a full disk keeps a cache from being finished."""
         try:
             return {
                 "training": self.train_set.digest,
@@ -62,7 +62,7 @@ class RunData:
 def prepare_data(
     settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> RunData:
-    """Return the data of a run with these settings, whose epochs and batch size are decided already.
+    """Return the data of a run. The settings have a decided batch size and number of epochs.
 
     Raises UsageError where data, settings and device do not fit together.
     """
@@ -80,7 +80,8 @@ def prepare_data(
 
 
 def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:
-    """Return settings that name the size of training images, where they name that of the evaluation alone.
+    """Return the settings; where they have only the size of the evaluation, training gets the size of the dataset's
+    images.
 
     Raises UsageError for images that are not square.
     """
@@ -90,13 +91,13 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
 
 
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or the one that fits the cache's labels. Raises UsageError."""
+    """Return the task that the settings name, or else the one that fits the cache's labels. Raises UsageError."""
     task = find_task(settings.task, dataset, settings.mask_classes)
     return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
-    """Return the training samples with soft labels in place of labels, where the cache has some. Raises UsageError."""
+    """Return the training samples, with soft labels instead of labels where the cache has them. Raises UsageError."""
     soft = train_set.with_soft_labels()
     if soft is train_set:
         return train_set

@@ -1,4 +1,4 @@
-"""Predictions and metrics over a whole dataset, exact for any size of the last batch."""
+"""Predictions and metrics over a whole dataset; the padding of the last batch does not count."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from tpucache.types import Array
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
-#: Returns what keeps the records of an evaluation's loader on the device; None where they are sent each time.
+#: Returns a loader's records that stay on the device; None where each evaluation uploads them.
 Keep = Callable[[CachedLoader], Resident | None]
 
-_SHOWN: Final = 12  # maps kept from an evaluation
+_KEPT_MAPS: Final = 12  # of an evaluation: the predicted maps with the largest errors
 
 
-def _keeps_nothing(_: CachedLoader) -> None:
-    """Have the records of an evaluation sent each time."""
+def _keep_nothing(_: CachedLoader) -> None:
+    """Keep no records on the device: each evaluation uploads them."""
 
 
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
-    """Return `samples`, the mean `loss` over them, and the metrics of the task and of the user.
+    """Return the number of `samples`, their mean `loss`, and the metrics of the task and of the user.
 
-    The averaged weights are evaluated where there are any. The host adds up in float64: results do not depend on the
-    batch size, or on the number of cores or processes. `check` is called between batches; if it raises, the evaluation
-    ends, and the learner is as it was.
+    Where the run averages its weights, the average is evaluated. The host adds up in float64, so the results do not
+    depend on the batch size or on the number of cores or processes. `check` is called between batches; if it raises,
+    the evaluation ends and the learner is unchanged.
 
     Raises TrainingError when the loss is not finite.
     """
@@ -59,10 +59,10 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Each sample's loss and error, and what the metrics are computed from: predictions, or counts.
+    """Each sample's loss and error, and the values that metrics are computed from: predictions or counts.
 
-    `maps` are the predicted maps of classes, uint8 (height, width), of the samples with the largest errors, by the
-    samples' positions in the dataset; there are none where predictions are values.
+    `maps` are the predicted class maps, uint8 (height, width), of the samples with the largest errors; its keys are the
+    samples' positions in the dataset. It is empty where predictions are values.
     """
 
     losses: Array
@@ -72,12 +72,12 @@ class Scores:
 
 
 def score(
-    learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = _keeps_nothing
+    learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = _keep_nothing
 ) -> Scores:
-    """Return losses and scores of all samples, on the host; see `evaluate`.
+    """Return the losses and scores of all samples, on the host; see `evaluate`.
 
-    Each process evaluates its share of the samples. The main process has the scores of all, the others have none.
-    `keep` may have the samples stay on the device.
+    Each process evaluates its share of the samples, and only the main process gets the scores. `keep` may keep the
+    records on the device.
     """
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     dataset, share = _own_share(dataset, processes)
@@ -86,7 +86,7 @@ def score(
     maps: list[tuple[float, int, Array]] = []
     done = 0
     with (
-        # Closed at once when `check` raises: the model has the averaged weights until then.
+        # If `check` raises, closing gives the model its own weights back in place of the averaged ones.
         contextlib.closing(results(learner, dataset, _score(learner, rows), rows, keep)) as batches,
         Progress(rows, "evaluate", "images", is_brief=True) as progress,
     ):
@@ -97,20 +97,21 @@ def score(
             for found in shown:
                 first = share.start + done
                 more = ((float(error), first + row, found[row]) for row, error in enumerate(errors[-1]))
-                maps = heapq.nlargest(_SHOWN, [*maps, *more], key=operator.itemgetter(0))
+                maps = heapq.nlargest(_KEPT_MAPS, [*maps, *more], key=operator.itemgetter(0))
             done += len(part)
             progress.advance(len(part))
             check()
         for _ in range(-(-len(dataset) // part_size) - len(losses)):
-            check()  # as often in all processes
+            check()  # all processes have to call it equally often
     gathered = [_joined(processes.gather(part)) for part in (losses, errors, values)]
     all_maps = itertools.chain.from_iterable(processes.gather(maps))
-    kept = {position: of for _, position, of in heapq.nlargest(_SHOWN, all_maps, key=operator.itemgetter(0))}
+    worst = heapq.nlargest(_KEPT_MAPS, all_maps, key=operator.itemgetter(0))
+    kept = {position: class_map for _, position, class_map in worst}
     return Scores(gathered[0], gathered[1], gathered[2], kept)
 
 
 def measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[str, float]:
-    """Return, on all processes, the metrics of the scores that the main process has; see `evaluate`."""
+    """Return, on all processes, the metrics computed from the main process's scores; see `evaluate`."""
     return learner.device.processes.on_main(lambda: _measure(learner, dataset, scores))
 
 
@@ -126,20 +127,21 @@ def _measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[s
 
 
 def _joined(parts: Sequence[Sequence[Array]]) -> Array:
-    """Return the arrays of each process one after another; an empty one where there are none."""
+    """Return the arrays of all processes as one array; an empty one where there are none."""
     arrays = [*itertools.chain.from_iterable(parts)]
     return np.concatenate(arrays) if arrays else np.empty(0)
 
 
-def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keeps_nothing) -> None:
-    """Evaluate a few samples: all graphs compile, and errors in them are raised, now and not after an epoch.
+def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keep_nothing) -> None:
+    """Evaluate a few samples, so that graphs compile and errors are raised now, not after the first epoch.
 
-    One sample is enough, unless a loss of the user's takes the real samples of the last batch. Where `keep` has samples
-    stay on the device, the last batch is evaluated, and for such a loss the batch before it as well.
+    One sample is enough, unless the loss is a function of the user's: it gets batches without padding, so a full and a
+    short one are evaluated. Where `keep` keeps the records on the device, the last batch is evaluated, and for such a
+    loss the batch before it as well.
     """
     if dataset is None:
         return
-    if keep is _keeps_nothing:
+    if keep is _keep_nothing:
         batch = learner.part_size
         rows = 1 if learner.settings.own_loss is None else min(len(dataset), batch + len(dataset) % batch)
         for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
@@ -159,19 +161,18 @@ def results(
     dataset: CachedDataset,
     reduce: Reduce,
     rows: int | None = None,
-    keep: Keep = _keeps_nothing,
+    keep: Keep = _keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield the result of `reduce` on the learner's outputs and the labels of each batch; see `compute_rows`."""
+    """Yield what `reduce` returns for the outputs and the labels of each batch; see `compute_rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
 
     dataset = learner.task.as_learned(dataset)
     with learner.evaluated() as model:
-        learner.device.processes.share_buffers(
-            model.buffers()
-        )  # each process has had its own running statistics until now
+        # Each process has computed running statistics of its own.
+        learner.device.processes.share_buffers(model.buffers())
         threads, size = learner.settings.threads, learner.part_size
         yield from compute_rows(dataset, learner.device, size, threads, compute, rows, keep, first)
 
@@ -183,13 +184,13 @@ def compute_rows(
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
     rows: int | None = None,
-    keep: Keep = _keeps_nothing,
+    keep: Keep = _keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield the results of `compute` for each batch as arrays, in the order of the samples and without padding.
+    """Yield the results of `compute` for each batch as arrays, in the samples' order and without padding.
 
-    The last batch is padded on the device, so that all batches share one graph. `rows` samples from `first` on are
-    given, if it is not None; what is computed beyond them is left out.
+    The last batch is padded, so that all batches share one graph. If `rows` is given, the results are those of as many
+    samples, from the position `first` on.
     """
     loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     if first:
@@ -216,10 +217,10 @@ def shared_rows(
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
     check: Callable[[], None] = lambda: None,
 ) -> Generator[list[tuple[int, tuple[Array, ...]]], None, None]:
-    """Yield batches of results of `compute`, each with the position of its first sample; see `compute_rows`.
+    """Yield the results of `compute` for each batch, with the position of the batch's first sample; see `compute_rows`.
 
-    Each process computes its share of the samples, in batches of its share of `batch_size`. The main one gets a list
-    of the results of all processes, the others an empty list as often. `check` is called after each batch.
+    Each process computes its share of the samples, in batches of its share of `batch_size`. The main process gets lists
+    of the results of all processes, the others get empty lists. `check` is called after each batch.
     """
     processes = device.processes
     own, share = _own_share(dataset, processes)
@@ -233,9 +234,10 @@ def shared_rows(
 
 
 def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, slice]:
-    """Return the samples that a process evaluates, and the positions of those that count, which come first.
+    """Return the samples that this process evaluates, and the positions of those that count.
 
-    All processes evaluate the same number, so that all run the same programs: some repeat a sample at the end.
+    All processes evaluate equally many samples, so that all run the same programs: a process with fewer repeats the
+    last sample, which does not count.
     """
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
     if processes.world_size == 1:
@@ -245,7 +247,7 @@ def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedData
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
-    """Return the function that gives each sample's loss, the scores for its metrics, and its map of classes if any."""
+    """Return the function that computes each sample's loss, its scores for metrics, and its class map if it has one."""
     rows = iter(_batch_rows(samples, learner.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -262,13 +264,13 @@ def _batch_rows(samples: int, batch_size: int) -> list[int]:
 
 
 def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Yield batches as dicts, a short one filled up to `batch_size` with zeros; label 0 is a label like any other."""
+    """Yield batches as dicts; fill a short batch up to `batch_size` with zeros, which are valid labels."""
     for batch in batches:
         yield {name: _pad(tensor, batch_size, name == IMAGE) for name, tensor in as_named(batch).items()}
 
 
 def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
-    """Yield batches of rows on the device, a short one filled up to `batch_size` with its own."""
+    """Yield batches of row numbers on the device; fill a short one up to `batch_size` by repeating its rows."""
     with contextlib.closing(batches):
         for (resident, read), _ in batches:
             full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}

@@ -1,4 +1,4 @@
-"""The best weights of runs for other programs: ONNX or safetensors, with a card that says how to preprocess images."""
+"""Export the best weights of runs as ONNX or safetensors, with a card that says how to preprocess images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _VERSION: Final = 1
 
 
 class Predicting(nn.Module):
-    """A model of a run from pixels to predictions: normalised, computed, as probabilities or in the labels' unit."""
+    """A run's model from pixels to predictions: it normalises pixels, and returns probabilities or label values."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -59,15 +59,16 @@ def export_runs(
     trust: Collection[str] = (),
     weights: Sequence[float] = (),
 ) -> list[Path]:
-    """Write the best weights of each run, and of all folds of a run of folds, and a card; return the models' files.
+    """Write the best weights of each run, and a card, to a folder; return the models' files.
 
-    `onnx` is the whole way from pixels to predictions, for a batch of any size; `safetensors` are the network's weights
-    alone, by their names in torch. `card.json`, and `README.md` for people, say how an image becomes the model's input:
-    size, fit, order of the colours, mean and deviation, classes, and the scale of a regression's labels. `manifest` is
-    that of a cache like the one that the runs learned from; `weights` are how much each run counts.
+    A run of folds gives the model of each fold. An `onnx` file computes predictions from pixels, for a batch of any
+    size. A `safetensors` file has the network's weights alone, by their names in torch. `card.json`, and `README.md`
+    for people, say how an image becomes the model's input: size, fit, order of the colours, mean and deviation,
+    classes, and the scale of a regression's labels. `manifest` belongs to a cache like the one that the runs were
+    trained on. `weights` are the weights of the runs in an average.
 
     Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
-    files, DependencyError without the libraries, and TrainingError where there is no run or nothing can be written.
+    files; DependencyError without the libraries; TrainingError where there is no run or nothing can be written.
     """
     folders, folder = [each for run in runs for each in run_folders(Path(run))], Path(folder)
     check_export(folder, kind)
@@ -105,7 +106,7 @@ def export_runs(
 
 
 def check_export(folder: Path, kind: Kind) -> None:
-    """Raise errors that writing models into a folder would raise, before there are any.
+    """Check that models can be exported to a folder, before there are models.
 
     Raises UsageError for another kind and for a folder with other files, DependencyError without the libraries, and
     TrainingError where the folder cannot be read.
@@ -128,7 +129,7 @@ def check_export(folder: Path, kind: Kind) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, without the models of an earlier export. Raises TrainingError where it cannot be made."""
+    """Make the folder, and remove the models of an earlier export. Raises TrainingError where it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:
@@ -147,12 +148,13 @@ def _is_export(folder: Path) -> bool:
 def _check_inputs(run: SavedRun) -> None:
     if IMAGE not in run.fields or run.settings.inputs or run.settings.eval_step:
         raise UsageError(
-            f"{run.folder} predicts from more than an image, or by a step of yours: export its model yourself"
+            f"the model of {run.folder} takes more than an image, or has an evaluation step of yours: export it "
+            "yourself"
         )
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as ONNX, whose first dimension is free. Raises TrainingError."""
+    """Return a model as an ONNX file for batches of any size. Raises TrainingError."""
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -169,7 +171,7 @@ def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
                 dynamo=True,
             )
         data: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]  # given dynamo
-    except Exception as error:  # torch's exporter raises whatever it raises
+    except Exception as error:  # torch's exporter raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise TrainingError(f"the model of {run} cannot be exported by torch {torch.__version__}: {reason}") from error
     finally:
@@ -180,7 +182,7 @@ def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
 def _safetensors(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
-    # Tensors that share memory are refused there.
+    # safetensors refuses tensors that share memory.
     data: bytes = save({name: each.detach().clone().contiguous() for name, each in model.state_dict().items()})
     return data
 
@@ -245,7 +247,7 @@ def _readme(card: Mapping[str, Any]) -> str:
         "classes in the order of the outputs.\n\n"
         f"1. Decode the image as {given['colours']}.\n"
         f"2. Resize it to {height}x{width} pixels by Lanczos' filter, fit: {_plain(str(given['fit']))}.\n"
-        f"3. Make float32 numbers of it, {given['range']}, in the order {given['layout']}.\n\n"
+        f"3. Convert it to float32, {given['range']}, in the order {given['layout']}.\n\n"
         f"{inside}\n\n"
         "With several models, average their predictions by weight.\n\n"
         f"| file | model | weight | mean | std |\n|---|---|---|---|---|\n{names}"
@@ -253,7 +255,7 @@ def _readme(card: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text that cannot end the code or the cell that it is in."""
+    """Return text that cannot end the Markdown code or the table cell around it."""
     return printable(text).replace("`", "'").replace("|", "/").replace("\n", " ")[:200]
 
 

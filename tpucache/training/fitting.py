@@ -1,4 +1,4 @@
-"""Training from Python: a model, a dataset and a few settings in; the best model, its history and a report out."""
+"""Training from Python: `train` takes a model, a dataset and settings, and returns the best model and a report."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Data = CachedDataset | str | Path
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training gives: the model with its best weights, on the host, a row for each epoch, and the report.
+    """The result of training: the model with its best weights, on the host, a row for each epoch, and the report.
 
-    A regression that learned standardised labels gives an `InLabelUnits`, whose `model` is the network: its outputs are
-    in the unit of the labels.
+    For a regression whose labels were standardised, the model is an `InLabelUnits`: it contains the network as `model`,
+    and its outputs are in the labels' unit.
     """
 
     model: nn.Module
@@ -57,16 +57,16 @@ def train(
 ) -> TrainResult:
     """Train a model on a cache, and return it with its best weights, its history and its report.
 
-    `model` is a module, a callable that returns one with N outputs, or a name as `TrainSettings.model` has it. `valid`
-    is a dataset or a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim` or a
-    callable of (parameter groups, lr); the schedule sets its learning rate, and the settings name one otherwise.
-    `device` is an opened one, or the name of a backend or of a device, as `open_device` takes them; auto is XLA on a
-    TPU, with all cores, else plain torch on a GPU or the CPU, and a line says which and why.
-    `run` is the folder that the run writes to; without it nothing is kept but the result. In a notebook the curves are
-    shown while it trains, where matplotlib is installed. Each epoch is a line on standard error when it ends, unless
-    `options.on_epoch` takes these lines. A run that is resumed has to be given the same model and optimizer.
+    `model` is a module, a callable that returns a module with N outputs, or a name as in `TrainSettings.model`. `valid`
+    is a dataset, a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim`, or a
+    callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule sets its learning
+    rate. `device` is an opened device, or the name of a backend or of a device, as `open_device` takes them. "auto" is
+    XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line says which and why. `run` is the folder
+    that the run writes to; without it only the result is kept. In a notebook with matplotlib, the curves are shown
+    during training. When an epoch ends, a line about it goes to `options.on_epoch`, or else to standard error. To
+    resume a run, give the same model and optimizer.
 
-    Raises UsageError when these do not fit together, and as `tpucache.training.loop.train` does.
+    Raises UsageError when these do not fit together, and the errors of `tpucache.training.loop.train`.
     """
     settings = settings or TrainSettings()
     train_set, valid_set = _open_training(dataset), None
@@ -103,7 +103,7 @@ def train(
 
 
 def _choose(name: str) -> Choice:
-    """Return the backend of a name: of a backend, of a device of torch, or "auto"."""
+    """Return the backend for a name: a backend's, a torch device's, or "auto"."""
     return Choice("torch") if name in DEVICES and name != AUTO else choose_backend(name)
 
 
@@ -112,7 +112,7 @@ def _open_device(name: str, choice: Choice) -> Device:
 
 
 def _open_training(data: Data) -> CachedDataset:
-    """Return the dataset; of a cache by its path, another variant each epoch."""
+    """Return the dataset. A cache that is given by its path changes the variant in each epoch."""
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
@@ -123,7 +123,7 @@ def _open(data: Data) -> CachedDataset:
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
-    """Return how a run's files name a model that is an object: so that it can be imported, where that is possible."""
+    """Return the name of a model object for a run's files: one that can be imported, where that is possible."""
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")

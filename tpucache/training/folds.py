@@ -1,4 +1,4 @@
-"""A run of all folds: each fold's model is trained in turn, and predicts the samples that it has not seen."""
+"""Cross-validation: each fold's model is trained in turn, then predicts the fold's samples, which it has not seen."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tpucache.training.run.report import read_report as read_run_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-#: Gives the watchers of the run in a folder.
+#: Returns the watchers of the run in a folder.
 Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """A fold: its name, the folder of its run, the samples that train, and its own, which validate."""
+    """One fold: its name, the folder of its run, its training samples and its validation samples."""
 
     name: str
     run: Path
@@ -53,15 +53,15 @@ class Fold:
 
     @property
     def report(self) -> TrainReport | None:
-        """The report of its run, if there is one."""
+        """The report of the fold's run, if there is one."""
         return read_run_report(self.run)
 
 
 @dataclass(frozen=True)
 class Folds:
-    """All folds of a cache, in the folder of a run; `dataset` has the samples of all folds.
+    """All folds of a cache, and the folder of the run that trains them.
 
-    `train_set` has the samples that any fold trains on.
+    `dataset` has the validation samples of all folds, `train_set` all samples that any fold trains on.
     """
 
     run: Path
@@ -71,11 +71,12 @@ class Folds:
 
 
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
-    """Return the folds of a whole cache, given as it trains and as it validates, for a run of them; nothing is written.
+    """Return the folds of a cache for a run that trains all of them; write nothing.
 
-    Of several processes, which an opened device has joined, the main one alone uses the folder. Raises UsageError where
-    the cache has no folds, or the folder has a run that is not to be resumed or is another one; TrainingError where the
-    folder cannot be read.
+    `train_set` and `valid_set` have all samples, as they are read for training and for validation. With several
+    processes, open the device first: then only the main process uses the folder. Raises UsageError where the cache has
+    no folds, or where the folder has a run that is another one or must not be resumed; TrainingError where the folder
+    cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
     current().on_main(lambda: check_folds(run, list(splits), resume))
@@ -91,7 +92,7 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
 @contextlib.contextmanager
 def no_watchers(_run: Path) -> Iterator[Sequence[Watcher]]:
-    """Notify nothing."""
+    """Return no watchers."""
     yield ()
 
 
@@ -104,29 +105,29 @@ def train_folds(
     *,
     refit: bool = False,
 ) -> FoldsReport:
-    """Train the model of each fold in turn, then let each predict its fold; write predictions and a report.
+    """Train each fold's model in turn, let each predict its fold, and write the predictions and a report.
 
-    With `refit` one more model is then trained on all samples, for the mean of the folds' best epochs, in the run's
-    folder `refit`; nothing is left to validate it on.
+    With `refit` one more model is then trained on all samples, in the folder `refit` of the run. Its number of epochs
+    is the mean of the folds' best epochs, and it has no validation.
 
-    Each fold is the run that `train` makes of it. What `open_all_folds` lets resume continues in the fold where it was;
-    finished folds are not trained again. `watch` gives the watchers of each fold's run. Several processes train each
-    fold together. Raises as `train` and `predict` do.
+    Each fold is a run as `train` makes it. A resumed run continues in the fold that was interrupted; finished folds are
+    not trained again. `watch` returns the watchers of each fold's run. Several processes train each fold together.
+    Raises the errors of `train` and `predict`.
     """
     options, processes = options or RunOptions(), device.processes
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
-    settings = _of_all_folds(folds, settings, device)
-    for fold in folds.folds:  # noticed now, not after earlier folds have trained
+    settings = _shared_settings(folds, settings, device)
+    for fold in folds.folds:  # errors are raised now, not after earlier folds have trained
         prepare_data(settings, fold.train_set, fold.valid_set, device)
     with hold_run(folds.run, processes):
         processes.on_main(lambda: open_folds(folds.run, [fold.name for fold in folds.folds]))
         try:
-            of_all = replace(options, stop=stop, account=account, following=int(refit))
-            has_trained = _train_all(folds, settings, device, of_all, watch)
+            fold_options = replace(options, stop=stop, account=account, following=int(refit))
+            has_trained = _train_all(folds, settings, device, fold_options, watch)
             report = processes.on_main(lambda: read_report(folds.run))
             if has_trained or report is None or not report.finished:
-                # What came before the first fold, such as staging, is in the account of its run.
+                # The first fold's run has counted the time before it, such as staging.
                 account = Account() if has_trained else account
                 earlier = report
                 account.add_earlier(*processes.on_main(lambda: _prediction_seconds(folds, earlier)))
@@ -139,8 +140,8 @@ def train_folds(
         return report
 
 
-def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return settings with one batch size and number of epochs for all folds: the first fold's if it has begun."""
+def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
+    """Return settings with one batch size and number of epochs for all folds: the first fold's, if it has begun."""
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
@@ -148,9 +149,9 @@ def _of_all_folds(folds: Folds, settings: TrainSettings, device: Device) -> Trai
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
-    """Train unfinished folds, and check that finished ones belong to the run; return whether a fold was trained.
+    """Train unfinished folds, and check that finished ones belong to this run; return whether a fold was trained.
 
-    The report says after each how far the run is, also when it stops.
+    The report is updated before each fold, and when the run stops.
     """
     has_trained = False
     for number, fold in enumerate(folds.folds):
@@ -161,16 +162,18 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
                 options.stop.check(f"after {number} of {len(folds.folds)} folds")
         profile = None if options.profile is None else Path(options.profile) / fold.run.name
         with watch(fold.run) as watchers:
-            of_fold = replace(options, resume=True, profile=profile, watchers=watchers)
-            of_fold = replace(of_fold, **_shown(folds, number, None if is_finished else options.on_epoch))
-            of_fold = replace(of_fold, following=of_fold.following + options.following)  # what follows all folds
+            this_fold = replace(options, resume=True, profile=profile, watchers=watchers)
+            this_fold = replace(
+                this_fold, **_progress_options(folds, number, None if is_finished else options.on_epoch)
+            )
+            this_fold = replace(this_fold, following=this_fold.following + options.following)  # the refit
             try:
-                settings = _of_all_folds(folds, settings, device)  # the first fold decides the number of epochs
-                train(fold.run, settings, fold.train_set, fold.valid_set, device, of_fold)
+                settings = _shared_settings(folds, settings, device)  # the first fold decides the number of epochs
+                train(fold.run, settings, fold.train_set, fold.valid_set, device, this_fold)
             except UnfinishedError:
                 _report(folds, device)
                 raise
-            except KeyboardInterrupt:  # it may have come to this process alone
+            except KeyboardInterrupt:  # of this process, perhaps alone: do not wait for the others
                 if device.processes.is_main:
                     write_report(folds.run, _make_report(folds, device))
                 raise
@@ -184,20 +187,22 @@ def _is_finished(fold: Fold) -> bool:
     return report is not None and report.finished
 
 
-def _shown(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) -> dict[str, Any]:
-    """Return how the run of a fold shows its progress: by the fold's name, and with the folds that follow."""
+def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None] | None) -> dict[str, Any]:
+    """Return the options that show a fold's progress: its name, and the number of folds after it."""
     name, count = folds.folds[number].name, len(folds.folds)
-    of_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
-    return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": of_fold}
+    this_fold = None if on_epoch is None else lambda line: on_epoch(f"fold {name:<4} {line}")
+    return {"name": f"fold {name} ({number + 1} of {count})", "following": count - number - 1, "on_epoch": this_fold}
 
 
 def _refit(
     folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
 ) -> FoldsReport:
-    """Train on all samples with the settings that the first fold has decided; return the report with it."""
+    """Train on all samples with the settings that the first fold has decided; return the report with the refit's
+    epochs.
+    """
     first, run, epochs = folds.folds[0].run, folds.run / REFIT_NAME, report.mean_best_epoch
     settings = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
-    # Settings of the validation are left out, and those that would not fit into fewer epochs.
+    # There is no validation, and there may be fewer epochs than in a fold.
     head_epochs = min(settings.head_epochs, epochs - 1)
     settings = replace(settings, epochs=epochs, head_epochs=head_epochs, metric=(), watch=None, patience=None)
     shown = options.on_epoch
@@ -213,9 +218,9 @@ def _refit(
 def _predict_all(
     folds: Folds, settings: TrainSettings, device: Device, stop: StopRequest, account: Account
 ) -> FoldsReport:
-    """Let each fold's model predict its samples, and return the report of the finished run.
+    """Let each fold's model predict the fold's samples, and return the report of the finished run.
 
-    When it has to stop, the report of the run has the seconds so far.
+    If it has to stop, it writes the seconds so far to the run's report.
     """
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")
@@ -234,7 +239,9 @@ def _predict_all(
 
 
 def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[str, float], float]:
-    """Return the seconds of a report, by part and in all, that are in none of the folds' runs: earlier predictions."""
+    """Return the seconds of earlier predictions, by part and in all: those in a report, less those in the folds'
+    reports.
+    """
     if report is None:
         return {}, 0.0
     runs = [run for fold in folds.folds if (run := fold.report) is not None]
@@ -259,7 +266,7 @@ def _report(
 def _make_report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """Return the report of the folds so far; it is that of a finished run with the metrics over all samples."""
+    """Return the report of the folds so far; the run counts as finished if there are metrics over all samples."""
     reports = {fold.name: report for fold in folds.folds if (report := fold.report) is not None}
     seconds = ({}, 0.0) if account is None else (account.seconds(), account.wall_seconds())
     return make_report(folds.run, reports, (device.name, device.cores), seconds, metrics)

@@ -1,4 +1,4 @@
-"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. The current batch is finished and the run saved first."""
+"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. It first finishes the current batch and saves."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tpucache.errors import UnfinishedError
 # The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
-# Why to stop; the largest counts if there are several.
+# Reasons to stop; if processes have several, the largest counts.
 _LATE, _SIGNALLED = 1, 2
 
 
 class Stopped(UnfinishedError):
-    """A run was asked to stop, and is between two batches: nothing is half done."""
+    """A run has to stop, and is between two batches: nothing is half done."""
 
 
 class StopRequest:
-    """Whether a run has to stop, because a signal came or its time is up."""
+    """Says whether a run has to stop, because of a signal or its time limit."""
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Count `time_limit` seconds of `clock` from now on, less a margin in which the run is saved."""
+        """Count `time_limit` seconds of `clock` from now on, less a margin for saving the run."""
         self._clock = clock
         self._deadline = None
         if time_limit is not None:
@@ -36,9 +36,10 @@ class StopRequest:
         self._agreed = 0
 
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
-        """Stop where any process has to: `largest` gives the largest of the numbers of all of them, in the same call.
+        """Stop all processes when one has to stop.
 
-        They may be those of the call before. All processes have to ask equally often from then on, unless there is one.
+        `largest` returns the largest of the numbers that all processes give in the same call, or in the call before.
+        From now on all processes have to ask equally often, unless there is only one.
         """
         self._largest, self._is_alone = largest, is_alone
 
@@ -64,19 +65,21 @@ class StopRequest:
             raise Stopped(_text(reason, where))
 
     def to_error(self, stopped: Stopped) -> BaseException:
-        """Return the error for the caller of a run: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
+        """Return the error to raise from a stopped run: KeyboardInterrupt after a signal, otherwise UnfinishedError."""
         return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
     def on_signals(self) -> AbstractContextManager[None]:
-        """Turn the first SIGINT or SIGTERM within the context into a request; a second one interrupts at once.
+        """Within the context, let the first SIGINT or SIGTERM ask the run to stop; a second one interrupts at once.
 
-        A process that trains alone stops even while it waits for data, because nothing is half done there. Only the
-        main thread gets signals: in another one nothing changes.
+        A process that trains alone also stops while it waits for data, because nothing is half done there. Only the
+        main thread gets signals: in another one this does nothing.
         """
         return signals.requests(self._take_signal)
 
     def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
-        """Return the error that a signal raises, if any; one that `is_again` is sent until it is noticed."""
+        """Return the error that a signal raises, if any. With `is_again` it is the same signal, sent again until it is
+        noticed.
+        """
         if self._is_signalled and not is_again:
             return KeyboardInterrupt()
         self._is_signalled = True

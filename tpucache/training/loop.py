@@ -1,4 +1,4 @@
-"""The training loop, to be read once from top to bottom."""
+"""The training loop, written to be read from top to bottom."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tpucache.training.watch.tracing import Tracer
 from tpucache.units import duration_text
 
 _WATCHED: Final = ("images_per_second", "waited", "device_idle")
-_REPLAY_SHARE: Final = 0.02  # of a run's time, at most, for measuring how fast it could have been
+_REPLAY_SHARE: Final = 0.02  # of a run's time: the replay takes at most this long
 
 _log = logging.getLogger("tpucache")
 
@@ -70,15 +70,15 @@ def train(
 ) -> TrainReport:
     """Train a model on a cache, evaluate it after each epoch, and write checkpoints, a history and a report to `run`.
 
-    A resumed run continues from its last checkpoint, with the samples not yet seen, and ends in the same weights on the
-    same backend. A finished run is not changed, and its report is returned.
+    A resumed run continues from its last checkpoint with the samples that are left of the epoch, and ends in the same
+    weights on the same backend. A finished run is not changed, and its report is returned.
 
     Raises UsageError when data, settings and device do not fit together, or another process trains in `run`;
-    TrainingError when the loss is not finite, and UnfinishedError when the time limit came first. SIGINT and SIGTERM
-    end in a checkpoint and KeyboardInterrupt. An error while reading data in the middle of an epoch is raised here.
+    TrainingError when the loss is not finite; UnfinishedError when the time limit is reached. On SIGINT and SIGTERM a
+    checkpoint is saved and KeyboardInterrupt raised. Errors from reading data are raised here, too.
 
-    Of several processes each calls this, and reads its slice of every batch. The main one alone uses the folder. All
-    stop after the same step when one has to; when one ends, the others raise TrainingError.
+    With several processes, each calls this function and reads its slice of every batch. Only the main one uses the
+    folder. When one has to stop, all stop after the same step; when one ends, the others raise TrainingError.
     """
     run, options, processes = Path(run), options or RunOptions(), device.processes
     if not processes.is_main:
@@ -86,7 +86,7 @@ def train(
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
-    # A continued run keeps what it has decided: other data or devices would decide otherwise now.
+    # A resumed run keeps its settings, even where these data or this device would lead to others.
     given = settings
     settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
     settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
@@ -100,7 +100,7 @@ def train(
             if settings.epochs == AUTO:
                 settings = decide_epochs(initial, data, device, custom, stop, 1 + options.following)
         plan = make_plan(settings, len(data.train_set))
-        _say_epochs(options, state.rows)
+        _report_epochs(options, state.rows)
         if plan.is_finished(state) and (earlier := processes.on_main(lambda: finished_report(run))) is not None:
             return earlier
         account.add_earlier(*processes.on_main(lambda: read_account(run)))
@@ -114,7 +114,7 @@ def train(
                 _log.warning("%s", learner.image_differences)
         processes.on_main(lambda: _write_info(run, settings, learner, data, options.name))
         note(f"{options.name}: {_describe(learner, data, plan)}")
-        if getattr(device, "compiles", True):  # a device of another package may not say
+        if getattr(device, "compiles", True):  # a plug-in's device may lack it
             note(f"{options.name}: compiling")
         losses = Losses(state.losses, options.watchers, processes.mean, learner.advice, device.fetch)
         with stop.on_signals():
@@ -147,19 +147,19 @@ def train(
 
 
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
-    """Write `run.json`; while the cache is built, the first checkpoint does it."""
+    """Write `run.json`, unless the cache is still being built: then the first checkpoint writes it."""
     if data.is_finished:
         write_info(run, learner, data)
     elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
         note(
-            f"{name}: images are normalised by ImageNet's mean and deviation, as the cache's own are known once it is "
-            "built (--normalise cache waits for that)"
+            f"{name}: images are normalised by ImageNet's mean and deviation, because the cache's own are known only "
+            "once it is built (--normalise cache waits for that)"
         )
 
 
 @dataclass(frozen=True)
 class _Loop:
-    """What all functions of the loop need: the run's parts."""
+    """The parts of a run, as the functions of the loop take them."""
 
     folder: Path
     learner: Learner
@@ -180,7 +180,7 @@ class _Loop:
 
 
 def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
-    """Return in one line what is about to be trained, on what, and how long."""
+    """Return one line about the run: model, device, samples, epochs and steps."""
     device, valid = learner.device, data.valid_set
     where = device.torch_device.type if device.name == "torch" else device.name
     where += f", {device.cores} cores" if device.cores > 1 else ""
@@ -191,14 +191,14 @@ def _describe(learner: Learner, data: RunData, plan: StepPlan) -> str:
     return f"{learner.settings.model} on {where}; {len(data.train_set):,} samples{validation}; {epochs} of {steps}"
 
 
-def _say_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
+def _report_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
     if options.on_epoch is not None:
         for row in rows:
             options.on_epoch(epoch_line(row))
 
 
 def _note(run: _Loop, progress: Progress, idle: float) -> str:
-    """Return what is shown after the rate: where the run is, and how much of a cache at a URL is here."""
+    """Return the text after the rate: the position in the run, and how much of a cache at a URL is here."""
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
     if run.building.text:
@@ -210,7 +210,9 @@ def _note(run: _Loop, progress: Progress, idle: float) -> str:
 
 
 def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
-    """Train until the run is finished or has to stop, and save it; return its pace, and why it stopped if it did."""
+    """Train until the run is finished or has to stop, and save it; return its pace, and the Stopped error if there was
+    one.
+    """
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
     residence = _open_residence(run)
@@ -221,7 +223,7 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
 
     def warmed() -> bool:
         progress.restart_clock()
-        return _settle(run, residence)
+        return _decide_residence(run, residence)
 
     _compile_validation(run, residence)  # errors in it are raised now, not after the first epoch
     with (
@@ -229,7 +231,7 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
         _feeder(run, residence) as feeder,
         _progress(run) as progress,
     ):
-        # Averaged weights are laid out differently on the cores: this is another graph, which is compiled here, too.
+        # `warmed` compiles the evaluation again: after a step, averaged weights have another layout on the cores.
         meter = PaceMeter(device, feeder, warmed=warmed, building=run.building)
         stream = iter(feeder)
         account.begin("steps")
@@ -243,12 +245,12 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
                     _end_epoch(run, meter.end_epoch(), residence)
                     meter.resume(_size(run, state.steps), is_new=_begin_epoch(run))
                 else:
-                    execution = []  # or it would keep records of an earlier size
+                    execution = []  # frees the batches before the next ones are taken
                     execution = take_execution(stream, settings)
                     meter.expect_rows(execution[0][0].rows is not None)
                     _take_steps(run, execution)
                     progress.advance(images, _note(run, progress, meter.idle))
-                    meter.step(settings.steps_per_execution, images)  # may end the warm-up: before it there is no rate
+                    meter.step(settings.steps_per_execution, images)  # may end the warm-up
                     tracer.step()
                     if options.needs_checkpoint(state.steps, settings) and not plan.awaits_evaluation(state):
                         meter.pause()  # a sync point
@@ -271,22 +273,24 @@ def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
 
 
 def _open_residence(run: _Loop) -> Residence:
-    """Decide whether records stay on the device, as far as this is known before the first step."""
+    """Decide, as far as possible before the first step, whether records stay on the device."""
     learner, data = run.learner, run.data
     train_set = learner.task.as_learned(data.train_set)
     valid_set = None if data.valid_set is None else learner.task.as_learned(data.valid_set)
     return Residence(run.options.resident, learner.settings, train_set, learner.device, valid_set)
 
 
-def _settle(run: _Loop, residence: Residence) -> bool:
-    """Decide whether records stay, and compile the evaluation anew; return whether training batches become rows."""
+def _decide_residence(run: _Loop, residence: Residence) -> bool:
+    """Decide whether records stay on the device, and compile the evaluation again; return whether batches become row
+    numbers.
+    """
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
     return becomes_resident
 
 
 def _feeder(run: _Loop, residence: Residence) -> Feeder:
-    """Return what uploads this process's parts of the batches that are left."""
+    """Return the feeder that uploads this process's parts of the remaining batches."""
     settings, device, steps = run.learner.settings, run.learner.device, run.state.steps
     train_set, processes = run.learner.task.as_learned(run.data.train_set), device.processes
     epochs, pin_memory = run.plan.epochs, device.pin_memory
@@ -296,7 +300,9 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Loop, residence: Residence) -> None:
-    """Evaluate a few samples beforehand; while a cache is built, training samples, as no others are built yet."""
+    """Evaluate a few samples to compile; while the cache is being built, they are training samples, as no others exist
+    yet.
+    """
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
         valid_set = train_set
@@ -314,12 +320,12 @@ def _progress(run: _Loop) -> Progress:
 
 
 def _size(run: _Loop, step: int) -> int | None:
-    """Return the size of the images in a step."""
+    """Return the image size in a step."""
     return run.learner.settings.sizes.at(step // run.plan.per_epoch)
 
 
 def _begin_epoch(run: _Loop) -> bool:
-    """Choose what learns in the epoch of the next step; return whether that is more than before."""
+    """Choose the parameters that learn in the epoch of the next step; return whether they are more than before."""
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
@@ -332,13 +338,13 @@ def _take_steps(run: _Loop, execution: Execution) -> None:
         loss = learner.step(batch, learner.schedule(state.steps), state.steps)
         run.losses.append(loss)
         state.steps += 1
-    learner.device.step_end()  # only now is anything sent to run
+    learner.device.step_end()  # only now is the graph sent to the device
 
 
 def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
-    """Evaluate the epoch that has ended, add its row to the history, save the run; its weights if they are the best.
+    """Evaluate the ended epoch, add its row to the history, and save the run, and its weights if they are the best.
 
-    A request to stop between the batches of the evaluation leaves the state as it was.
+    If the run has to stop during the evaluation, the state stays as it was.
     """
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
@@ -351,16 +357,16 @@ def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
         with run.account.part("checkpoints"):
             learner.device.processes.on_main(lambda: _submit_best(run, scores))
     for watcher in run.options.watchers:
-        # The pace is no part of the history: a resumed run has the same rows.
+        # The history does not have the pace, so that a resumed run has the same rows.
         watcher.epoch({**row, **{name: getattr(pace, name) for name in _WATCHED}})
     _save(run)
-    _say_epochs(run.options, [row])
+    _report_epochs(run.options, [row])
 
 
 def _evaluate(
     run: _Loop, valid_set: CachedDataset | None, residence: Residence
 ) -> tuple[dict[str, float], Scores | None]:
-    """Return the metrics of the validation samples and what they are computed from, if there are any."""
+    """Return the validation metrics and the scores that they are computed from; nothing without validation samples."""
     if valid_set is None:
         return {}, None
     with run.account.part("evaluation"):
@@ -370,7 +376,7 @@ def _evaluate(
 
 
 def _submit_best(run: _Loop, scores: Scores | None) -> None:
-    """Copy the weights that were just evaluated, and what they predict; they are written meanwhile."""
+    """Copy the evaluated weights and their predictions, to be written in the background."""
     learner, data = run.learner, run.data
     run.writer.submit(run.check_held)
     run.writer.submit(snapshot_best(run.folder, learner, data))
@@ -378,11 +384,11 @@ def _submit_best(run: _Loop, scores: Scores | None) -> None:
         kept = scores.values, scores.errors, scores.maps
         run.writer.submit(snapshot_validation(run.folder, learner, data.valid_set, *kept))
     if run.options.watchers:
-        run.writer.flush()  # a watcher may read what was written
+        run.writer.flush()  # a watcher may read the files
 
 
 def _save(run: _Loop) -> None:
-    """Copy the checkpoint that the run can continue from, its history and its account; they are written meanwhile."""
+    """Copy a checkpoint to resume from, the history and the account, to be written in the background."""
     run.losses.settle()
     with run.account.part("checkpoints"):
         run.learner.device.processes.on_main(lambda: _submit_state(run))
@@ -393,7 +399,7 @@ def _save_place(run: _Loop) -> None:
     if run.data.is_finished:
         _save(run)
     else:
-        note(f"{run.options.name}: the cache is not finished, so no place is saved; its finished part is kept")
+        note(f"{run.options.name}: the cache is not finished, so no checkpoint is saved; its finished part is kept")
 
 
 def _submit_state(run: _Loop) -> None:
@@ -408,12 +414,12 @@ def _submit_state(run: _Loop) -> None:
 def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> Pace:
     """Return the pace with the rate of a replay, which takes at most 2 % of the run's time.
 
-    Where the fewest executions that it needs take longer than this and than 2 s, there is no replay.
+    There is no replay if the fewest executions that it needs would take longer than that, and longer than 2 s.
     """
     device, account = run.learner.device, run.account
     with account.part("replay"):
         budget = _REPLAY_SHARE * account.wall_seconds()
-        step = pace.step_seconds * (1 - pace.device_idle)  # its data are there
+        step = pace.step_seconds * (1 - pace.device_idle)  # the replay's data are on the device already
         least = LEAST_REPLAYS * step * run.learner.settings.steps_per_execution
         if not device.processes.on_main(lambda: least <= max(budget, REPLAY_SECONDS)):
             return pace
@@ -421,7 +427,7 @@ def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> 
 
 
 def _replay(run: _Loop, execution: Execution) -> None:
-    """Take the last steps once more, on batches that are on the device; the weights are no longer needed."""
+    """Repeat the last steps on batches that are on the device already; the weights are no longer needed."""
     last = run.plan.steps - 1
     for batch in execution:
         run.learner.step(batch, run.learner.schedule(last), last)

@@ -35,9 +35,9 @@ from tpucache.training.run.weights import initial_weights
 from tpucache.training.settings import TrainSettings, scale_lr
 from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
 
-_LAG: Final = 16  # steps after which a loss is read, as in a run
+_LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
-_DIVERGED: Final = 4.0  # times the least loss: fastai's
+_DIVERGED: Final = 4.0  # times the smallest loss, as in fastai
 _FALL: Final = 0.01
 
 
@@ -51,9 +51,9 @@ def find_lr(
 ) -> TrainSettings:
     """Return the settings with the rate that a range test suggests, and write its numbers and its plot to `run`.
 
-    A run that is resumed has its rate already. Raises UsageError when data, settings and device do not fit, or the
-    folder has a run that is not to be resumed, TrainingError when no rate lets the loss fall, and UnfinishedError when
-    a time limit came first: the test has to be repeated then.
+    A resumed run keeps its rate. Raises UsageError when data, settings and device do not fit, or the folder has a run
+    that must not be resumed; TrainingError when the loss falls at no rate; UnfinishedError when a time limit is
+    reached: then the test has to be repeated.
     """
     run, processes = Path(run), device.processes
     with hold_run(run, processes):
@@ -71,7 +71,7 @@ def find_lr(
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
-    """Return the settings as the run in a folder has decided them, None without one; raises as `find_lr` does."""
+    """Return the settings that the run in a folder has decided; None without a run. Raises the errors of `find_lr`."""
     if not (run / LAST_NAME).exists():
         return None
     if not resume:
@@ -87,11 +87,11 @@ def range_test(
     steps: int = 100,
     stop: StopRequest | None = None,
 ) -> RangeTest:
-    """Take steps whose rate rises from `lowest` to `highest` by the same factor each, until the loss diverges.
+    """Take steps at rates that rise from `lowest` to `highest` by a constant factor, until the loss diverges.
 
-    They are as the run's steps, with its batches and augmentation. Afterwards the learner and all random numbers are
-    exactly what they were. Raises UsageError for the rates, TrainingError when the loss never falls, and
-    UnfinishedError when `stop` is due between two steps.
+    The steps have the run's batches and augmentation. Afterwards the learner and all random number generators are as
+    before. Raises UsageError for impossible rates, TrainingError when the loss never falls, and UnfinishedError when
+    `stop` is due between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
@@ -104,11 +104,11 @@ def range_test(
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """Return the rate at which the loss falls most steeply: the middle of the decade of rates whose line falls most.
+    """Return the rate at which the loss falls most steeply: the middle of the decade of rates with the steepest line.
 
-    This is fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), with a least-squares line over a decade of
-    rates in place of the difference of two steps, which is mostly noise. Raises TrainingError where the loss falls by
-    less than a hundredth over each decade.
+    A line is fitted to the losses of each decade by least squares. This follows fastai's rule `steep` (Howard and
+    Gugger, arXiv:2002.04688), which takes the difference of two steps; that is mostly noise. Raises TrainingError where
+    the loss falls by less than a hundredth over every decade.
     """
     least = int(np.argmin(losses)) + 1 if len(losses) else 0
     decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0
@@ -120,14 +120,14 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
         if falls[steepest] >= _FALL * abs(losses[steepest]):
             return rates[steepest + decade // 2]
     raise TrainingError(
-        "the loss falls at none of the rates that were tried: give --lr a number, and look whether model and labels fit"
+        "the loss falls at none of the rates that were tried: give --lr a number, and check that model and labels fit"
     )
 
 
 def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], stop: StopRequest) -> list[float]:
-    """Return the losses of steps at these rates, up to the one at which they have diverged."""
+    """Return the losses of steps at these rates, until the loss diverges."""
     settings, device, processes = learner.settings, learner.device, learner.device.processes
-    # All steps are compared, so all have the size of the run's first ones.
+    # The losses are compared, so all steps have the image size of the first epoch.
     settings = replace(settings, size=settings.sizes.at(0), grow=None, fix_res=0)
     stop.share(processes.largest_before())
     batches = parts(settings, learner.task.as_learned(train_set), pin_memory=device.pin_memory, processes=processes)
@@ -152,7 +152,7 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
 
 
 def _read(losses: list[float], fetched: Callable[[], torch.Tensor], processes: Processes) -> bool:
-    """Append a loss; return whether to continue: it is finite, and not far above the least."""
+    """Append a loss; return whether it is finite and not far above the smallest one."""
     (value,) = processes.mean([float(fetched())])
     if not math.isfinite(value):
         return False

@@ -1,4 +1,4 @@
-"""The page of a run: curves, seconds, idleness, mistakes and settings; of a run of folds also those of each fold."""
+"""The page of a run: curves, seconds, idle time, mistakes and settings. A run of folds has a part for each fold."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ Points = list[tuple[float, float]]
 
 SAMPLES: Final = 12
 
-_PACKAGE: Final = "tpucache.training"  # whose templates these are
+_PACKAGE: Final = "tpucache.training"  # has the templates
 
-_FIRST_HUE: Final = 255  # of the curves of folds, in degrees
-_DASHED: Final = 8  # folds from which on every second curve is dashed, as well as of another hue
-_POINTS: Final = 600  # of a curve of single steps
+_FIRST_HUE: Final = 255  # of the first fold's curve, in degrees
+_DASHED: Final = 8  # from this many folds on, every second curve is dashed
+_POINTS: Final = 600  # in a curve of single steps, at most
 _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
 
 _LEAST_SECONDS: Final = 0.1
 
-_MATRIX: Final = 30  # classes of a matrix that can still be read
+_MATRIX: Final = 30  # classes: a larger matrix cannot be read
 _ROWS: Final = 1000
 _PAIRS: Final = 20
 _COLUMNS: Final = 6  # values of a sample in a caption
 _HEADS: Final = {"classes": ("samples", "recall", "precision"), "mask": ("pixels", "recall", "IoU")}
 _ROWS_ARE: Final = "A row for each true class, a column for each predicted one."
 
-# What reading values of files that do not belong together raises.
+# Errors from reading values of files that do not belong together.
 _MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | None = None) -> Page:
-    """Return a page about a run: curves, seconds, idleness, confusion, at most `samples` wrong samples, settings.
+    """Return a page about a run: curves, seconds, idle time, confusion, wrong samples and settings.
 
-    For a run of all folds it shows the scores, the curves and the seconds of all of them, and then a part for each
-    fold. The run may be unfinished. Its validation samples are read from the cache that it used, or from the one at
-    `cache`; if that is gone, the page says so and has no pictures. The page has no script and loads nothing from
-    elsewhere.
+    The page of a run of all folds shows the scores, curves and seconds of all folds, then a part for each fold. The run
+    may be unfinished. At most `samples` wrong samples are shown. They are read from the cache that the run has used, or
+    from the one at `cache`; if that is gone, the page says so and has no pictures. The page has no script and loads
+    nothing from elsewhere.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.
@@ -91,7 +91,7 @@ def _misfit(folder: Path, error: Exception) -> TrainingError:
 
 
 def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
-    """Return what is shown of all folds: their state, scores, curves and seconds."""
+    """Return the template's values about all folds: their state, scores, curves and seconds."""
     summary = folds.summary
     done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
     figures = [("folds", f"{len(folds.names):,}")]
@@ -118,7 +118,7 @@ def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Score(NamedTuple):
-    """A row of the table of scores; a fold that has begun has its own part of the page, numbered from 1."""
+    """A row of the table of scores. `part` is the number of the fold's part of the page, None if it has not begun."""
 
     title: str
     cells: Sequence[str]
@@ -150,7 +150,7 @@ def _score_cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str
 
 
 def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
-    """Return what the curve of each fold is drawn with: hues at equal distances, and every second dashed where many."""
+    """Return the ink of each fold's curve: hues at equal distances; of many curves every second one is dashed."""
     styles = ("fold", "fold dashed") if len(folds) >= _DASHED else ("fold",)
     hues = [round(_FIRST_HUE + 360 * number / max(1, len(folds))) % 360 for number in range(len(folds))]
     return {fold: Ink(styles[at % len(styles)], hue) for at, (fold, hue) in enumerate(zip(folds, hues, strict=True))}
@@ -171,7 +171,7 @@ def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, 
 
 
 def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[str, Any]:
-    """Return what is shown of one run, with at most `samples` wrong samples; see `report_run`.
+    """Return the template's values about one run, with at most `samples` wrong samples; see `report_run`.
 
     Raises TrainingError for files that do not belong together.
     """
@@ -236,13 +236,13 @@ def _charts(run: RunFiles) -> list[tuple[list[tuple[Ink, str]], Chart | None]]:
 
 
 def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
-    """Return the first and the last step of all that is drawn of some runs."""
+    """Return the first and the last step that the charts of some runs show."""
     steps = [row["step"] for run in runs for row in run.rows if np.isfinite(row.get("step", np.nan))]
     return 1, max([*steps, *(len(run.summary.get("losses") or ()) for run in runs), 1])
 
 
 def _rates(run: RunFiles) -> Points:
-    """Return the learning rate of each step, or of each epoch where an earlier version has written no others."""
+    """Return learning rates by step; runs of earlier versions have only one for each epoch."""
     rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
     each = -(-len(rates) // _POINTS)
     chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
@@ -250,12 +250,12 @@ def _rates(run: RunFiles) -> Points:
 
 
 def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
-    """Return the value of a metric by step, of the epochs that have it."""
+    """Return a metric's value by step, for the epochs that have it."""
     return [(row["step"], row[name]) for row in rows if name in row and "step" in row]
 
 
 def _thinned(losses: Sequence[float]) -> Points:
-    """Return at most 600 points: each the mean of as many steps, at the last of them."""
+    """Return at most 600 points: each is the mean of consecutive steps, at the last of these."""
     each = -(-len(losses) // _POINTS)
     parts = [losses[first : first + each] for first in range(0, len(losses), each)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
@@ -267,12 +267,12 @@ def _is_metric(name: str) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """Return a metric's name as people know it."""
+    """Return a metric's name without its prefix."""
     return name.removeprefix(_VALID)
 
 
 def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a bar for the seconds of each part of a run, or of all folds, that took a tenth of a second or more."""
+    """Return a bar for the seconds of each part of a run, or of all folds, that took at least a tenth of a second."""
     parts = {str(name): float(spent) for name, spent in (summary.get("seconds") or {}).items()}
     pairs = [
         (name.replace("_", " "), spent)
@@ -283,7 +283,7 @@ def _seconds(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     wall = float(summary.get("wall_seconds", 0.0)) or sum(parts.values())
     return {
-        "note": f"{seconds_text(wall)} in all, over all processes that continued the run.",
+        "note": f"{seconds_text(wall)} in all, summed over the times that the run was resumed.",
         "bars": make_bars(pairs, pairs[0][1], wall, seconds_text),
     }
 
@@ -311,7 +311,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the settings that are not off; None where the run has no file of them."""
+    """Return the settings that are not off; None where the run has no settings file."""
     if not run.info:
         return None
     settings = dict(run.info.get("settings") or {})
@@ -338,7 +338,7 @@ def _data(run: RunFiles) -> list[tuple[str, str]]:
 
 
 class _Wrong(NamedTuple):
-    """One wrong sample: what it is, what was predicted, a number that says how sure or how far off, and its map."""
+    """One wrong sample: its label, its prediction, a number that says how sure or how far off it was, and its map."""
 
     row: int
     label: str
@@ -348,9 +348,9 @@ class _Wrong(NamedTuple):
 
 
 def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
-    """Return the `count` most wrong validation samples as pictures, or why there are none.
+    """Return pictures of the `count` most wrong validation samples, or the reason why there are none.
 
-    Their cache is read at `cache`, or else where it was when the run was made. Only the pictures need Pillow.
+    Their cache is at `cache`, or else where it was during the run. Only the pictures need Pillow.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"
@@ -378,7 +378,7 @@ def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
 
 
 def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
-    """Return the validation samples' records. Raises TpucacheError where they are gone or have changed."""
+    """Return the records of the validation samples. Raises TpucacheError where they are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
@@ -397,12 +397,12 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
 
 
 def _find_worst(run: RunFiles, count: int) -> list[_Wrong]:
-    """Return the most wrong samples; of masks those whose predicted maps the run has kept."""
+    """Return the most wrong samples; for masks, only those whose predicted maps the run has kept."""
     arrays, errors = run.arrays, run.arrays["errors"]
     if "maps" in arrays:
-        of_map = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
-        rows = sorted(of_map, key=lambda row: -errors[row])[:count]
-        return [_Wrong(row, "", "", f"IoU {1 - errors[row]:.3f}", of_map[row]) for row in rows]
+        map_of_row = {int(row): found for row, found in zip(arrays["shown"], arrays["maps"], strict=True)}
+        rows = sorted(map_of_row, key=lambda row: -errors[row])[:count]
+        return [_Wrong(row, "", "", f"IoU {1 - errors[row]:.3f}", map_of_row[row]) for row in rows]
     rows = np.argsort(-errors, kind="stable").tolist()
     wrong = (row for row in rows if "predictions" not in arrays or _is_wrong(run, row))
     return [_describe(run, row) for row in itertools.islice(wrong, count)]
@@ -444,7 +444,7 @@ def _figure(run: RunFiles, records: Records, wrong: _Wrong, look: str, variant: 
 
 
 def _mask_colours(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the classes that have a colour of their own in pictures of masks, each with that colour as in CSS."""
+    """Return the classes that pictures of masks show in a colour of their own, each with its CSS colour."""
     from tpucache.report.draw import PALETTE
 
     outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
@@ -459,14 +459,14 @@ class _Table(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """The names of the classes, and for each true class the count of each predicted one and its share in percent."""
+    """A confusion matrix: the classes' names, and counts and percentages by true and predicted class."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[tuple[str, str]]]
 
 
 class _Mistakes(NamedTuple):
-    """A section about what was predicted: a confusion matrix or none, and tables."""
+    """A section about mistakes: tables, and a confusion matrix or None."""
 
     title: str
     note: str
@@ -475,18 +475,18 @@ class _Mistakes(NamedTuple):
 
 
 def _mistakes(run: RunFiles) -> _Mistakes | None:
-    """Return the confusion matrix of classes and masks, or the figures for each class of many."""
+    """Return the confusion matrix for classes and masks, or figures by class for several labels a sample."""
     if "predictions" in run.arrays:
         labels, predictions = run.arrays["labels"].astype(np.int64), run.arrays["predictions"].astype(np.int64)
         outputs = max([int(run.info.get("outputs", 0)), *(labels + 1).tolist(), *(predictions + 1).tolist()])
-        return _of_pairs(run, labels[labels >= 0], predictions[labels >= 0], outputs)
+        return _class_mistakes(run, labels[labels >= 0], predictions[labels >= 0], outputs)
     if "confusion" in run.arrays:
-        by_class, matrix = _of_matrix(run, run.arrays["confusion"], "mask")
+        by_class, matrix = _matrix_tables(run, run.arrays["confusion"], "mask")
         return _Mistakes("Confusion", f"{_ROWS_ARE} In pixels.", [by_class], matrix)
-    return _of_many(run) if run.task == "multilabel" and "values" in run.arrays else None
+    return _multilabel_mistakes(run) if run.task == "multilabel" and "values" in run.arrays else None
 
 
-def _of_pairs(run: RunFiles, labels: Array, predictions: Array, outputs: int) -> _Mistakes | None:
+def _class_mistakes(run: RunFiles, labels: Array, predictions: Array, outputs: int) -> _Mistakes | None:
     pairs, counts = np.unique(labels * outputs + predictions, return_counts=True)
     wrong = pairs // outputs != pairs % outputs
     order = np.argsort(-counts[wrong], kind="stable")[:_PAIRS]
@@ -496,15 +496,15 @@ def _of_pairs(run: RunFiles, labels: Array, predictions: Array, outputs: int) ->
     ]
     most = [_Table(("label", "predicted as", "samples"), often, "ttn")] if often else []
     if outputs > _MATRIX:
-        return _Mistakes("Confusion", "What is taken for what most often.", most) if most else None
+        return _Mistakes("Confusion", "The most frequent confusions.", most) if most else None
     matrix = np.zeros((outputs, outputs), np.int64)
     matrix.reshape(-1)[pairs] = counts
-    by_class, shown = _of_matrix(run, matrix, "classes")
+    by_class, shown = _matrix_tables(run, matrix, "classes")
     return _Mistakes("Confusion", _ROWS_ARE, [by_class, *most], shown)
 
 
-def _of_matrix(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix | None]:
-    """Return the figures for each class, and the counts where they are few enough to be read."""
+def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix | None]:
+    """Return figures for each class, and the matrix of counts where it is small enough to be read."""
     total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
     if len(total) != len(found):
         raise ValueError(f"a confusion matrix of {len(total)} rows and {len(found)} columns")
@@ -525,10 +525,10 @@ def _of_matrix(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix
     return by_class, _Matrix(names, rows)
 
 
-def _of_many(run: RunFiles) -> _Mistakes:
-    """Return the figures for each of several classes that a sample can have."""
-    truth, said = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
-    both = (truth & said).sum(0)
+def _multilabel_mistakes(run: RunFiles) -> _Mistakes:
+    """Return recall, precision and F1 of each class, where a sample can have several."""
+    truth, predicted = run.arrays["labels"] > 0.5, run.arrays["values"] > 0.5
+    both = (truth & predicted).sum(0)
     rows = [
         (
             class_name(at, run.classes),
@@ -537,7 +537,7 @@ def _of_many(run: RunFiles) -> _Mistakes:
             _share(both[at], found),
             _share(2 * both[at], has + found),
         )
-        for at, (has, found) in enumerate(zip(truth.sum(0).tolist(), said.sum(0).tolist(), strict=True))
+        for at, (has, found) in enumerate(zip(truth.sum(0).tolist(), predicted.sum(0).tolist(), strict=True))
     ]
     table = _Table(("class", "samples", "recall", "precision", "F1"), rows[:_ROWS], "tnnnn")
     return _Mistakes("Classes", "Predictions are those above one half.", [table])

@@ -1,4 +1,4 @@
-"""The files of a run, read for its page and checked: none is trusted."""
+"""The files of a run, read for its page. All are checked, and none is trusted."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _DIMENSIONS: Final = {
     "shown": 1,
     "maps": 3,
 }
-#: Those of them that have a row for each sample.
+#: The arrays that have a row for each sample.
 _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabilities", "values")
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files of a run hold; a file that is missing counts as empty."""
+    """The contents of a run's files; a file that is missing counts as empty."""
 
     folder: Path
     info: Mapping[str, Any]
@@ -64,13 +64,13 @@ class RunFiles:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, as far as they have names."""
+        """The names of the classes; empty where they have none."""
         return tuple(map(str, self.info.get("classes", ())))
 
 
 @dataclass(frozen=True)
 class FoldsFiles:
-    """What the files of a run of all folds hold: the folds' names, and the runs of those that have begun."""
+    """The contents of the files of a run of folds: the folds' names, and the runs of the folds that have begun."""
 
     folder: Path
     names: Sequence[str]

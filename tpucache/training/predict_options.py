@@ -1,4 +1,4 @@
-"""How samples are predicted: the views, and how predictions are averaged. Importing this does not import torch."""
+"""Options of prediction: the views, and how predictions are averaged. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class PredictOptions:
     """The views in which images are predicted, and how predictions of several runs are averaged. Raises UsageError.
 
     `sizes` are lengths of an image's shorter side in pixels; without them an image has the size of the run's
-    evaluation. The predictions of a run's views are averaged as they are, and so are `logits` and `features`.
+    evaluation. Ranks are for averaging runs: the views of one run are averaged by value, and so are `logits` and
+    `features`.
     """
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
     crops: Crops = option(
-        "none", "five: average over crops in the corners and the middle, of seven eighths of each side"
+        "none", "five: average over crops in the corners and the middle, each side 7/8 of the image's"
     )
     sizes: Sequence[int] = ()
     average: Average = option(
@@ -43,7 +44,7 @@ class PredictOptions:
     logits: bool = option(
         False, "also write each run's outputs before they become probabilities: out_logits.npy for out.csv"
     )
-    features: bool = option(False, "also write what each run's last layer takes: out_features.npy for out.csv")
+    features: bool = option(False, "also write the input of each run's last layer: out_features.npy for out.csv")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -56,24 +57,24 @@ class PredictOptions:
 
     @property
     def resamples(self) -> bool:
-        """Whether views have other pixels than the image, not only another order of them."""
+        """Whether some views are cropped or resized, and not only mirrored."""
         return self.crops != "none" or bool(self.sizes)
 
     @property
     def views(self) -> int:
-        """How many views of each image there are."""
+        """The number of views of each image."""
         return (5 if self.crops == "five" else 1) * max(1, len(self.sizes)) * (2 if self.flip_tta else 1)
 
     @property
     def view_names(self) -> list[str]:
-        """The options that ask for views, as the command line has them."""
+        """The options of the command line that ask for views."""
         asked = {"--flip-tta": self.flip_tta, "--crops": self.crops != "none", "--sizes": bool(self.sizes)}
         return [name for name, is_asked in asked.items() if is_asked]
 
     def largest(self, learned: tuple[int, int]) -> int:
-        """Return how large the shorter side of an image is, in pixels, of which no view is an enlarged part.
+        """Return how long the shorter side of an image must be, in pixels, so that no view enlarges it.
 
-        `learned` are the height and width in which the model was evaluated.
+        `learned` are the height and width that the model was evaluated on.
         """
         size = max(self.sizes, default=min(learned))
         return size if self.crops == "none" else math.ceil(size / CROP_SHARE)

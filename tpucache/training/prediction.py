@@ -1,4 +1,4 @@
-"""Predictions of the samples of caches, as files: tables of values, and pictures of maps."""
+"""Predictions for the samples of caches, written as files: tables of values, and pictures of class maps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tpucache.training.predictor import Predictor, describe_difference
 from tpucache.training.sizes import in_size
 from tpucache.types import Array
 
-#: The tasks for which the order of predictions is meaningful without their size.
+#: The tasks whose predictions can be averaged by rank.
 _RANKED: Final = ("classes", "multilabel")
 #: The arrays that are written next to the CSV, in their order in a row of predictions.
 _ARRAYS: Final = ("logits", "features")
@@ -43,7 +43,7 @@ _log = logging.getLogger("tpucache")
 class PredictReport:
     """What was predicted, and the task's metrics if the cache has labels of that task.
 
-    `views` of each sample's variants were averaged, and the predictions of runs by `weights`, which add up to 1.
+    `views` is the number of views of each image that were averaged. `weights` are those of the runs, and add up to 1.
     """
 
     output: str
@@ -81,10 +81,10 @@ class PredictReport:
 
 @dataclass(frozen=True)
 class _Predictions:
-    """Each sample's prediction as text, named columns of values, float32 (samples, columns), and scores for metrics.
+    """Each sample's prediction as text, columns of values with their names, and scores for metrics.
 
-    Maps are scored where the cache has masks, and are None otherwise. `arrays` are logits and features, float32
-    (samples, runs, numbers).
+    `values` are float32 (samples, columns). `scores` are None for maps that have no masks to compare with. `arrays` are
+    logits and features, float32 (samples, runs, numbers).
     """
 
     texts: Sequence[str]
@@ -96,7 +96,9 @@ class _Predictions:
 
 @dataclass(frozen=True)
 class _Work:
-    """How predictions are made: in which batches, and what is called after each. Maps are `scored` where asked for."""
+    """How predictions are made: batch size, threads, progress, and a `check` after each batch. `scored`: also score
+    maps.
+    """
 
     output: Path
     batch_size: int
@@ -120,15 +122,16 @@ def predict(
     probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV, and
     `prediction` names them.
 
-    Where the predictor averages ranks, a class's column is the mean over the runs of the sample's rank in it, from 0
-    for the lowest to 1 for the highest. `prediction` and all metrics but the AUC are those of the mean probabilities.
+    Where the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1
+    for the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
+    probabilities.
 
-    Logits and features that the predictor's options ask for are arrays next to the CSV, OUT_logits.npy and
-    OUT_features.npy: float32 (samples, runs, numbers), the mean over views and variants.
+    If the predictor's options ask for logits and features, they are arrays next to the CSV, OUT_logits.npy and
+    OUT_features.npy: float32 (samples, runs, numbers), averaged over views and variants.
 
-    Several processes each predict their share of the samples; the main one writes the files.
-    Raises UsageError when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run;
-    TrainingError when a file cannot be written.
+    With several processes, each predicts its share of the samples, and the main one writes the files. Raises UsageError
+    when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run; TrainingError
+    when a file cannot be written.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     processes, options = predictor.device.processes, predictor.options
@@ -184,12 +187,11 @@ def predict_parts(
     metric: Sequence[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Write the CSV of a whole cache, a part of it by each predictor; return the metrics over all samples.
+    """Write one CSV for a whole cache, of which each predictor predicts a part; return the metrics over all samples.
 
-    Images have the size in which the predictor's run was evaluated.
-
-    The rows are as `predict` writes them. Metrics are those of the task and those that `metric` names. `check` is
-    called between batches, and what it raises ends this before the CSV is written. Raises as `predict` does.
+    Images have the size in which the predictor's run was evaluated. The rows are as `predict` writes them. The metrics
+    are the task's, and those that `metric` names. `check` is called between batches; if it raises, no CSV is written.
+    Raises the errors of `predict`.
     """
     found: list[_Predictions] = []
     positions: list[Array] = []
@@ -208,7 +210,7 @@ def predict_parts(
         order = np.argsort(np.concatenate(positions))
         texts = [text for each in found for text in each.texts]
         values = np.concatenate([each.values for each in found])[order]
-        # The counts of maps are added up, in any order.
+        # The scores of maps are counts, to be added up: their order does not matter.
         scores = values if task.form == "values" else np.concatenate([each.scores for each in found])
         labels = dataset.labels.numpy()
         own = compute_metrics(load_metrics(metric, task.metric_names, task), scores, labels)
@@ -220,9 +222,9 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Return the mean of the values over the datasets, each sample's prediction as text, and scores.
+    """Return the samples' predictions: values averaged over the datasets, texts and scores.
 
-    With several processes only the main one's are right.
+    With several processes only the main one has the right values.
     """
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
@@ -240,7 +242,7 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    """Return logits and features, which follow the predictions of each row: float32 (samples, runs, numbers)."""
+    """Return logits and features, which follow the predictions in each row: float32 (samples, runs, numbers)."""
     found, options = {}, predictor.options
     if options.logits:
         found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
@@ -258,16 +260,18 @@ def predict_values(
     progress: Progress,
     check: Callable[[], None] = lambda: None,
 ) -> Array:
-    """Return probabilities or values, the mean over the datasets: float32 (samples, outputs), in the samples' order.
+    """Return probabilities or values, averaged over the datasets: float32 (samples, outputs), in the samples' order.
 
-    `check` is called between batches. Of several processes the main one has them, the others get zeros.
+    `check` is called between batches. With several processes only the main one gets them; the others get zeros.
     """
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
 
 
 def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
-    """Return the mean over the datasets, float64 (samples, runs, outputs); without `by_run`, all runs are one."""
+    """Return the mean over the datasets, float64 (samples, runs, outputs); without `by_run`, the runs are averaged,
+    too.
+    """
     runs = predictor.runs if by_run else 1
     total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
 
@@ -277,7 +281,7 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
     for dataset in datasets:
         rows = shared_rows(dataset, predictor.device, work.batch_size, work.threads, compute, work.check)
         for first, (part,) in itertools.chain.from_iterable(rows):
-            if part.shape[2] > total.shape[2]:  # logits and features, as many as the models have
+            if part.shape[2] > total.shape[2]:  # the rows also have logits and features
                 total = np.zeros((*total.shape[:2], part.shape[2]))
             total[first : first + len(part)] += part
             work.progress.advance(len(part))
@@ -286,7 +290,7 @@ def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: 
 
 
 def _ranks(values: Array) -> Array:
-    """Return the rank of each sample among all, from 0 to 1, by run and output; equal values have their mean rank."""
+    """Return each sample's rank among all samples, from 0 to 1, by run and output; equal values share a mean rank."""
     ranks = np.empty(values.shape)
     for run, output in np.ndindex(values.shape[1], values.shape[2]):
         _, inverse, counts = np.unique(values[:, run, output], return_inverse=True, return_counts=True)
@@ -295,7 +299,7 @@ def _ranks(values: Array) -> Array:
 
 
 def value_names(predictor: Predictor) -> list[str]:
-    """Return the names of the columns of values: the classes', or value, or value_0, value_1 …."""
+    """Return the names of the columns of values: the classes, or value, or value_0, value_1 …"""
     outputs = predictor.task.outputs
     if len(predictor.classes) == outputs:
         return list(predictor.classes)
@@ -303,7 +307,7 @@ def value_names(predictor: Predictor) -> list[str]:
 
 
 def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Write each sample's map of classes as a PNG; return the files' names as seen from the CSV."""
+    """Write each sample's class map as a PNG; return the files' names relative to the CSV."""
     if len(datasets) > 1:
         raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
     try:
@@ -313,7 +317,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     dataset, folder, task = datasets[0], work.output.with_name(f"{work.output.stem}_maps"), predictor.task
 
     def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
-        """Return the maps as small as they get before they are read, whether they are to be used, and their scores."""
+        """Return class maps as uint8, whether each of them is finite, and their scores if asked for."""
         predictions = predictor.predict(batch)
         maps = predictions.argmax(1).to(torch.uint8), task.is_finite(predictions)
         return (*maps, task.scores(predictions, task.labels(batch.fields, batch.labels))) if work.scored else maps
@@ -342,7 +346,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     return _Predictions(texts, [], values, np.concatenate(scores) if scores else None)
 
 
-#: How the predictions of each form are made.
+#: The function that predicts each form.
 _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
 
 
@@ -372,12 +376,12 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
         raise TrainingError(
             f"the predictions of {len(bad):,} samples are not finite, the first that of "
             f"{dataset.paths[first + int(bad[0])]!r}: the run has diverged, or its model does not take such "
-            "images. Nothing follows from such numbers"
+            "images"
         )
 
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
-    """Return the cache's labels in the same form as the predictions, empty where there are none."""
+    """Return the cache's labels as text, in the form of the predictions; empty where there are none."""
     if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()
@@ -385,7 +389,7 @@ def _labels(dataset: CachedDataset, task: Task) -> list[str]:
         return [dataset.classes[label] if label >= 0 else "" for label in labels]
     try:
         task.check(labels)
-    except UsageError:  # labels of another task: the values themselves
+    except UsageError:  # labels of another task: write their values
         return [SEPARATOR.join(map(str, row)) for row in labels]
     return [task.describe(row, dataset.classes) for row in labels]
 

@@ -1,4 +1,6 @@
-"""Trained models as one function: the weighted mean of the predictions of runs, and of views of each image."""
+"""Trained models as one function: the weighted mean of the predictions of several runs, and of several views of an
+image.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ _NAMED: Final = 5  # classes in a message, at most
 
 
 class Predictor:
-    """The models of runs for the same task, each with its own normalisation, in evaluation mode."""
+    """The models of one or more runs for the same task, in evaluation mode, each with its own normalisation."""
 
     def __init__(
         self,
@@ -46,18 +48,18 @@ class Predictor:
         trust: Collection[str] = (),
         options: PredictOptions | None = None,
     ) -> None:
-        """Load each run's `best.pt`, those of all folds of a run of folds; `flip` is short for `flip_tta` in `options`.
+        """Load `best.pt` of each run, and of each fold of a run of folds; `flip` is short for `flip_tta` in `options`.
 
-        Where scores weight the runs, each counts by the validation metric of its best epoch, the one that `watch` or
-        the task names: for a fold, on the samples that its model has not seen. Where less is better, a run counts by 1
-        over the metric.
+        If runs are weighted by score, a run's weight is the validation metric of its best epoch, the one that `watch`
+        or the task names. Where less is better, the weight is 1 over the metric. A fold's metric comes from samples
+        that its model has not seen.
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
-        whoever wrote the file could name any code. Each model computes in the precision of its run, in float32 on a
-        device that does not have that. Of several processes the main one alone reads the folders.
+        whoever wrote the file could name any code. Each model computes in the precision of its run, or in float32 on a
+        device without that precision. With several processes only the main one reads the folders.
 
-        Raises TrainingError where there is no run, UsageError for runs that do not fit, cannot be shown in these views
-        or weighted, or name code that is not trusted.
+        Raises TrainingError where there is no run; UsageError for runs that do not fit together, that cannot be
+        weighted or predict these views, or that name code that is not trusted.
         """
         options = options or PredictOptions()
         self.options = dataclasses.replace(options, flip_tta=flip or options.flip_tta)
@@ -81,7 +83,7 @@ class Predictor:
                 )
         _check_views(self.options, self.fields)
         self.device, self.runs = device, len(saved)
-        #: How much each run counts; they add up to 1.
+        #: The weight of each run; they add up to 1.
         self.weights = [1 / len(saved)] * len(saved) if scores is None else _normalised(scores, first.folder)
         self._is_weighted = scores is not None
         self.settings, self.task = first.settings, first.task
@@ -100,7 +102,7 @@ class Predictor:
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return probabilities or values, the mean over the runs and the views: float32, the batch first."""
+        """Return probabilities or values, float32 (batch, …), averaged over the runs and the views."""
         found = self.predict_runs(batch)
         if not self._is_weighted:
             return found.mean(0)
@@ -108,10 +110,10 @@ class Predictor:
         return total
 
     def predict_runs(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the predictions of each run, the mean over the views: float32, the runs first.
+        """Return the predictions of each run, float32 (runs, batch, …), averaged over the views.
 
-        Each row has the predictions, then the logits and the features where the options ask for them. Raises UsageError
-        for runs whose features have different lengths.
+        A row has the predictions, then the logits and the features if the options ask for them. Raises UsageError for
+        runs whose features have different lengths.
         """
         found = [self._predict_views(batch, predictions) for predictions in self._predictions]
         if len({each.shape for each in found}) > 1:
@@ -129,14 +131,14 @@ class Predictor:
         if not self.options.flip_tta:
             return found
         mirrored = predictions(_flip_batch(batch))
-        # Maps (batch, outputs, height, width) are turned back; values describe the whole image.
+        # Maps (batch, outputs, height, width) are mirrored back; values describe the whole image.
         return (found + (mirrored.flip(3) if self.task.form == "maps" else mirrored)) / 2
 
     def _views_of(self, images: torch.Tensor) -> ImageViews:
         given = images.shape[1], images.shape[2]
         if given not in self._views:
             self._views[given] = ImageViews(self.options, self._learned, given, self.device.torch_device)
-            self.device.wait()  # for the upload of its matrices, as above
+            self.device.wait()  # otherwise the batch's graph would also contain the upload of the matrices
         return self._views[given]
 
     @property
@@ -146,9 +148,10 @@ class Predictor:
         return height, width
 
     def resolution(self, manifest: Manifest) -> int | None:
-        """Return the resolution in which a cache's images are best read for the views; None for their own.
+        """Return the resolution in which to read a cache's images for the views; None for the stored one.
 
-        Images that come in any size are read as large as the largest view, if they are stored so large.
+        Images that can be read in any size are read as large as the largest view, and at most as large as they are
+        stored.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -159,10 +162,10 @@ class Predictor:
         return min(image.shape[0], self.options.largest(self._learned))
 
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
-        """Return a cache's samples as the models take them: with the columns of each run, as the run encodes them.
+        """Return a cache's samples as the models take them: with the input columns of each run, encoded as in that run.
 
-        A cache without labels or with other classes may be predicted. Raises UsageError where its fields and sizes are
-        not those that the models were trained with.
+        The cache may have no labels, or other classes. Raises UsageError where its fields and sizes are not those that
+        the models were trained with.
         """
         self._check(dataset)
         wanted = [columns for columns in self._columns if columns.parts]
@@ -174,7 +177,7 @@ class Predictor:
     def _check(self, dataset: CachedDataset) -> None:
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
         for name, kind in self.fields.items():
-            if self.options.resamples and name == IMAGE and name in found:  # views are made of images of any size
+            if self.options.resamples and name == IMAGE and name in found:  # images of any size can be resampled
                 found[name] = found[name][0], (*self._learned, found[name][1][2])
             if found.get(name) != kind:
                 other = "none" if name not in found else "{} {}".format(*found[name])
@@ -185,7 +188,7 @@ class Predictor:
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
-    """Raise UsageError unless the options' views can be made of a model's inputs."""
+    """Raise UsageError where the options' views cannot be made from a model's inputs."""
     names = options.view_names
     if not names:
         return
@@ -210,7 +213,7 @@ def _flip_batch(batch: DeviceBatch) -> DeviceBatch:
 
 
 def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
-    """Return in words how the classes of a cache differ from those a run has learned."""
+    """Return in words how the classes of a cache differ from those that a run has learned."""
     parts = []
     for verb, names in (
         ("lacks", [name for name in learned if name not in set(found)]),
@@ -223,7 +226,10 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
 
 
 def _score(run: SavedRun) -> float:
-    """Return a run's validation metric in its best epoch, more where it is better. Raises UsageError without one."""
+    """Return a run's weight: the validation metric of its best epoch, or 1 over it where less is better.
+
+    Raises UsageError where there is no such metric, or it cannot be a weight.
+    """
     watched = find_watched(run.task, run.settings)
     report = read_report(run.folder)
     row = report.epochs[report.best_epoch - 1] if report is not None and report.epochs else {}
@@ -242,7 +248,7 @@ def _score(run: SavedRun) -> float:
 
 
 def _normalised(scores: Sequence[float], first: Path) -> list[float]:
-    """Return scores as shares of their sum. Raises UsageError where all are 0."""
+    """Return the scores divided by their sum. Raises UsageError where all are 0."""
     total = sum(scores)
     if not total > 0:
         raise UsageError(f"all scores of {first} and the other runs are 0: leave --run-weights out")
@@ -250,7 +256,7 @@ def _normalised(scores: Sequence[float], first: Path) -> list[float]:
 
 
 def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:
-    """Return the function that computes a run's predictions for a batch, logits and features after them in each row.
+    """Return the function that computes a run's predictions for a batch. Logits and features follow them in each row.
 
     Raises TrainingError for weights that do not fit.
     """
@@ -282,7 +288,7 @@ def _predictions(run: SavedRun, device: Device, columns: slice, options: Predict
 
 
 def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, torch.Tensor]) -> None:
-    """Have a model put what its last linear layer takes into `taken`. Raises UsageError without such a layer."""
+    """Have a model put the input of its last linear layer into `taken`. Raises UsageError without such a layer."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
     if not layers:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Training recipes by name: settings that belong together, for a kind of run. Importing this does not import torch."""
+"""Training recipes by name: settings that go together for a kind of run. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """What a kind of run is good for, and the settings and augmentations that differ from the defaults.
+    """A recipe: what it is good for, and the settings and augmentations in which it differs from the defaults.
 
-    `mix_off` is the share of the epochs, the last ones, that do not mix images. What is not named here follows from
-    data, task, model and weights, as it does without a recipe.
+    `mix_off` is the share of the epochs, at the end, that do not mix images. All other settings follow from data, task,
+    model and weights, as they do without a recipe.
     """
 
     summary: str
@@ -26,15 +26,15 @@ class TrainingRecipe:
     needs_weights: bool = False
 
     def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
-        """Return the settings that are not given, for a number of epochs; None means the recipe's own."""
+        """Return the recipe's settings without those in `given`, for a number of epochs; None is the recipe's own."""
         values = dict(self.settings)
         if self.mix_off:
             epochs = values["epochs"] if epochs is None else epochs
             values["mix_off"] = self.mix_off if epochs == AUTO else round(self.mix_off * epochs)
         return {name: value for name, value in values.items() if name not in given}
 
-    def looks(self, given: Collection[str]) -> dict[str, Any]:
-        """Return the augmentations that are not given; without those that go with, or against, ones that are."""
+    def augmentations(self, given: Collection[str]) -> dict[str, Any]:
+        """Return the recipe's augmentations without those in `given`, and without those that these replace."""
         left = {
             *given,
             *(["zoom"] if "crop" in given else []),
@@ -104,24 +104,26 @@ def find_recipe(name: str) -> TrainingRecipe:
 
 
 def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given: Any) -> TrainSettings:
-    """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`; those given replace its own.
+    """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`; keywords replace the recipe's settings.
 
-    `augment` replaces augmentations by name, as AugmentSettings has them. Raises UsageError.
+    `augment` replaces its augmentations, by their names in AugmentSettings. Raises UsageError.
     """
     recipe, augment = find_recipe(name), augment or {}
     if recipe.needs_weights and given.get("weights") is None:
         raise UsageError(f"the recipe {name} begins with trained weights: give --weights, such as pretrained")
-    values, looks = recipe.values(given, given.get("epochs")), recipe.looks(augment)
+    values, augmentations = recipe.values(given, given.get("epochs")), recipe.augmentations(augment)
     try:
-        looks_of_all = AugmentSettings(**looks, **augment)
-        if not looks_of_all.mixes:
+        all_augmentations = AugmentSettings(**augmentations, **augment)
+        if not all_augmentations.mixes:
             values.pop("mix_off", None)
-        return TrainSettings(**values, **given, augment=looks_of_all, recipe=_describe(name, values | looks))
+        return TrainSettings(
+            **values, **given, augment=all_augmentations, recipe=_describe(name, values | augmentations)
+        )
     except TypeError as error:  # a name that is no setting
         raise UsageError(f"the recipe {name} cannot be used: {error}") from error
 
 
 def _describe(name: str, values: Mapping[str, Any]) -> str:
-    """Return a recipe's name and all that it has set, as text."""
+    """Return a recipe's name and its settings as text."""
     shown = (f"{key} {value}" if value is not True else key for key, value in values.items())
     return f"{name}: {', '.join(text.replace('_', '-') for text in shown)}"

@@ -18,14 +18,14 @@ from tpucache.training.settings import TrainSettings
 class RunOptions:
     """How a run is carried out; none of it changes a result.
 
-    `checkpoint_every` is in steps, in addition to the end of each epoch. `time_limit` is in seconds from the start of
-    training; a `stop` that exists already replaces it. `account` has counted the time before. `replay` measures, after
-    training and in 2 % of its time, how fast it could have been. `curves` writes them as a picture, however the run
-    ends. `profile` is the folder for a trace of a few executions after the warm-up, which are slower and are counted
-    nevertheless. `watchers` are notified of losses and epochs. `on_epoch` is given a line of text for each epoch when
-    it has ended, at first those of a run that is resumed. Progress is shown under the run's `name`. `following` runs of
-    the same length come after it. `chosen` says, for the report, why the run is on its backend. `resident` says whether
-    records stay on the device.
+    `checkpoint_every` is in steps; each epoch also ends in a checkpoint. `time_limit` is in seconds from the start of
+    training; a given `stop` replaces it. `account` has counted the time before training. `replay` measures after
+    training, within 2 % of its time, how fast it could have been. `curves` writes the curves as a picture, however the
+    run ends. `profile` is the folder for a trace of a few executions after the warm-up; the trace slows these down.
+    `watchers` are notified of losses and epochs. `on_epoch` is called with a line of text when an epoch has ended; a
+    resumed run first repeats the lines of its earlier epochs. Progress is shown under the run's `name`. `following` is
+    the number of runs of the same length that come after this one. `chosen` is the reason for the backend, to be
+    written to the report. `resident` says whether records stay on the device.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -37,12 +37,12 @@ class RunOptions:
     account: Account | None = None
     resident: ResidentChoice = option(
         "auto",
-        "keep the records in the device's memory, where each is uploaded once; auto: where they fit into what the "
-        "first steps leave of it",
+        "keep the records in the device's memory, so that each is uploaded once; auto: if they fit into the memory "
+        "that the first steps leave free",
     )
     replay: bool = True
     curves: bool = False
-    profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up there", metavar="DIR")
+    profile: str | Path | None = option(None, "write a trace of a few steps after the warm-up to DIR", metavar="DIR")
     watchers: Sequence[Watcher] = ()
     on_epoch: Callable[[str], None] | None = None
     name: str = "train"

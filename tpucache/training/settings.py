@@ -1,4 +1,4 @@
-"""What a run computes, apart from its data and its device. Importing this does not import torch."""
+"""The settings that decide what a run computes from its data. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpucache.options import check_options, option
 from tpucache.plugins import Table
 from tpucache.training.sizes import Sizes, plan_sizes
 
-#: The optimizers with defaults of their own, which are made for XLA; others are torch's and timm's.
+#: The optimizers that are written for XLA and have defaults of their own; all others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
@@ -27,7 +27,7 @@ RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 #: Stands for the number of epochs that a time limit allows.
 AUTO: Final = "auto"
 
-#: The classes of tasks by name, each imported when it is used: called with a number of outputs, it returns the task.
+#: The classes of tasks by name, each imported when it is used. A task is made with its number of outputs.
 TASKS: Final = Table[Any](
     "tpucache.tasks",
     {
@@ -38,10 +38,10 @@ TASKS: Final = Table[Any](
     },
 )
 
-#: What may differ when a run is resumed, because it changes no result.
+#: Settings that may differ when a run is resumed, because they change no result.
 _FREE: Final = ("threads", "bf16", "recipe")  # precision replaces bf16; a recipe sets other settings
 
-#: What is decided when a run begins, unless it is given.
+#: Settings that are decided when a run begins, unless they are given.
 _DECIDED: Final = (
     "epochs",
     "batch_size",
@@ -58,6 +58,7 @@ _DECIDED: Final = (
     "mean",
     "std",
 )
+#: Values of settings that are not decided yet.
 _UNDECIDED: Final = (None, "auto", "mixed")
 
 
@@ -65,18 +66,18 @@ _UNDECIDED: Final = (None, "auto", "mixed")
 class TrainSettings:
     """The settings of one run. The same settings and data give the same run on every backend.
 
-    `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate, that `scale`
-    adapts from a batch of 256. `ramp` is the share of the steps in which the rate rises (None: the schedule's own).
-    What is left open is decided when a run begins, and the run's files have what was decided. `epochs` follows from the
-    number of samples, `batch_size` from both and the number of cores; `optimizer` and `clip` from the task and the
-    model; `lr`, `scale`, `weight_decay` and `schedule` from the optimizer, from what the model normalises with, and
-    from whether `weights` are given; `precision` from the device, `normalise` from where the weights are from. `epochs`
-    may be "auto": as many as a time limit allows at the pace that is measured first. `mix_off` below 1 is a share of
-    the epochs.
-    `bf16` is short for the precision of that name.
-    `clip` is the largest norm of all gradients. `ema` is the decay of averaged weights, which are then evaluated in
-    place of the model's. `weights` are read when a run begins, not when it is resumed. `train_step` and `eval_step`
-    name a `module:callable` each; `loss` and `metric` may do so, too, or name one of the task's. Raises UsageError.
+    `batch_size` is global: the samples of all cores in one optimizer step. `lr` is the peak learning rate for a batch
+    of 256, which `scale` adapts to the batch size. `ramp` is the share of the steps in which the rate rises (None: the
+    schedule's own). `clip` is the largest norm of all gradients together. `ema` is the decay of averaged weights, which
+    are evaluated in place of the model's. `weights` are read when a run begins, not when it is resumed. `mix_off` below
+    1 is a share of the epochs. `bf16` is short for the precision of that name. `train_step` and `eval_step` each name a
+    `module:callable`; `loss` and `metric` name one, or a loss or metric of the task.
+
+    Settings that are left open are decided when a run begins, and the run's files have the decision. `epochs` follows
+    from the number of samples; `batch_size` from the samples, the epochs and the cores; `optimizer` and `clip` from the
+    task and the model; `lr`, `scale`, `weight_decay` and `schedule` from the optimizer, the model's normalisation
+    layers, and whether there are `weights`; `precision` from the device; `normalise` from the origin of the weights.
+    `epochs="auto"` means as many as a time limit allows, at a pace that is measured first. Raises UsageError.
     """
 
     model: str = option(
@@ -87,20 +88,19 @@ class TrainSettings:
     )
     weights: str | None = option(
         None,
-        "begin with the weights of a file, another run, a hub, or pretrained, those that timm has for the model; a "
-        "file is what torch or safetensors wrote, or a folder with one; of a run, the best ones; hub:OWNER/NAME out of "
-        "the hub's local cache; they are adapted as timm does, and a layer of another size, such as the last one, is "
-        "created anew",
+        "begin with these weights: a file of torch or safetensors, or a folder with one; the best weights of a run; "
+        "hub:OWNER/NAME from the hub's local cache; or pretrained, timm's own for the model; they are adapted as timm "
+        "does, and a layer of another size, such as the last one, is created anew",
         metavar="FILE|RUN|hub:NAME|pretrained",
     )
     freeze: tuple[str, ...] = option(
         (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
     )
     head_epochs: int = option(
-        0, "train the last layer alone in the first N epochs, the others keep --weights", metavar="N", minimum=0
+        0, "train the last layer alone in the first N epochs; the others keep --weights", metavar="N", minimum=0
     )
     layer_decay: float | None = option(
-        None, "times the learning rate of a layer is that of the layer before it, such as 0.75", metavar="X"
+        None, "give each layer X times the learning rate of the layer after it, such as 0.75", metavar="X"
     )
     task: str = option("auto", "what the labels are; auto: chosen by looking at them", choices=TASKS.names("auto"))
     mask_classes: int | None = option(None, "number of classes in the masks, for the task mask", metavar="N", minimum=1)
@@ -149,26 +149,30 @@ class TrainSettings:
         metavar="X",
     )
     size: int | None = option(
-        None, "train on images of this size, which the device makes of dct-zstd and dct-lz4", metavar="N", minimum=8
+        None, "train on images of this size; the device makes them from dct-zstd and dct-lz4", metavar="N", minimum=8
     )
     grow: str | None = option(
-        None, "sizes by share of the epochs, such as 128:0.4,176:0.7,224: smaller images first", metavar="N:SHARE,...,N"
+        None,
+        "smaller images first, each size until its share of the epochs, such as 128:0.4,176:0.7,224",
+        metavar="N:SHARE,...,N",
     )
-    valid_size: int | None = option(None, "evaluate on images of this size; else the last one", metavar="N", minimum=8)
+    valid_size: int | None = option(
+        None, "evaluate on images of this size; training's last size if not given", metavar="N", minimum=8
+    )
     fix_res: int = option(0, "train the last N epochs in the evaluation's size", metavar="N", minimum=0)
     smoothing: float = option(0.0, "label smoothing", metavar="X")
     class_weights: Literal["none", "balanced"] = option(
         "none", "balanced: weight the loss so that rare classes count as much as frequent ones"
     )
     balance: bool = option(
-        False, "train on each class equally often, on the samples of rare ones several times an epoch"
+        False, "train on each class equally often: samples of rare classes come several times in an epoch"
     )
     order: Literal["full", "local"] = option(
         "full",
-        "order of the training samples; local: each core has samples of its own, which it shuffles, so that with "
-        "--resident cores exchange nothing",
+        "order of the training samples; local: each core shuffles samples of its own, so that with --resident the "
+        "cores exchange none",
     )
-    #: Over how many cores the order "local" divides the samples: those of the run, None before it begins.
+    #: The number of cores among which the order "local" divides the samples; None before the run begins.
     order_parts: int | None = None
     clip: float | None = option(
         None,
@@ -184,13 +188,13 @@ class TrainSettings:
     bf16: bool = option(False, "short for --precision bf16")
     precision: Precision = option(
         "auto",
-        "what matrix products and convolutions are computed in; fp16 scales the loss, and is for GPUs; auto: bf16 on "
-        "a TPU, on a GPU bf16 if it has that and otherwise fp16, elsewhere float32; mixed: the same, but bf16 on XLA",
+        "precision of matrix products and convolutions; fp16 scales the loss, and is for GPUs; auto: bf16 on a TPU and "
+        "on a GPU that has it, fp16 on other GPUs, elsewhere float32; mixed: the same, but always bf16 on XLA",
     )
     normalise: Literal["auto", "cache", "imagenet", "model"] = option(
         "auto",
-        "whose channel means and standard deviations normalise the images; auto: with --weights those of the run or "
-        "the timm model that they are from, otherwise the cache's",
+        "whose channel means and standard deviations normalise the images; auto: those of the run or timm model that "
+        "--weights come from, without --weights the cache's",
     )
     mean: tuple[float, ...] | None = option(
         None,
@@ -198,7 +202,7 @@ class TrainSettings:
         metavar="R,G,B",
     )
     std: tuple[float, ...] | None = option(
-        None, "normalise by these standard deviations, one for each channel, as --mean", metavar="R,G,B"
+        None, "normalise by these standard deviations, one for each channel, in the unit of --mean", metavar="R,G,B"
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     mix_off: float = option(
@@ -212,14 +216,14 @@ class TrainSettings:
     )
     metric: tuple[str, ...] = option(
         (),
-        "compute this one, too: quadratic_kappa, balanced_accuracy, mcc, top5, log_loss, mean_average_precision, mae, "
+        "an additional metric: quadratic_kappa, balanced_accuracy, mcc, top5, log_loss, mean_average_precision, mae, "
         "r2, rmsle, f2 (or another beta, f2_samples, f2_micro), dice; or your own, module:name, a function of "
         "(predictions, labels), arrays of all validation samples, that returns a number",
         metavar="NAME",
     )
     watch: str | None = option(
         None,
-        "metric by which the best epoch is chosen; more of your own is better, less with :min after the name",
+        "metric that chooses the best epoch; for a metric of your own more is better, with :min after its name less",
         metavar="NAME",
     )
     patience: int | None = option(
@@ -236,7 +240,7 @@ class TrainSettings:
         "give the model these columns of the samples table, too, as its second argument; the model is your own",
         metavar="NAME,NAME",
     )
-    #: The recipe's name, and what it has set, as text: a record of `recipe_settings`.
+    #: The recipe's name and the settings that `recipe_settings` took from it, as text.
     recipe: str = ""
     seed: int = option(0, "seed of weights, order, split and augmentation", metavar="N", minimum=0)
     threads: int = threads_option()
@@ -266,7 +270,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} is above 0, not {value}")
-        _ = self.sizes  # what cannot be is refused now
+        _ = self.sizes  # raises UsageError for impossible sizes
         object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
         if self.batch_size is not None and self.batch_size % self.accumulate:
             raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
@@ -284,7 +288,7 @@ class TrainSettings:
 
     @property
     def own_loss(self) -> str | None:
-        """The `module:callable` of a loss of the user's own, None where it is one of the task's."""
+        """The `module:callable` of the user's own loss; None for a loss of the task."""
         return self.loss if self.loss is not None and ":" in self.loss else None
 
     @property
@@ -314,7 +318,7 @@ class TrainSettings:
         return self.batch // self.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Return an epoch's steps: whole batches only, and a whole number of executions."""
+        """Return the number of steps in an epoch: whole batches only, and a whole number of executions."""
         steps = samples // self.batch
         return steps - steps % self.steps_per_execution
 
@@ -324,7 +328,7 @@ class TrainSettings:
 
 
 def whole_epochs(count: float, epochs: int) -> int:
-    """Return how many epochs a number of them is: below 1 it is a share."""
+    """Return a number of epochs; a count below 1 is a share of `epochs`."""
     return round(count * epochs) if count < 1 else int(count)
 
 
@@ -341,7 +345,7 @@ def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings that `to_dict` gave; one that is missing has its default.
+    """Return settings from the values that `to_dict` returns; a missing value has its default.
 
     Raises UsageError for settings of a later version.
     """
@@ -353,7 +357,7 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that are not the defaults, those of the augmentation among them, by name."""
+    """Return the settings that are not the defaults, by name; those of the augmentation are among them."""
     usual = _flat(TrainSettings())
     return {name: value for name, value in _flat(settings).items() if value != usual[name]}
 
@@ -365,7 +369,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings with what they leave open as an earlier run has decided it."""
+    """Return the settings; those that are open have the values that an earlier run has decided."""
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 
@@ -376,7 +380,7 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 
 def _precision(given: Precision, bf16: bool) -> Precision:
-    """Return the precision that two settings ask for. Raises UsageError where they contradict each other."""
+    """Return the precision that `precision` and `bf16` ask for. Raises UsageError where they contradict each other."""
     if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given

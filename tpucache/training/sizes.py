@@ -12,20 +12,20 @@ from tpucache.errors import UsageError
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-_STEP: Final = 32  # pixels: what most networks halve five times
+_STEP: Final = 32  # pixels: most networks halve an image five times
 _MOST: Final = 4  # sizes: XLA compiles a graph for each
 _GROWING: Final = re.compile(r"(\d+)(?::([\d.]+))?")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The image's sides, in pixels, in each epoch, and in evaluations; None is the size of the dataset."""
+    """The sides of images in pixels, in each epoch and in evaluations; None is the dataset's own size."""
 
     epochs: tuple[int | None, ...]
     valid: int | None
 
     def at(self, epoch: int) -> int | None:
-        """Return the size in an epoch, from 0; after the last one it stays."""
+        """Return the size in an epoch, from 0; epochs after the last one have its size."""
         return self.epochs[min(epoch, len(self.epochs) - 1)]
 
     @property
@@ -34,14 +34,15 @@ class Sizes:
         return {*self.epochs} == {self.valid}
 
 
-@functools.lru_cache(maxsize=16)  # it is asked for in each step
+@functools.lru_cache(maxsize=16)  # called in each step
 def plan_sizes(
     epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
 ) -> Sizes:
     """Return the sizes of a run, given its number of epochs.
 
-    `grow` is as "128:0.4,176:0.7,224": each size up to its share of the epochs, the last one to the end. `fix_res` is
-    how many of the last epochs have the evaluation's size (Touvron et al., arXiv:1906.06423). Raises UsageError.
+    `grow` is such as "128:0.4,176:0.7,224": each size ends at its share of the epochs, and the last one has no share.
+    `fix_res` is the number of epochs at the end that have the evaluation's size (Touvron et al., arXiv:1906.06423).
+    Raises UsageError.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -56,11 +57,11 @@ def plan_sizes(
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:
-    """Return each size with the share of the epochs up to which it is. Raises UsageError."""
+    """Return each size with the share of the epochs at which it ends. Raises UsageError."""
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):
-        raise UsageError(f"{wrong}sizes with the share of the epochs up to which they are, and the last without one")
+        raise UsageError(f"{wrong}give each size the share of the epochs at which it ends, and the last one none")
     found = [(int(part[1]), part[2]) for part in parts if part]
     if found[-1][1] is not None or any(share is None for _, share in found[:-1]):
         raise UsageError(f"{wrong}each size but the last has a share")
@@ -92,7 +93,7 @@ def own_size(dataset: CachedDataset) -> int:
 
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
-    """Return a dataset with images of a size of `Sizes`; itself for None. Raises UsageError."""
+    """Return a dataset whose images have this size, one of `Sizes`; for None the dataset itself. Raises UsageError."""
     if size is None:
         return dataset
     from tpucache.store.codecs import CODECS, FREQUENCY_CODECS
@@ -101,8 +102,8 @@ def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
     image = next((field for field in dataset.manifest.fields if field.name == IMAGE), None)
     if image is not None and not CODECS[image.codec].has_frequencies:
         raise UsageError(
-            f"images of {image.codec} have one size, here {image.shape[1]}x{image.shape[0]} pixels, and those of "
-            f"{' and '.join(FREQUENCY_CODECS)} any: to train at {size} pixels, warm up with `--codec dct-lz4`, or with "
-            f"`--size {size}`"
+            f"images of {image.codec} have one size, here {image.shape[1]}x{image.shape[0]} pixels; only "
+            f"{' and '.join(FREQUENCY_CODECS)} give any size: to train at {size} pixels, warm up with "
+            f"`--codec dct-lz4`, or with `--size {size}`"
         )
     return dataset.in_resolution(size)

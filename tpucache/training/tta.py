@@ -17,10 +17,10 @@ Sides = tuple[int, int]
 
 
 class ImageViews:
-    """Makes the views of a batch's images, and puts their predictions back in their place in the image."""
+    """Makes the views of a batch's images, and moves the predictions of maps back to their place in the image."""
 
     def __init__(self, options: PredictOptions, learned: Sides, given: Sides, device: torch.device) -> None:
-        """Take the height and width in which the model was evaluated, and those of the images given."""
+        """Take `learned`, the height and width that the model was evaluated on, and `given`, those of the images."""
         self._given = given
         sizes = [_scaled(learned, size) for size in options.sizes] or [learned]
         parts = [(0, 0, *given)] if options.crops == "none" else _five(given)
@@ -30,8 +30,8 @@ class ImageViews:
     def mean(self, images: torch.Tensor, predict: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Return the mean of the predictions of all views of images (batch, height, width, channels).
 
-        `predict` gives values (batch, outputs), or maps (batch, outputs, height, width) of a view. A pixel of a map is
-        the mean over the views that show it.
+        `predict` returns values (batch, outputs), or maps (batch, outputs, height, width). Each pixel of a mean map is
+        the mean over the views that contain it.
         """
         total: torch.Tensor | None = None
         shown: torch.Tensor | None = None
@@ -47,7 +47,7 @@ class ImageViews:
 
 
 class _ImageView:
-    """A part (top, left, height, width) of the image, of another size, and turned left to right where `flip` is."""
+    """A part (top, left, height, width) of the image, resized to `size`, and mirrored left to right if `flip`."""
 
     def __init__(
         self, part: tuple[int, int, int, int], size: Sides, flip: bool, given: Sides, device: torch.device
@@ -63,7 +63,7 @@ class _ImageView:
             self._weights = rows, columns
 
     def of(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the view of images (batch, height, width, channels), float32 where its size is another."""
+        """Return the view of images (batch, height, width, channels); float32 where it is resized."""
         top, left, height, width = self._part
         if self._weights is None:
             view = images[:, top : top + height, left : left + width]
@@ -77,7 +77,7 @@ class _ImageView:
         return view.flip(2) if self._flip else view
 
     def put_back(self, maps: torch.Tensor, given: Sides) -> torch.Tensor:
-        """Return maps (batch, outputs, height, width) of the view in their place in the image, 0 around them."""
+        """Return a view's maps (batch, outputs, height, width) at their place in the image, with zeros around them."""
         top, left, height, width = self._part
         maps = maps.flip(3) if self._flip else maps
         if maps.shape[2:] != (height, width):
@@ -87,7 +87,7 @@ class _ImageView:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product whose operands are in two parts each, as a TPU rounds them to 8 bits."""
+    """Return a matrix product. Each operand is the sum of two parts, because a TPU rounds operands to 8 bits."""
     first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
     return first
 
@@ -101,6 +101,6 @@ def _five(given: Sides) -> list[tuple[int, int, int, int]]:
 
 
 def _scaled(sides: Sides, shorter: int) -> Sides:
-    """Return height and width in proportion, of this shorter side."""
+    """Return height and width in the same proportion, with this shorter side."""
     height, width = sides
     return round(height * shorter / min(sides)), round(width * shorter / min(sides))

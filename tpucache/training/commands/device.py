@@ -1,6 +1,4 @@
-"""Where a command computes: the options for its device, the processes that it starts, and the uploads that `bench`
-measures.
-"""
+"""Options and functions for commands that compute on a device: its choice, its processes, and `bench --upload`."""
 
 from __future__ import annotations
 
@@ -31,21 +29,21 @@ def add_device(command: argparse.ArgumentParser) -> None:
         default="auto",
         help=BACKENDS_HELP,
     )
-    command.add_argument("--device", choices=DEVICES, default="auto", help="what the backend torch runs on")
+    command.add_argument("--device", choices=DEVICES, default="auto", help="device of the backend torch")
     command.add_argument(
-        "--compile", action="store_true", help="compile the model by torch.compile, in the backend torch"
+        "--compile", action="store_true", help="compile the model by torch.compile; for the backend torch"
     )
     command.add_argument("--cores", type=positive, metavar="N", help="number of cores: 1, or all, which is the default")
     command.add_argument(
         "--processes",
         type=positive,
         metavar="N",
-        help="work in N processes of this host, in the backend torch: one for each GPU, or several on a CPU",
+        help="use N processes of this host: one for each GPU, or several on a CPU; for the backend torch",
     )
 
 
 def choose_backend(label: str, options: argparse.Namespace) -> str:
-    """Replace the backend "auto" by the one to use, say in one line which and why, and return the reason."""
+    """Replace the backend "auto" by the best one, print a line about the choice, and return the reason."""
     from tpucache.training.device.choice import choose_backend as choose
 
     choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
@@ -57,17 +55,17 @@ def choose_backend(label: str, options: argparse.Namespace) -> str:
 def _announce(label: str, choice: Choice) -> None:
     """Print a line on standard error about the chosen backend, and about the import of torch, which takes seconds.
 
-    Nothing is printed where the user named the backend and torch is loaded.
+    Print nothing where the user named the backend and torch is loaded already.
     """
     loading = f"loading torch{' and torch_xla' * (choice.backend == 'xla')}" if "torch" not in sys.modules else ""
-    if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # which torchrun sets
+    if (choice.why or loading) and os.environ.get("RANK", "0") == "0":  # torchrun sets RANK
         progress.note(f"{label}: {'; '.join(filter(None, (choice.line(), loading)))}")
 
 
 def launched(options: argparse.Namespace) -> bool:
-    """Return whether --processes had other processes run the whole command. Each of these processes asks this, too.
+    """Return whether --processes has run the whole command in other processes. Each of these calls this function, too.
 
-    Raises UsageError where --processes does not fit, and the error that the first failed process has reported.
+    Raises UsageError where --processes does not fit, and the error of the first process that failed.
     """
     from tpucache.training.device.processes import is_launched
 
@@ -86,7 +84,9 @@ def launched(options: argparse.Namespace) -> bool:
 
 
 def open_upload() -> tuple[Upload, str]:
-    """Return a function that sends batches to this machine's device, or to XLA's CPU client; and the name of either."""
+    """Return a function that sends batches to this machine's device, or else to XLA's CPU client; and the name of the
+    device.
+    """
     from tpucache.errors import DependencyError
     from tpucache.report.bench import Upload
     from tpucache.training.device import open_device
@@ -94,12 +94,12 @@ def open_upload() -> tuple[Upload, str]:
 
     device = open_device()
     place = device.name if device.name == "xla" else device.torch_device.type
-    if place == "cpu":  # nothing is sent to the CPU
+    if place == "cpu":  # batches for torch on a CPU stay where they are
         try:
             device, place = open_device("xla"), "XLA's CPU client"
         except DependencyError as error:
             raise UsageError(
-                "--upload needs an accelerator, or torch_xla, whose CPU client can take its place; this machine has "
+                "--upload needs an accelerator, or torch_xla, whose CPU client can stand in for one; this machine has "
                 "neither: leave it out"
             ) from error
 

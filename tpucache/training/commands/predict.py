@@ -23,7 +23,9 @@ from tpucache.training.predict_options import PredictOptions
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Predict every sample of a cache with the best weights of one run, or the mean of several."""
+    """Predict every sample of a cache with the best weights of a run, or with several runs and the mean of their
+    predictions.
+    """
     choose_backend("predict", options)
     if launched(options):
         return 0
@@ -58,8 +60,8 @@ def predict(options: argparse.Namespace) -> int:
         for run in options.runs:
             if processes.is_main and read_folds(run) is not None:
                 note(
-                    f"if this is their cache, all models in {run} but one have trained on fold {options.fold}: "
-                    f"{run / OUT_OF_FOLD_NAME} has the predictions of that one"
+                    f"if {run} was trained on this cache, all its models but one have seen fold {options.fold}: "
+                    f"{run / OUT_OF_FOLD_NAME} has the predictions of the one that has not"
                 )
     shares = device.cores * processes.world_size
     batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
@@ -98,7 +100,7 @@ def add(commands: Any) -> None:
         metavar="RUN",
         type=local_path,
         nargs="+",
-        help="folders of runs, whose predictions are averaged; of a run of folds, all folds",
+        help="folders of runs, whose predictions are averaged; a run of folds counts as all of its folds",
     )
     add_cache_or_url(command)
     command.add_argument("-o", "--output", metavar="FILE", type=local_path, required=True, help="the CSV to write")
@@ -107,9 +109,9 @@ def add(commands: Any) -> None:
         metavar="0,1,2|all",
         type=variants,
         default="0",
-        help="variants of each sample, whose predictions are averaged",
+        help="variants of each sample to predict and average",
     )
-    command.add_argument("--fold", metavar="N", help="predict the samples of one fold alone")
+    command.add_argument("--fold", metavar="N", help="predict only the samples of this fold")
     add_options(command, PredictOptions)
     command.add_argument(
         "--sizes",
@@ -130,7 +132,8 @@ def add(commands: Any) -> None:
         metavar="module:name",
         action="append",
         default=[],
-        help="call this code, a model or evaluation step of yours that a run names; give it once for each",
+        help="a run may call this code of yours, which it names as its model or evaluation step; may be given several "
+        "times",
     )
     add_device(command)
     command.add_argument("--batch-size", type=positive, metavar="B", help="samples in one batch, on all cores together")

@@ -68,7 +68,7 @@ def train(options: argparse.Namespace) -> int:
     from tpucache.training.device.processes import current
     from tpucache.training.interrupt import StopRequest
 
-    _settle(options)
+    _check_options(options)
     options.chosen = choose_backend("train", options)
     if launched(options):
         return 0
@@ -78,10 +78,10 @@ def train(options: argparse.Namespace) -> int:
         from tpucache.training.export import check_export
 
         check_export(options.run / _EXPORTED, options.export)  # before hours of training
-    from tpucache.training.run import report as of_run
+    from tpucache.training.run import report as run_report
 
     try:
-        # The time limit is the whole command's: it also counts copying, the range test and compiling.
+        # The time limit is for the whole command, with copying, the range test and compiling.
         report, manifest = _run(options, StopRequest(options.time_limit), account)
     except (UnfinishedError, KeyboardInterrupt):
         if current().world_size > 1:
@@ -91,16 +91,16 @@ def train(options: argparse.Namespace) -> int:
             show(options, report.to_dict(), report.lines())
         raise
     if current().is_main:
-        # Each epoch has printed its line already.
-        lines = report.lines(epochs=False) if isinstance(report, of_run.TrainReport) else report.lines()
+        # The lines of the epochs were printed already.
+        lines = report.lines(epochs=False) if isinstance(report, run_report.TrainReport) else report.lines()
         show(options, report.to_dict(), lines)
         if options.export is not None:
             _export(options, manifest)
     return 0
 
 
-def _settle(options: argparse.Namespace) -> None:
-    """Refuse options that exclude each other, and replace abbreviations by what they stand for. Raises UsageError."""
+def _check_options(options: argparse.Namespace) -> None:
+    """Refuse options that exclude each other; put the source and the version of the cache into the options."""
     if options.refit and not options.folds:
         raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
@@ -115,7 +115,7 @@ def _settle(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace, manifest: Manifest) -> None:
-    """Write the best weights of the run for other programs. The options name the code that may be called."""
+    """Write the best weights of the run for other programs. Code that the options name may be called."""
     from tpucache.training.export import export_runs
 
     trust = [name for name in (options.model, options.eval_step) if name is not None]
@@ -139,7 +139,7 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 def _run(
     options: argparse.Namespace, stop: StopRequest, account: Account
 ) -> tuple[FoldsReport | TrainReport, Manifest]:
-    """Train; return the report, and how the images were read."""
+    """Train; return the report, and the manifest of the cache."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
@@ -148,34 +148,33 @@ def _run(
     from tpucache.training.loop import train as run_training
     from tpucache.training.lr_finder import find_lr
 
-    open_it = functools.partial(open_device, options.backend, options.cores, options.device, compile=options.compile)
-    # The device comes last, because it takes seconds to start; but only it lets processes know of each other.
-    opened = open_it() if may_be_several(options.backend) or options.per_core else None
+    open_chosen = functools.partial(
+        open_device, options.backend, options.cores, options.device, compile=options.compile
+    )
+    # The device takes seconds to start, so it is opened last, unless several processes have to find each other by it.
+    opened = open_chosen() if may_be_several(options.backend) or options.per_core else None
     processes = ALONE if opened is None else opened.processes
     cores = 1 if opened is None else opened.cores * processes.world_size
     settings, memory = _settings(options, cores), in_memory(options)
     with account.part("staging"):
         if options.source is not None and processes.world_size == 1:
-            data = _built(options, memory, options.source)
+            data = _open_source(options, memory, options.source)
         else:
             check = functools.partial(stop.check, f"while copying to {options.stage}")
-            cache = processes.on_each_host(lambda: _whole(options, memory) or staged(options, check))
+            cache = processes.on_each_host(lambda: _finished_cache(options, memory) or staged(options, check))
             data = CachedDataset(cache, in_memory=memory, resolution=options.resolution, **keeping(options))
     is_growing = not data.is_finished
     train_set, valid_set = _split(data, options, memory)
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
-        run, train_set = (
-            folds.folds[0].run,
-            folds.folds[0].train_set,
-        )  # to find a rate for all folds
+        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # the rate is found for all folds there
         parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
     else:
         parts = [] if valid_set is None else [("validation", train_set, valid_set)]
     if processes.is_main and not is_growing:
         _warn_of_leaks(parts)
-    device = opened or open_it()
+    device = opened or open_chosen()
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     if options.lr == FIND:
         with account.part("range_test"):
@@ -191,13 +190,13 @@ def _run(
     with watch(run) as watchers:
         run_options = replace(run_options, watchers=watchers)
         report = run_training(run, settings, train_set, valid_set, device, run_options)
-    if is_growing and data.is_finished:  # it reads all records
+    if is_growing and data.is_finished:  # the check reads all records
         _warn_of_leaks(parts)
     return report, data.manifest
 
 
 def _source(options: argparse.Namespace) -> SourceArguments | None:
-    """Return the source to train on, and say where its cache is; None for a cache. Raises UsageError."""
+    """Return the source to train on, and print where its cache is; None for a cache. Raises UsageError."""
     if not is_source(options.cache):
         refuse_without_source(options)
         return None
@@ -209,16 +208,16 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
         )
     source = SourceArguments(options.cache, options.build, options.size)
     if not source.names_size:
-        options.size = None  # the cache has that size
+        options.size = None  # the cache is built in this size
     options.kept = options.cache_of_source or source.default_cache(options.run.absolute().parent)
     if os.environ.get("RANK", "0") == "0":  # which torchrun sets
         note(f"{options.cache} is a source: its cache is {options.kept}, which is built while it is read")
     return source
 
 
-def _built(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
-    """Return the cache of a source, which is built while it is read. Raises UsageError, and what `open_or_build`
-    raises.
+def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
+    """Return the cache of a source, which is built while it is read. Raises UsageError and the errors of
+    `open_or_build`.
     """
     from tpucache.loading.dataset import CachedDataset
 
@@ -234,11 +233,11 @@ def _built(options: argparse.Namespace, memory: InMemory, source: SourceArgument
     return data
 
 
-def _whole(options: argparse.Namespace, memory: InMemory) -> Path | None:
-    """Return the finished cache of a source, built now if need be; None where there is no source."""
+def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | None:
+    """Return the path of a source's cache, after building it if necessary; None where there is no source."""
     if options.source is None:
         return None
-    data = _built(options, memory, options.source)
+    data = _open_source(options, memory, options.source)
     if not data.is_finished:
         note("several processes begin when the whole cache is built")
         data.cache.wait()
@@ -247,14 +246,14 @@ def _whole(options: argparse.Namespace, memory: InMemory) -> Path | None:
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
-    """Say which parts validate with samples that are copies of, or look like, samples that train."""
+    """Print which validation sets have samples that are copies of training samples, or look like them."""
     if parts and not is_there("leak"):
-        note("whether validation samples are copies of training samples is not known: tpucache.insight is missing")
+        note("validation samples are not compared with training samples: tpucache.insight is missing")
         return
     for name, train_set, valid_set in parts:
         leak = call("leak", train_set, valid_set)
         if leak is not None and leak.samples:
-            how = "by the details of pictures" if leak.compared == "hashes" else "by equal records alone"
+            how = "by the details of pictures" if leak.compared == "hashes" else "by equal records only"
             note(
                 f"{name}: {leak.samples:,} of {len(valid_set):,} samples are copies of training samples ({how}), such "
                 f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "
@@ -270,7 +269,7 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
 
 
 def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
-    """Return the trackers of a run."""
+    """Return the function that gives a run its trackers."""
     from tpucache.training.watch.trackers import watch_with
 
     names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
@@ -278,9 +277,9 @@ def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
 
 
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
-    """Return the settings that the options make, for this number of cores of all processes.
+    """Return the settings that the options describe; `cores` is the number of cores of all processes.
 
-    The learning rate is left open until it is found.
+    The learning rate stays open if a range test is to find it.
     """
     others: dict[str, Any] = {}
     if options.lr == FIND:
@@ -318,8 +317,8 @@ def numbers(text: str) -> tuple[float, ...]:
 def _split(
     data: CachedDataset, options: argparse.Namespace, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
-    """Return the training data (another variant in each epoch, if there are any) and the validation data (clean
-    images).
+    """Return the training data, which change the variant in each epoch if there are several, and the clean validation
+    data.
     """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
@@ -335,8 +334,7 @@ def _split(
     try:
         fraction = float(valid)
     except ValueError:
-        # If one cache is at a URL and the other a folder, the folder is read directly; with two folders, --cache-dir
-        # is for both.
+        # Where only one of the two caches is at a URL, --cache-dir is for that one.
         kept = keeping(options) if is_url(valid) or isinstance(options.cache, Path) else {}
         return augmented, CachedDataset(valid, in_memory=memory, resolution=data.resolution, **kept)
     split = stratified_split(data.labels.numpy(), fraction, options.seed)
@@ -344,7 +342,7 @@ def _split(
 
 
 def _kept_settings(run: Path) -> dict[str, Any]:
-    """Return the settings of a run, with what it decided, as options of train. Raises UsageError."""
+    """Return the settings of a run as options of train, with those that the run has decided. Raises UsageError."""
     from tpucache.store.files import read_file
     from tpucache.training.settings import settings_from, unusual_settings
 
@@ -391,7 +389,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--refit",
         action="store_true",
-        help="after --folds train one model on all samples, for the mean of the folds' best epochs: RUN/refit",
+        help="after --folds also train a model on all samples, in RUN/refit, for the mean of the folds' best epochs",
     )
     add_config(command, "RUN", _kept_settings)
     add_device(command)
@@ -405,13 +403,13 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument(
-        "--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, metavar="SHARE", help="the same as --ramp"
+        "--warmup", dest="ramp", type=float, default=argparse.SUPPRESS, metavar="SHARE", help="another name of --ramp"
     )
-    group = command.add_argument_group("what is learned, and how")
+    group = command.add_argument_group("model, task and optimisation")
     group.add_argument(
         "--recipe",
         choices=get_args(RecipeName),
-        help="begin with the settings of a recipe; other options replace its own, and --no-NAME turns a switch off",
+        help="take the settings of a recipe; other options replace its own, and --no-NAME turns a switch off",
     )
     add_options(
         group,
@@ -420,8 +418,8 @@ def add(commands: Any) -> None:
         parsers={"epochs": epochs, "lr": rate, "mean": numbers, "std": numbers},
         can_be_off=True,
     )
-    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples for each core")
-    group = command.add_argument_group("augmentation", "done on the device, to each batch anew")
+    group.add_argument("--per-core", action="store_true", help="--batch-size is the number of samples of each core")
+    group = command.add_argument_group("augmentation", "computed on the device, anew for each batch")
     add_options(group, AugmentSettings, can_be_off=True)
     add_source(command, "a folder next to RUN")
     add_reading(command)

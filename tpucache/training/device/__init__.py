@@ -1,4 +1,4 @@
-"""Where steps run: one small interface, one file a backend. Importing this does not import torch.
+"""The devices that steps run on: one small interface, one file for each backend. Importing this does not import torch.
 
 Other packages add backends by entry points of the group `tpucache.devices`.
 """
@@ -27,7 +27,7 @@ __all__ = [
     "open_device",
 ]
 
-#: The functions `(cores, device, compile) -> Device` that open backends, by name.
+#: Backends by name: each is a function `(cores, device, compile) -> Device`.
 BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
     "tpucache.devices",
     {
@@ -37,22 +37,21 @@ BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
 )
 BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch; auto: xla on a TPU, otherwise torch"
 
-#: What xla takes for all cores, however many these are.
+#: The number of cores by which xla is asked for all cores.
 _ALL_CORES: Final = 0
 
-#: What the backend torch runs on; auto is the fastest of these that is there.
+#: Devices of the backend torch; auto is the fastest one that this machine has.
 DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 
 
 def open_device(
     backend: str = "auto", cores: int | None = None, device: str = "auto", *, compile: bool = False
 ) -> Device:
-    """Return the device of one of BACKENDS, by default the best one here; `cores` is 1 or all, which None stands for.
+    """Return the device of one of BACKENDS, by default the best one here. `cores` is 1, or None for all.
 
-    Only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if there is one.
-    For the backend torch, `device` is one of DEVICES, and `compile` is whether torch.compile compiles the models placed
-    there. Raises UsageError for another backend, number of cores or device than there is, DependencyError without
-    torch_xla.
+    Only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if there is one. For the backend
+    torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises UsageError where there is no such
+    backend, number of cores or device, DependencyError without torch_xla.
     """
     name = choose_backend(backend, device, compile=compile).backend
     if name not in BACKENDS:

@@ -1,4 +1,4 @@
-"""The interface of a backend."""
+"""The interface of a device, which each backend implements."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tpucache.ondevice.resident import Table
     from tpucache.ondevice.slots import RecordSlots, Tile
 
-#: Executions that may be under way at once: the device then always has a next one, and the loop never runs far ahead.
-#: Further ahead, batches would pile up in the device's memory, and the loop would wait for data while the device works.
+#: Executions that may be queued on the device at once. With two, the device always has a next one. With more, batches
+#: would fill the device's memory, and the loop would wait for data although the device still has work.
 MOST_AHEAD: Final = 2
 
 
 class Counters(NamedTuple):
     """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
 
-    Seconds executing are those in which the device ran something, however many executions were under way.
+    Seconds executing count the time in which the device ran anything; executions that overlap count once.
     """
 
     compiles: int
@@ -38,8 +38,8 @@ class Counters(NamedTuple):
 class BusyTime:
     """Adds up the seconds in which a device ran something, from executions that may overlap.
 
-    A device runs its executions one after another, but their times count from when each was sent: each adds the part of
-    its interval that comes after the end of the one before it.
+    A device runs one execution after another, but an execution's time begins when it was sent. So each adds only the
+    part of its interval after the end of the one before.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class BusyTime:
         self._until = -math.inf
 
     def add(self, began: float, ended: float) -> None:
-        """Take the next execution, by the times when it was sent and when it had run, in seconds of one clock."""
+        """Add the next execution: the times at which it was sent and at which it ended, in seconds of one clock."""
         self.seconds += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
 
 
 class Device(Protocol):
-    """An accelerator, or all of a host's at once, behind one `torch.device`.
+    """An accelerator, or all accelerators of a host, behind one `torch.device`.
 
-    `cores` are those of this host; `processes` are those that train with them.
+    `cores` are those of this host; `processes` are the ones that train together.
     """
 
     name: str
@@ -64,42 +64,42 @@ class Device(Protocol):
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool
-    #: Whether torch has optimizers there whose step is one kernel for many parameters.
+    #: Whether torch's optimizers have a fused step there: one kernel for many parameters.
     has_fused_optimizers: bool
-    #: What it computes in where that is left to it, and whatever else it can, as `TrainSettings.precision` names them.
+    #: Precisions of `TrainSettings` that it can compute in; the first one is its default.
     precisions: Sequence[Precision]
-    #: Whole tiles of its memory hold the records that stay there.
+    #: The tile of its memory: resident records take a whole number of tiles.
     tile: Tile
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
 
-        It may be on its way when this returns: compute with it after `receive`, or after `wait`. The host's memory may
-        be reused when the host tensor is freed.
+        The copy may still be under way when this returns: call `receive` or `wait` before computing with it. The host's
+        memory may be reused when the host tensor is freed.
         """
         ...
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
-        """Return memory that stays there, for the rows of these slots, of chunks like this one (which was put).
+        """Return a table on the device with the rows of these slots, for chunks like this one, which is on the device.
 
-        Raises DeviceFullError where there is not as much.
+        Raises DeviceFullError where the device has not enough memory.
         """
         ...
 
     def free_bytes(self) -> int | None:
-        """Return how much memory is left, on all cores together; None where it is the host's or not reported."""
+        """Return how much memory is free, on all cores together; None where it is the host's or not reported."""
         ...
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Have what this thread computes from now on wait for batches that were put, without waiting here."""
+        """Let the computations that follow in this thread wait for batches that were put; return without waiting."""
         ...
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor to the host; return the function that waits for this copy alone and gives it."""
+        """Begin to copy a tensor to the host; return a function that waits for this copy only, and returns it."""
         ...
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return a model with its weights in the memory layout that is fastest there."""
+        """Return a model whose weights are on the device, in the memory layout that is fastest there."""
         ...
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
@@ -107,9 +107,9 @@ class Device(Protocol):
         ...
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy this process's rows of a tensor of this step, which has one for each row of the batch.
+        """Begin to copy this process's rows of a tensor that has one row for each sample of the step's batch.
 
-        Return the function that waits for the copy and gives it, after `step_end`.
+        Return a function that waits for the copy and returns it; call it after `step_end`.
         """
         ...
 
@@ -118,23 +118,23 @@ class Device(Protocol):
         ...
 
     def preserve_rng(self) -> AbstractContextManager[object]:
-        """Return a context that leaves the random numbers, also of torch on the host, as they were before it."""
+        """Return a context after which the device's and torch's random number generators are as before."""
         ...
 
     def step_end(self) -> None:
-        """End a step: send what was recorded since it began, and wait until no more than MOST_AHEAD are left to run."""
+        """End a step: send the recorded operations, and wait until no more than MOST_AHEAD executions are queued."""
         ...
 
     def wait(self) -> None:
-        """Wait until everything that was sent has run."""
+        """Wait until all operations that were sent have run."""
         ...
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context in which torch's settings are those that are fastest there; after it they are as before."""
+        """Return a context with torch's fastest settings for products on this device; afterwards they are as before."""
         ...
 
     def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
-        """Return a context in which matrix products run in a type, bfloat16 unless given, when enabled."""
+        """Return a context in which, if enabled, matrix products run in `dtype`, by default bfloat16."""
         ...
 
     def counters(self) -> Counters:
@@ -142,9 +142,9 @@ class Device(Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that was in use on the fullest core; None where it is the host's or not reported."""
+        """Return the peak memory of the fullest core; None where it is the host's or not reported."""
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[object]:
-        """Return a context whose steps are traced into a folder."""
+        """Return a context whose steps are traced to a folder."""
         ...

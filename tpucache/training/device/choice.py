@@ -1,4 +1,4 @@
-"""Which backend runs where none is named. It opens no device and imports neither torch nor torch_xla."""
+"""Chooses a backend where none is named. It opens no device, and imports neither torch nor torch_xla."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 from tpucache.machine import Tpu, find_tpu
 from tpucache.training.device.processes import is_launched
 
-#: The backend that stands for the one that is best on this machine.
+#: The name that stands for the best backend of this machine.
 AUTO: Final = "auto"
 #: Another name of plain torch.
 _EAGER: Final = "eager"
 
 
 class Choice(NamedTuple):
-    """The name of a backend, and why it was chosen, as text; nothing where it was named."""
+    """The name of a backend, and the reason for it; no reason where the user named it."""
 
     backend: str
     why: str = ""
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 
 def backend_of(name: str) -> str:
-    """Return the name by which a backend is reported: `eager` is another name of plain torch."""
+    """Return a backend's proper name: `eager` is another name of plain torch."""
     return "torch" if name == _EAGER else name
 
 
@@ -40,10 +40,10 @@ def choose_backend(
     processes: int | None = None,
     tpu: Callable[[], Tpu | None] = find_tpu,
 ) -> Choice:
-    """Return the backend that is named, or the best one for this machine: xla on a TPU, else torch.
+    """Return the named backend, or else the best one for this machine: xla on a TPU, otherwise torch.
 
-    XLA is left alone, because a process that has touched it cannot fork: a TPU is looked for on the PCI bus and among
-    the device files. A `device`, `compile` and `processes` are what the backend torch takes, so they choose it.
+    This does not touch XLA, because a process that has touched it cannot fork: it looks for a TPU on the PCI bus and
+    among the device files. Only the backend torch takes `device`, `compile` and `processes`, so that these choose it.
     """
     if backend != AUTO:
         return Choice(backend_of(backend))
@@ -69,5 +69,5 @@ def choose_backend(
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # imports of it are blocked
+    except ValueError:  # something blocks its import
         return False

@@ -1,4 +1,4 @@
-"""Start a command in several processes of this host by torchrun's launcher, each in a new Python."""
+"""Runs a command in several processes of this host, each a new Python, by torchrun's launcher."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tpucache.machine import count_cores
 
 #: Signals for which torch's launcher sets handlers of its own.
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: The error that stands for each exit status; any other one is a TrainingError.
+#: The error to raise for each exit status; for any other one a TrainingError.
 _ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, signals.STOPPED: UnfinishedError}
 
 
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
-    """Run `python -m tpucache ARGUMENTS` in several processes of this host, and return when all have done their work.
+    """Run `python -m tpucache ARGUMENTS` in several processes of this host, and return when all have ended.
 
-    They know of each other as those that torchrun starts. `began` is when the command began, by `time.monotonic`, for
-    the account of its seconds. A SIGINT or SIGTERM to this process is passed on; if this process is killed, the others
-    get a SIGTERM. Raises what the first process that failed ended with, as the error of its exit status, and
-    KeyboardInterrupt after a signal.
+    They find each other as processes of torchrun do. `began` is when the command began, by `time.monotonic`; it is for
+    their reports of seconds. A SIGINT or SIGTERM to this process is passed on; if this process is killed, the others
+    get a SIGTERM. Raises the error of the first process that failed, by its exit status, and KeyboardInterrupt after a
+    signal.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -60,16 +60,16 @@ def launch(arguments: Sequence[str], processes: int, began: float) -> None:
 
 @contextmanager
 def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
-    """Give processes that are started within the context what they need to know, and put all back that this changes."""
+    """Set the environment that the started processes need, and restore afterwards all that this changes."""
     threads = max(1, int(count_cores().usable) // processes)
     given = {
         signals.LAUNCHED: json.dumps({"folder": str(folder), "began": began, "parent": os.getpid()}),
-        # Otherwise each would have as many threads as there are cores.
+        # Without it each process would have a thread for each core of the host.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
     before = {name: os.environ.get(name) for name in given}
     handlers = {number: signal.getsignal(number) for number in _HANDLED}
-    # What it says of processes that end is said here in one line.
+    # `_raise_first` reports processes that end, in one line.
     log = logging.getLogger("torch.distributed.elastic")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -89,22 +89,22 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
 
 
 def _raise_first(folder: Path, statuses: Mapping[int, int], processes: int) -> None:
-    """Raise the error of the process that failed first, given the exit statuses by rank; nothing where none has."""
-    if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the others have lost it
+    """Raise the error of the process that failed first, if any, given the exit statuses by rank."""
+    if killed := {rank: -status for rank, status in statuses.items() if status < 0}:  # the cause of other failures
         rank, number = next(iter(killed.items()))
         raise TrainingError(
-            f"process {rank} of {processes} was ended by {_name(number)}: see what the system says of it (SIGKILL is "
-            "often a lack of memory), and run the same command with --resume to continue"
+            f"process {rank} of {processes} was ended by {_name(number)}: see the system's log (SIGKILL often means a "
+            "lack of memory), and run the same command with --resume to continue"
         )
     if ends := [json.loads(path.read_text()) for path in folder.glob(process.END_PATTERN)]:
         first = min(ends, key=lambda end: end["time"])
         raise _ERRORS.get(first["status"], TrainingError)(first["message"])
     if statuses:
         rank, status = next(iter(statuses.items()))
-        if status == signals.STOPPED:  # before it could say anything
+        if status == signals.STOPPED:  # before it could write its error
             raise UnfinishedError(signals.INTERRUPTED)
         raise TrainingError(
-            f"process {rank} of {processes} ended with status {status}: see what it said above, and run the same "
+            f"process {rank} of {processes} ended with status {status}: see its output above, and run the same "
             "command with --resume to continue"
         )
 

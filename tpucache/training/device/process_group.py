@@ -1,7 +1,7 @@
-"""All processes of a torch process group: what they exchange. This and `launch` alone import torch.distributed.
+"""Communication between the processes of a torch process group. Only this file and `launch` import torch.distributed.
 
-HostGroup            one process a host, all of which run one program: exchange what is on the hosts
-    ProcessGroup     those that torchrun has started, each with a program: exchange gradients, too
+HostGroup            one process on each host, all running one program: they exchange values of the hosts
+    ProcessGroup     the processes of torchrun, each with its own program: they exchange gradients, too
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tpucache.training.device.processes import Loss, Processes, Result, SharedLo
 if TYPE_CHECKING:
     from tpucache.training.device.tensors import DeviceBatch
 
-#: What exchanges tensors between the processes, for each type of device.
+#: The backend of torch.distributed for each type of device.
 _EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
-#: What errors of lost connections name.
+#: Words in torch's errors about lost connections.
 _CONNECTIONS: Final = ("gloo", "nccl", "connection", "tpu_dist")
-#: How long a process may wait for another, which may copy a cache; lost ones are noticed by their connections.
+#: How long a process waits for another one, which may be copying a cache. A lost process closes its connections.
 _PATIENCE: Final = timedelta(days=1)
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -39,20 +39,22 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def join_hosts(rank: int, hosts: int, address: str) -> Processes:
-    """Join the processes of a pod's other hosts at "HOST:PORT", where the first one listens; return all of them."""
+    """Join the processes of a pod's hosts at "HOST:PORT", where the first one listens; return all of them."""
     return join(lambda: HostGroup(rank, hosts, address))
 
 
 def open_processes(device: str) -> Processes:
-    """Join the processes that torchrun has started, if it has, for devices of this type; return all of them."""
+    """Join the processes that torchrun has started, if any, for devices of this type; return all of them."""
     return join(lambda: ProcessGroup(device)) if is_launched() else current()
 
 
 class HostGroup(Processes):
-    """One process a host, all of which run one program on the devices of all; they exchange what is on the hosts."""
+    """One process on each host; all run one program on the devices of all hosts, and exchange values of the hosts."""
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
-        """Join all others at "HOST:PORT", where the first one listens, unless the program has joined them already."""
+        """Join the other processes at "HOST:PORT", where the first one listens, unless the program has joined them
+        already.
+        """
         with _stdout_to_stderr():
             if not dist.is_initialized():
                 dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world_size)
@@ -64,14 +66,14 @@ class HostGroup(Processes):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         if not self.is_main:
             progress.hide()
-            _log.setLevel(logging.ERROR)  # the main process says the same
+            _log.setLevel(logging.ERROR)  # the main process logs the same warnings
 
     def largest(self, value: float) -> float:
         """Reduce on the hosts; see Processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Begin a reduction on the hosts in each call, and end that of the call before; see Processes."""
+        """Begin a reduction on the hosts in each call, and finish that of the call before; see Processes."""
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -127,7 +129,7 @@ class HostGroup(Processes):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Tell lost connections by what torch's errors name; see Processes."""
+        """Recognise lost connections by the words in torch's errors; see Processes."""
         try:
             yield
         except RuntimeError as error:
@@ -135,7 +137,7 @@ class HostGroup(Processes):
                 raise
             raise TrainingError(
                 f"another process of the run has ended, so that process {self.rank} of {self.world_size} ends as well: "
-                "see what that one said, and run the same command with --resume to continue"
+                "see the other one's output, and run the same command with --resume to continue"
             ) from error
 
     def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
@@ -149,7 +151,7 @@ class HostGroup(Processes):
 
 
 class ProcessGroup(HostGroup):
-    """All processes of a torch process group, on devices of one type."""
+    """All processes of a torch process group, on devices of one type, each with its own program."""
 
     def __init__(self, device: str) -> None:
         """Join the processes that torchrun has started, unless the program has joined them already.
@@ -165,7 +167,7 @@ class ProcessGroup(HostGroup):
                 dist.init_process_group(_EXCHANGES[device], timeout=_PATIENCE if device == "cpu" else None)
                 atexit.register(dist.destroy_process_group)
             is_gloo = dist.get_backend() == "gloo"
-            # Numbers of the host are exchanged without waiting for the device.
+            # Values of the hosts are exchanged by gloo, without waiting for the device.
             self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._begin()
         self.program = self.rank
@@ -178,7 +180,7 @@ class ProcessGroup(HostGroup):
         return total / self.world_size
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
-        """Wrap the loss, not the model, so that nobody sees another model than without torchrun; see Processes."""
+        """Wrap the loss, not the model, so that the model's class and names stay the same; see Processes."""
         with self.explained():
             parallel = nn.parallel.DistributedDataParallel(_Loss(model, compute), broadcast_buffers=False)
 
@@ -190,7 +192,7 @@ class ProcessGroup(HostGroup):
         return loss
 
     def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        """Exchange the last rows; see Processes."""
+        """Exchange the last rows of all processes; see Processes."""
         last = part[-rows:].contiguous()
         all_last = [torch.empty_like(last) for _ in range(self.world_size)]
         with self.explained():
@@ -198,16 +200,16 @@ class ProcessGroup(HostGroup):
         return torch.cat([all_last[self.rank - 1], part[:-rows]])
 
     def check_gradients(self, model: nn.Module) -> None:
-        """Name the first parameter without one; see Processes."""
+        """Raise UsageError for the first parameter without a gradient; see Processes."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise UsageError(
-                    f"the parameter {name!r} got no gradient in a step, which several processes cannot average: leave "
-                    f"it out of the training with --freeze {name}, or train in one process"
+                    f"the parameter {name!r} got no gradient in a step, so that several processes cannot average it: "
+                    f"leave it out of the training with --freeze {name}, or train in one process"
                 )
 
     def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
-        """Broadcast those of each dtype at once; see Processes."""
+        """Broadcast all buffers of a dtype at once; see Processes."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in buffers:
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
@@ -219,7 +221,7 @@ class ProcessGroup(HostGroup):
                 buffer.copy_(values.view_as(buffer))
 
     def norms(self, model: nn.Module) -> nn.Module:
-        """Use SyncBatchNorm, which torch has for accelerators alone; see Processes."""
+        """Use SyncBatchNorm, which torch has for CUDA only; see Processes."""
         if not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
             return model
         if self._device == "cuda":
@@ -244,18 +246,18 @@ class _Loss(nn.Module):
 @functools.cache
 def _warn_of_batch_norm() -> None:
     _log.warning(
-        "BatchNorm normalises the part of a batch that a process has by that part's own statistics, and running "
-        "statistics are the main process's: torch synchronises it on CUDA only"
+        "BatchNorm normalises each process's part of a batch by the part's own statistics, and evaluation uses the "
+        "main process's running statistics: torch synchronises BatchNorm on CUDA only"
     )
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
-    """Make the device with a number on this host the current one, given torch's module for such devices."""
+    """Make the host's device with this number the current one, given torch's module for such devices."""
     count = module.device_count()
     if number >= count:
         raise UsageError(
-            f"this host has {count} of the devices {device!r}, one process each: start it with --nproc-per-node "
-            f"{count}, or with --device cpu"
+            f"this host has {count} of the devices {device!r}, and each process needs one: start it with "
+            f"--nproc-per-node {count}, or with --device cpu"
         )
     module.set_device(number)
 
@@ -263,12 +265,12 @@ def _take_device(module: Any, device: str, number: int) -> None:
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, Exception | None]:
     try:
         return call(), None
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is raised on all processes
+    except Exception as error:  # noqa: BLE001  # any error is raised on all processes
         return None, error
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return an error as it is raised on other processes."""
+    """Return an error that other processes can unpickle and raise."""
     if error is None or isinstance(error, TpucacheError):
         return error
     return TrainingError(f"{type(error).__name__}: {error}")
@@ -276,7 +278,7 @@ def _portable(error: Exception | None) -> Exception | None:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Send to standard error what libraries in C++ write to standard output, where a command's report goes."""
+    """Redirect what C++ libraries write to standard output: only a command's report goes there."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Tensors on the device, and back on the host."""
+"""Batches on the device, and copies of tensors on the host."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tpucache.training.device.base import Device
 
 @dataclass(frozen=True)
 class ResidentRows:
-    """The rows of a batch in a Resident's memory, and the records that were sent to be written there first."""
+    """The rows of a batch in a Resident's memory, and the records that have to be written there first."""
 
     resident: Resident
     sent: SentBatch
 
     def receive(self, written: Callable[[], None]) -> Any:
-        """Write what was sent, and call `written` after each chunk of it; see `Resident.receive_or_read`."""
+        """Write the records that were sent, and call `written` after each chunk; see `Resident.receive_or_read`."""
         return self.resident.receive_or_read(self.sent, written)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All that was sent."""
+        """All tensors that were sent."""
         sent = [self.sent.slots]
         for _, number, fields in self.sent.uploads:
             sent += [number, *fields.values()]
@@ -37,11 +37,11 @@ class ResidentRows:
 class DeviceBatch:
     """A batch on the device.
 
-    `fields` are the records', images as uint8 (batch, height, width, channels), or packed (batch, n); `labels` is
-    (batch,) or (batch, m), and `draws` the random numbers (batch, n) that were sent along for it, where there are any.
+    `fields` are the records' fields: images are uint8 (batch, height, width, channels), or packed (batch, n). `labels`
+    is (batch,) or (batch, m). `draws` are the batch's random numbers (batch, n), where there are any.
 
-    Where records stay on the device, it is their `rows` there until `gathered`: then there are no fields, and `labels`
-    are the numbers of the rows, int32 (batch,).
+    Where records stay on the device, the batch is their `rows` there until `gathered`: it has no fields, and `labels`
+    are the row numbers, int32 (batch,).
     """
 
     fields: Mapping[str, torch.Tensor]
@@ -50,7 +50,7 @@ class DeviceBatch:
     rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
-        """Return the batch with its fields and labels; where these are gathered, that is a part of the step."""
+        """Return the batch with its fields and labels; gathering resident rows is a part of the step."""
         if self.rows is None:
             return self
         fields = self.rows.resident.take(self.rows.sent.slots)
@@ -59,7 +59,7 @@ class DeviceBatch:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All that was sent for it."""
+        """All tensors that were sent for the batch."""
         if self.rows is not None:
             return [*self.rows.tensors, *([] if self.draws is None else [self.draws])]
         return [*self.fields.values(), self.labels, *([] if self.draws is None else [self.draws])]
@@ -71,15 +71,15 @@ class DeviceBatch:
 
 
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Send tensors of one shape and dtype, in one piece where the device can; see `Device.put`."""
+    """Send tensors of one shape and dtype, in one transfer where the device can; see `Device.put`."""
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)
 
 
 def to_host(value: Any, *, copy: bool = False) -> Any:
-    """Return the same tree of dicts, lists and tuples with every tensor on the host, as a `copy` also from there.
+    """Return the same tree of dicts, lists and tuples with every tensor on the host; `copy` copies host tensors, too.
 
-    Those on XLA are read in one transfer: one by one, each would wait for the way there and back.
+    Tensors on XLA are read in one transfer: one by one, each would cost a round trip.
     """
     return _replace(value, iter(_read([*_tensors(value)], copy)))
 
@@ -94,7 +94,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _replace(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return the same tree with other tensors, in the order in which `_tensors` yields its own."""
+    """Return the tree with its tensors replaced, in the order of `_tensors`."""
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def _replace(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 def _read(tensors: list[torch.Tensor], copy: bool) -> list[torch.Tensor]:
     if not any(tensor.device.type == "xla" for tensor in tensors):
         return [tensor.to("cpu", copy=copy) for tensor in tensors]
-    from tpucache.training.device.xla import read_tensors  # it is imported: there are such tensors
+    from tpucache.training.device.xla import read_tensors  # imported already, as there are such tensors
 
     read = iter(read_tensors([tensor for tensor in tensors if tensor.device.type == "xla"]))
     return [next(read) if tensor.device.type == "xla" else tensor.to("cpu", copy=copy) for tensor in tensors]

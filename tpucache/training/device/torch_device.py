@@ -1,4 +1,4 @@
-"""Plain PyTorch on whatever device torch has: a CPU, CUDA, TorchTPU."""
+"""The backend torch: plain PyTorch on any device that torch has: a CPU, CUDA, TorchTPU."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def open_device(cores: int, device: str, compile: bool) -> TorchDevice:
-    """Return one of DEVICES; torch.compile compiles its models if asked. Raises UsageError for one that is not here."""
+    """Return a device of this kind; `compile` asks for torch.compile. Raises UsageError where there is none."""
     if cores != 1:
         raise UsageError(f"the torch backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
     kind = choose_device(device)
-    open_processes(kind)  # each takes the device with its own number on the host
+    open_processes(kind)  # each process takes the device with its local rank
     return CpuDevice(compile) if kind == "cpu" else open_accelerator(kind, compile)
 
 
 class TorchDevice:
-    """The part that all torch devices share, the host's processor as well as accelerators."""
+    """The methods that all torch devices share, CPUs and accelerators."""
 
     name = "torch"
     cores = 1
@@ -55,16 +55,14 @@ class TorchDevice:
     tile = NO_TILE
 
     def __init__(self, torch_device: torch.device, compiles: bool = False) -> None:
-        """Take a torch device that is there; `compiles` is whether models are compiled by torch.compile."""
+        """Take an existing torch device; `compiles` says whether torch.compile compiles models."""
         self.processes = open_processes(torch_device.type)
         self.torch_device = torch_device
         self.compiles = compiles
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Move the model's weights to the device in its memory layout, and compile the model in place, so that names
-        stay.
-        """
+        """Move the weights to the device in its memory layout. Compile the model in place, which keeps its names."""
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self.compiles:
             model.forward = _compiled(model.forward)
@@ -75,7 +73,7 @@ class TorchDevice:
         return TorchTable(slots, chunk)
 
     def free_bytes(self) -> int | None:
-        """Return None: it is the host's memory, or nobody says."""
+        """Return None: the memory is the host's, or torch does not report it."""
         return None
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
@@ -83,7 +81,7 @@ class TorchDevice:
         return images.contiguous(memory_format=self.layout)
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return the copy itself, which is made when it is called for."""
+        """Return a function that makes the copy when it is called."""
         return tensor.cpu
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -91,7 +89,7 @@ class TorchDevice:
         return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: torch's setting is one for GPUs."""
+        """Return a context that changes nothing: torch's settings are for GPUs."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
@@ -101,7 +99,7 @@ class TorchDevice:
     @contextlib.contextmanager
     def profile(self, folder: Path) -> Iterator[None]:
         """Trace with torch's own profiler, into `trace.json` for Perfetto or chrome://tracing."""
-        # There is one cycle. Where events are not kept over several, torch 2.10 and 2.11 warn that there is one, too.
+        # With acc_events, torch 2.10 and 2.11 do not warn that events of earlier cycles are lost: there is one cycle.
         known = inspect.signature(torch.profiler.profile).parameters
         keeps: dict[str, Any] = {"acc_events": True} if "acc_events" in known else {}
         with torch.profiler.profile(**keeps) as profiler:
@@ -111,11 +109,11 @@ class TorchDevice:
 
 
 def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
-    """Return a function that torch.compile compiles when it is first called, for batches that all have the same shape.
+    """Return a function that torch.compile compiles at its first call, for batches of one shape.
 
-    torch compiles no function of its own files, such as `nn.Sequential.forward`, unless another one calls it. It keeps
-    graphs by a function's code, at most eight of them, and then runs that code as it is: each model gets code of its
-    own. Where a model is not compiled all the same, a warning says so once.
+    torch compiles functions of its own files, such as `nn.Sequential.forward`, only when another function calls them.
+    For each code object it keeps at most eight graphs, and then runs the code uncompiled; so each model gets its own
+    code object. If torch makes no graph all the same, a warning says so once.
     """
 
     def called(*inputs: object, **named: object) -> object:
@@ -140,12 +138,12 @@ def _compiled(forward: Callable[..., object]) -> Callable[..., object]:
 
 def compiled_graphs() -> int:
     """Return how many graphs torch.compile has made in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")  # imported with the first torch.compile, for seconds
+    dynamo = sys.modules.get("torch._dynamo.utils")  # the first torch.compile imports it, which takes seconds
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
 
 
 class CpuDevice(TorchDevice):
-    """The host's processor; every operation has run when its call returns.
+    """The host's processor. Every operation has ended when its call returns.
 
     With channels last, a step of resnet9 takes 0.81 of the time.
     """
@@ -161,10 +159,10 @@ class CpuDevice(TorchDevice):
         return batch
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Do nothing: the batches are there."""
+        """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's default generator; what is computed from now on to `step_end` is execution."""
+        """Seed torch's default generator, and begin to count execution time."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = time.perf_counter()
@@ -174,16 +172,16 @@ class CpuDevice(TorchDevice):
         return torch.random.fork_rng(devices=())
 
     def step_end(self) -> None:
-        """Count the time of the steps since the last call: they have run."""
+        """Count the time since `step_begin`: all operations have run."""
         if self._began is not None:
             self._execute_seconds += time.perf_counter() - self._began
             self._began = None
 
     def wait(self) -> None:
-        """Do nothing: everything has run."""
+        """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return the graphs of torch.compile, if it is used, and the time between the steps' beginnings and ends."""
+        """Return the number of torch.compile's graphs, if it is used, and the time spent within steps."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -191,7 +189,9 @@ class CpuDevice(TorchDevice):
 
 
 def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
-    """Start the current device of a kind, "cuda" or "tpu", and return it. Raises UsageError where it does not start."""
+    """Return the current device of a kind, "cuda" or "tpu", after starting it. Raises UsageError where it does not
+    start.
+    """
     module = getattr(torch, kind)
     try:
         device = torch.device(kind, module.current_device())
@@ -219,9 +219,10 @@ def _check_gpu(module: Any, device: torch.device) -> None:
 
 
 class AcceleratorDevice(TorchDevice):
-    """A device with a module of its own in torch, such as `torch.tpu`, that orders all that it is sent.
+    """A device with its own module in torch, such as `torch.tpu`, which runs operations in the order in which they are
+    sent.
 
-    An execution's time is that between two events on the device, before its first operation and after its last one.
+    An execution's time is measured by two events on the device, before its first and after its last operation.
     """
 
     layout = torch.contiguous_format  # a TPU's compiler chooses layouts itself
@@ -231,11 +232,11 @@ class AcceleratorDevice(TorchDevice):
         super().__init__(torch_device, compiles)
         self._module = module
         self._began: Any = None
-        self._executions: deque[tuple[Any, Any]] = deque()  # the events of those that have not been counted
+        self._executions: deque[tuple[Any, Any]] = deque()  # events of executions that are not counted yet
         self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a batch and wait until it is there: in the upload thread nobody waits for that."""
+        """Send a batch and wait for the copy; this is called in the upload thread, where nothing else waits for it."""
         self._received_bytes += batch.nbytes
         return batch.to(self.torch_device)
 
@@ -244,10 +245,10 @@ class AcceleratorDevice(TorchDevice):
         return [*self.put(torch.stack([*batches])).unbind()]
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Do nothing: the batches are there."""
+        """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's generators of host and device, and mark where the execution begins."""
+        """Seed torch's generators on host and device, and mark the begin of the execution."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = self._record()
@@ -263,7 +264,7 @@ class AcceleratorDevice(TorchDevice):
             self._module.set_rng_state(state, self.torch_device)
 
     def step_end(self) -> None:
-        """Mark where the execution ends; wait until no more than two are left to run."""
+        """Mark the end of the execution; wait until no more than two executions are queued."""
         if self._began is None:
             return
         self._executions.append((self._began, self._record()))
@@ -273,26 +274,28 @@ class AcceleratorDevice(TorchDevice):
         self._count_ended()
 
     def wait(self) -> None:
-        """Block until everything has run."""
+        """Wait until all operations have run."""
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return the graphs of torch.compile, if it is used, and the time of the executions that have ended."""
+        """Return the number of torch.compile's graphs, if it is used, and the time of ended executions."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that torch's tensors took; None where the module does not count it."""
+        """Return the peak memory of torch's tensors; None where the module does not count it."""
         peak = getattr(self._module, "max_memory_allocated", None)
         return None if peak is None else int(peak(self.torch_device))
 
     def free_bytes(self) -> int | None:
-        """Return what no program has of the device's memory, not even torch for later; None where that is not known."""
+        """Return the device memory that no program has reserved, torch's own reserve included; None where it is not
+        reported.
+        """
         info = getattr(self._module, "mem_get_info", None)
         return None if info is None else int(info(self.torch_device)[0])
 
     def _record(self) -> Any:
-        """Return an event after all that was sent so far; waiting for it leaves the processor to other threads."""
+        """Return an event after the operations sent so far. Waiting for it leaves the processor to other threads."""
         event = self._module.Event(enable_timing=True, blocking=True)
         event.record(self._module.current_stream(self.torch_device))
         return event
@@ -310,30 +313,30 @@ class _Upload(NamedTuple):
 
 
 class CudaDevice(AcceleratorDevice):
-    """A GPU: batches are copied while it computes, from page-locked memory, on a stream of their own."""
+    """A GPU: batches are copied from page-locked memory on a separate stream, while the GPU computes."""
 
     pin_memory = True
     has_fused_optimizers = True
-    #: Whether a GPU that has TF32 computes float32 products in it within `fast_products`: with 10 bits of the fraction.
-    #: Convolutions do by torch's default. False computes both with all 23 bits.
+    #: Whether float32 products use TF32 within `fast_products`, on a GPU that has it: 10 bits of the fraction instead
+    #: of 23. Convolutions use it by torch's default. False turns it off for both.
     tf32 = True
     layout = torch.channels_last
 
     def __init__(self, torch_device: torch.device, module: Any, compiles: bool = False) -> None:
         super().__init__(torch_device, module, compiles)
-        # Other GPUs compute in bfloat16, too, but by way of float32.
+        # Older GPUs emulate bfloat16 by float32, which is slower.
         has_bf16 = module.is_bf16_supported(including_emulation=False)
         self.precisions = ("bf16", "fp16", "float32") if has_bf16 else ("fp16", "bf16", "float32")
         self._stream = module.Stream(torch_device)
-        self._lock = threading.Lock()  # batches of training and of evaluation are sent by two threads
-        self._uploads: dict[int, _Upload] = {}  # by the id of what was sent, which is alive as long as it is in here
+        self._lock = threading.Lock()  # two threads send batches: of training and of evaluation
+        self._uploads: dict[int, _Upload] = {}  # by the id of `sent`, which the entry keeps alive
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Have a batch copied, and return before it is there: `receive` has the computing wait for it.
+        """Begin to copy a batch, and return; `receive` lets computations wait for it.
 
-        The host's batch is kept until then, so that its buffer is not written to meanwhile.
+        The host's batch is kept until the copy has ended, so that its buffer is not overwritten.
         """
-        # In a new thread the current device is the first one, and leaving the stream would start that one, too.
+        # In a new thread the current device is number 0, and leaving the stream context would start that one, too.
         with self._module.device(self.torch_device), self._module.stream(self._stream):
             sent = torch.empty_like(batch, device=self.torch_device)
             sent.copy_(batch, non_blocking=True)
@@ -346,50 +349,50 @@ class CudaDevice(AcceleratorDevice):
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Have batches of one shape and dtype copied as one, as `put` does."""
+        """Begin to copy batches of one shape and dtype in one transfer, as `put` does."""
         sent = self.put(torch.stack([*batches]))
         parts = [*sent.unbind()]
         with self._lock:
-            if (upload := self._uploads.get(id(sent))) is not None:  # else it has ended
+            if (upload := self._uploads.get(id(sent))) is not None:  # otherwise the copy has ended
                 self._uploads |= {id(part): upload._replace(sent=part) for part in parts}
         return parts
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Have all that is computed from now on wait for these batches, on the device and not here."""
+        """Let the computations that follow wait for these batches on the device; return without waiting."""
         stream = self._module.current_stream(self.torch_device)
         with self._lock:
             for batch in batches:
                 if (upload := self._uploads.get(id(batch))) is not None:
                     stream.wait_event(upload.event)
-                # Its memory belongs to the other stream, which would use it again while this one still reads it.
+                # Otherwise the upload stream could reuse the batch's memory while this stream still reads it.
                 batch.record_stream(stream)
             self._release()
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Have a tensor copied once it is computed; what is sent later is not waited for.
+        """Begin to copy a tensor when it is computed; operations that are sent later are not waited for.
 
-        The copy goes through page-locked memory, which is given back when the function returned has been called.
+        The copy goes through page-locked memory, which is free again after the returned function was called.
         """
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.pin_memory)
         host.copy_(tensor, non_blocking=True)
         event = self._module.Event(blocking=True)
         event.record(self._module.current_stream(self.torch_device))
 
-        def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # it is kept until it has been copied
+        def fetched(_source: torch.Tensor = tensor) -> torch.Tensor:  # keeps the tensor alive until it is copied
             event.synchronize()
-            return host.clone()  # whoever keeps it would keep memory that no other process can use
+            return host.clone()  # so that callers do not keep page-locked memory
 
         return fetched
 
     @contextlib.contextmanager
     def fast_products(self) -> Iterator[None]:
-        """Compute in TF32, or not, as `tf32` says, and by the convolutions that a trial shows to be the fastest.
+        """Use TF32 or not, as `tf32` says, and let cuDNN choose the fastest convolutions by trial.
 
-        What the process had is put back, as torch has these settings for all threads. A program that has chosen other
-        products itself keeps its choice.
+        torch has these settings for all threads, so the earlier ones are restored afterwards. If the program has
+        changed the precision of products itself, it is not changed here.
         """
         cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
-        cudnn.benchmark = True  # every batch has the same shape, so that the trial is made once
+        cudnn.benchmark = True  # all batches have one shape, so one trial is enough
         try:
             with self._tf32_products():
                 yield
@@ -409,20 +412,20 @@ class CudaDevice(AcceleratorDevice):
             _set_products(*before)
 
     def wait(self) -> None:
-        """Block until everything has run and has been copied."""
+        """Wait until all operations have run and all copies have ended."""
         super().wait()
         with self._lock:
             self._release()
 
     def _release(self) -> None:
-        """Let go of the uploads that have ended."""
+        """Forget the uploads that have ended."""
         self._uploads = {key: upload for key, upload in self._uploads.items() if not upload.event.query()}
 
 
 def _products() -> tuple[str, bool] | None:
     """Return torch's precision of float32 products, and whether convolutions may use TF32.
 
-    None where the program uses the settings that torch 2.9 has for them, as it allows no mixing of both.
+    Return None where the program uses the newer settings of torch 2.9, which cannot be mixed with these.
     """
     try:
         with _no_warning():
@@ -439,25 +442,25 @@ def _set_products(precision: str, allow_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def _no_warning() -> Iterator[None]:
-    """Let torch 2.9 not announce the settings that are to come: torch's compiler still reads these."""
+    """Hide torch 2.9's warnings about these settings: torch's compiler does not read the newer ones yet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
 def find_devices() -> list[str]:
-    """Return the kinds of devices that are there, the one to prefer first; "cpu" always is."""
+    """Return the kinds of devices that this machine has, the preferred one first; "cpu" is always among them."""
     found = ["cuda"] if torch.cuda.is_available() else []
     accelerator = getattr(torch, "accelerator", None)  # torch has it since 2.6
     if accelerator is not None and accelerator.is_available():
-        # TorchTPU has registered itself when torch was imported. It looks at the PCI bus; a program that only asks must
-        # not take the TPU from the one that uses it.
+        # TorchTPU registers itself when torch is imported. It only looks at the PCI bus, so that this does not take the
+        # TPU from a program that uses it.
         found += [kind for kind in [accelerator.current_accelerator().type] if kind == "tpu"]
     return [*found, "cpu"]
 
 
 def choose_device(name: str) -> str:
-    """Return the kind of device that `name`, one of DEVICES, stands for here. Raises UsageError for one that is not."""
+    """Return the kind of device that `name`, one of DEVICES, stands for here. Raises UsageError where there is none."""
     found = find_devices()
     if name == "auto":
         return found[0]

@@ -1,8 +1,9 @@
-"""PyTorch/XLA: one core as a plain device, all cores as SPMD over a one-axis mesh. The only file with torch_xla.
+"""The backend xla: one core as a plain device, all cores by SPMD over a one-axis mesh. Only this file imports
+torch_xla.
 
-SPMD keeps one process, one loader, one copy of the data and one trace however many cores a host has; batches are split
-along their first dimension, parameters replicated, and BatchNorm sees the global batch. On a pod there is one process a
-host, which reads and sends its rows of the global batch; each runs the same program.
+With SPMD there is one process, one loader, one copy of the data and one trace, however many cores a host has. Batches
+are split along their first dimension, parameters are replicated, and BatchNorm sees the global batch. On a pod there is
+one process on each host, which reads and sends its rows of the global batch; all run the same program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tpucache.training.settings import Precision
 # XLA's C++ code logs warnings at every compile; its errors are still shown.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Importing torch_xla sets it if it is not set.
+# Importing torch_xla sets PJRT_DEVICE if it is not set.
 _IS_CHOSEN: Final = "PJRT_DEVICE" in os.environ
 
 try:
@@ -51,22 +52,22 @@ except ImportError as error:
     ) from error
 
 
-#: The runtime's times of executions on one device and, under SPMD, on all.
+#: The runtime's metrics of execution times: on one device, and under SPMD on all.
 _EXECUTIONS: Final = ("ExecuteTime", "ExecuteReplicatedTime")
-#: The runtime keeps the last 1,024 times: they are read after this many steps, each of which may be several executions.
+#: Steps after which execution times are read. The runtime keeps the last 1,024; a step may be several executions.
 _READ_AFTER: Final = 64
 
-#: Where torch_xla keeps what it compiles, as it reads it itself.
+#: torch_xla's environment variable for the folder of compiled graphs.
 _CACHE_PATH: Final = "XLA_PERSISTENT_CACHE_PATH"
 
-#: Where the processes of a pod meet, on the first host, unless MASTER_PORT names another port.
+#: The port on which the first process of a pod listens, unless MASTER_PORT names another one.
 _PORT: Final = "12355"
 
 _log: Final = logging.getLogger("tpucache")
 
 
 def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
-    """Return the device that PJRT_DEVICE names. Raises UsageError where another is named, or compiling is asked for."""
+    """Return the device that PJRT_DEVICE names. Raises UsageError for another `device`, and for `compile`."""
     if device != "auto":
         raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
     if compile:
@@ -75,7 +76,7 @@ def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
 
 
 class XlaDevice:
-    """One XLA core, or all of them, also those of a pod's other hosts."""
+    """One XLA core, or all cores of this host, or of all hosts of a pod."""
 
     name = "xla"
     pin_memory = False
@@ -84,7 +85,7 @@ class XlaDevice:
     tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or all of this host, however many, for 0; of a pod all. Must come before anything touches XLA.
+        """Take 1 core, or with 0 all cores of this host; on a pod all. Call it before anything else uses XLA.
 
         Raises UsageError for another number, and under torchrun.
         """
@@ -96,23 +97,23 @@ class XlaDevice:
             # Kaggle's image sets it although there are no peers.
             del os.environ["TPU_PROCESS_ADDRESSES"]
             _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
-        keep_freed_blocks()  # torch_xla copies each batch into a new block, and the CPU client once more
+        keep_freed_blocks()  # torch_xla copies each batch to a new block, and the CPU client copies it again
         self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
-        self._own_shards: torch.Tensor | None = None  # of a batch that is gathered from several hosts
+        self._own_shards: torch.Tensor | None = None  # this host's shards of a batch that is gathered from all hosts
         self._is_sliced = False  # whether batches are sent as one slice for each core
-        self._sent: deque[torch.Tensor] = deque()  # of each execution under way, one output
+        self._sent: deque[torch.Tensor] = deque()  # one output of each queued execution
         self._since_read = 0
         self._executions = _Executions()
         with _explained_errors():
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
-                    "no TPU found: XLA runs on the processor. Set PJRT_DEVICE=CPU if that is meant, or use --backend "
-                    "torch, which is faster there; `tpucache doctor` says what this machine has"
+                    "no TPU found: XLA runs on the CPU. Set PJRT_DEVICE=CPU if you want that, or use --backend torch, "
+                    "which is faster there; `tpucache doctor` says what this machine has"
                 )
             keep_compiled(str(xr.device_type()))
             hosts = xr.process_count()
-            if not cores and xr.device_type() == "CPU":  # one device alone needs no mesh
+            if not cores and xr.device_type() == "CPU":  # a single device needs no mesh
                 self.cores = int(os.environ.get("CPU_NUM_DEVICES", "1"))
             if self.cores != 1 or hosts > 1:
                 self._open_mesh(hosts)
@@ -124,7 +125,7 @@ class XlaDevice:
             self._own_shards = self._find_shards()
 
     def _open_mesh(self, hosts: int) -> None:
-        """Have batches split over all cores of all hosts. Raises UsageError where these are not `self.cores` a host."""
+        """Split batches over all cores of all hosts. Raises UsageError where a host has not `self.cores` cores."""
         if not xr.is_spmd():
             xr.use_spmd()
         available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
@@ -135,14 +136,16 @@ class XlaDevice:
                 f"{self.cores}. XLA's CPU client has as many as CPU_NUM_DEVICES says"
             )
         if everywhere != available * hosts:
-            raise UsageError(f"the {hosts} hosts have {everywhere} cores, and this one {available}: give each as many")
+            raise UsageError(
+                f"the {hosts} hosts have {everywhere} cores, and this one {available}: all need equally many"
+            )
         self._mesh = xs.Mesh(np.arange(everywhere), (everywhere,), ("data",))
         self._is_sliced = hosts == 1 and self._can_slice()
 
     def _can_slice(self) -> bool:
-        """Return whether torch_xla sends slice number n to core number n, and warn where it does not."""
+        """Return whether torch_xla can send slice n of a batch to core n; if not, log a warning."""
         numbers, can_slice = torch.arange(self.cores), False
-        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # it is no public function
+        with contextlib.suppress(AttributeError, TypeError, RuntimeError):  # the function is not public
             found = torch_xla._XLAC._get_local_shards([self._put_slices(numbers)])[0]
             can_slice = [(int(shard), name.rpartition(":")[2]) for shard, name in found] == [
                 (number, str(number)) for number in range(self.cores)
@@ -152,17 +155,17 @@ class XlaDevice:
         return can_slice
 
     def _find_shards(self) -> torch.Tensor:
-        """Return which shards of a gathered batch are this host's: the runtime decides how it numbers the cores."""
+        """Return which shards of a gathered batch belong to this host; the runtime decides the numbers of the cores."""
         numbers = torch.arange(self.cores) + self.cores * self.processes.rank
         gathered = self._gathered(self.put(numbers) + 0)
         self.step_end()
         return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a host batch, split along its first dimension, and wait until it is there.
+        """Send a host batch, split along its first dimension, and wait for the copy.
 
-        In the upload thread nobody waits for that, and an execution never waits on the device for its batch, which the
-        runtime would count as executing. Raises UsageError when the batch does not divide.
+        This is called in the upload thread, where nothing else waits for it. An execution then never waits for its
+        batch, which the runtime would count as execution time. Raises UsageError when the batch does not divide.
         """
         if self._mesh is not None and len(batch) % self.cores:
             raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
@@ -177,7 +180,7 @@ class XlaDevice:
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send batches of one shape and dtype, on one core by one call, as `put` does."""
+        """Send batches of one shape and dtype as `put` does; on one core by one call."""
         if self._mesh is not None:
             return [*map(self.put, batches)]
         sent: list[torch.Tensor] = xm.send_cpu_data_to_device([*batches], self.torch_device)
@@ -185,7 +188,7 @@ class XlaDevice:
         return sent
 
     def _put_slices(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send each core its rows: torch_xla, given the whole batch, would copy the rows of each core once more."""
+        """Send each core its rows. Given the whole batch, torch_xla would copy each core's rows once more."""
         sharding = self._mesh.get_op_sharding(_split(batch))
         sent: torch.Tensor = torch_xla._XLAC._global_tensor_from_cpu_shards(
             [*batch.chunk(self.cores)], sharding, [*batch.shape]
@@ -193,26 +196,24 @@ class XlaDevice:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
-        """Return memory for the rows of these slots, on each core for its own."""
+        """Return a table for the rows of these slots; each core has its own rows."""
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
-        """Return what the fullest core has left, for each core; None where the runtime does not say it.
+        """Return the free memory of the fullest core times the number of cores; None where it is not reported.
 
-        torch_xla 2.9 does not say it of several cores, nor does XLA's CPU client.
+        torch_xla 2.9 does not report it for several cores, and XLA's CPU client not at all.
         """
         found = self._memory_info()
-        return (
-            None
-            if found is None
-            else self.cores * min(int(each["bytes_limit"]) - int(each["bytes_used"]) for each in found)
-        )
+        if found is None:
+            return None
+        return self.cores * min(int(each["bytes_limit"]) - int(each["bytes_used"]) for each in found)
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
-        """Do nothing: XLA orders what is computed by its data."""
+        """Do nothing: XLA orders computations by the data that they need."""
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return the copy itself: XLA waits for what the tensor is computed by, and for nothing that was sent later."""
+        """Return a function that copies the tensor: XLA waits until it is computed, and for nothing sent later."""
         return tensor.cpu
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -224,7 +225,7 @@ class XlaDevice:
         return images
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return the copy itself, of a tensor that is gathered on every core; a pod's host keeps its own rows of it."""
+        """Return a function that copies a tensor gathered on every core; a host of a pod keeps its own rows."""
         gathered, shards = self._gathered(tensor), self._own_shards
         if shards is None:
             return gathered.cpu
@@ -236,18 +237,18 @@ class XlaDevice:
         return fetched
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather it in the step's graph; otherwise each read would compile another graph to gather it."""
+        """Have the step's graph gather a tensor; otherwise each read would compile another graph for it."""
         if self._mesh is not None:
             xs.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
         return tensor
 
     def step_begin(self, seed: int) -> None:
-        """Seed the device's generator; costs no compile."""
+        """Seed the device's generator; this compiles nothing."""
         torch_xla.manual_seed(seed)
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Keep the device's generator and torch's."""
+        """Restore the device's and torch's random number generators afterwards."""
         state = xm.get_rng_state()
         try:
             with torch.random.fork_rng(devices=()):
@@ -256,8 +257,8 @@ class XlaDevice:
             xm.set_rng_state(state)
 
     def step_end(self) -> None:
-        """Cut the trace here and run it; wait until no more than two executions are left to run."""
-        self._sent.append(torch.zeros((), device=self.torch_device))  # an output that nobody else needs
+        """Cut the trace here and run it; wait until no more than two executions are queued."""
+        self._sent.append(torch.zeros((), device=self.torch_device))  # an output to wait for
         torch_xla.sync()
         if len(self._sent) > MOST_AHEAD:
             on_ready_event(self._sent.popleft()).wait()
@@ -267,13 +268,13 @@ class XlaDevice:
             self._executions.read()
 
     def wait(self) -> None:
-        """Cut the trace and block until all of it has run."""
+        """Cut the trace and wait until all of it has run."""
         torch_xla.sync()
         xm.wait_device_ops()
         self._sent.clear()
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: XLA has a setting of its own."""
+        """Return a context that changes nothing: torch's settings do not concern XLA."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
@@ -281,7 +282,7 @@ class XlaDevice:
         return torch.autocast("xla", dtype=dtype, enabled=enabled)
 
     def counters(self) -> Counters:
-        """Read the runtime's own metrics."""
+        """Return the runtime's own metrics."""
         self._executions.read()
         compiles, compiling = _metric("CompileTime")
         return Counters(
@@ -292,14 +293,16 @@ class XlaDevice:
         )
 
     def peak_bytes(self) -> int | None:
-        """Ask the runtime for each core; XLA's CPU client does not know, nor does torch_xla 2.9 of several cores."""
+        """Return the peak memory of the fullest core. XLA's CPU client does not report it, nor torch_xla 2.9 for
+        several cores.
+        """
         found = self._memory_info()
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
 
     def _memory_info(self) -> list[Mapping[str, int]] | None:
-        """Return what the runtime says of each core's memory, None where it does not.
+        """Return the runtime's figures on each core's memory, None where it has none.
 
-        Of several cores, torch_xla 2.9 knows one virtual device alone, and refuses to say it of that.
+        With several cores, torch_xla 2.9 sees one virtual device, and has no figures for it.
         """
         try:
             found = xm.get_memory_info(str(self.torch_device))
@@ -321,10 +324,10 @@ class XlaDevice:
 
 
 def keep_compiled(kind: str) -> None:
-    """Have graphs that are compiled for a kind of device kept for later processes, where its runtime can read them.
+    """Keep compiled graphs on disk for later processes, for a kind of device whose runtime can read them.
 
-    A TPU's can; XLA's CPU client writes them and refuses to read them. They are code, so that they are kept in a folder
-    that is this user's alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
+    A TPU's can; XLA's CPU client writes them and refuses to read them. They contain code, so the folder must belong to
+    this user alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
     """
     if kind != "TPU" or _CACHE_PATH in os.environ or torch_xla._XLAC._xla_computation_cache_is_initialized():
         return
@@ -342,15 +345,15 @@ def keep_compiled(kind: str) -> None:
 
 
 class XlaTable:
-    """Rows on each core: of each chunk a core keeps the rows that it was sent, behind those of the chunk before.
+    """Records in the memory of the cores. Each core keeps its rows of every chunk, one chunk after another.
 
-    A row is filled up to whole tiles, as the memory of a TPU would be: so the bytes planned are those taken.
+    A row is padded to whole tiles, as a TPU's memory would pad it: so the planned bytes are the bytes taken.
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
-        """Reserve memory that is divided as chunks are, without ever having all of it on one core.
+        """Reserve the memory, divided over the cores from the start, as chunks are.
 
-        Raises DeviceFullError where there is not as much.
+        Raises DeviceFullError where the memory is not enough.
         """
         self._shape, self._slots, self._mesh = chunk.shape[1:], slots, mesh
         self._each = len(chunk) // slots.cores
@@ -361,7 +364,7 @@ class XlaTable:
         if mesh is not None:
             xs.mark_sharding(self.rows, mesh, _split(self.rows))
         try:
-            torch_xla.sync()  # or the first chunk's graph would be another one than that of the others
+            torch_xla.sync()  # otherwise the first chunk's graph would differ from that of the others
             on_ready_event(self.rows).wait()
         except RuntimeError as error:
             raise DeviceFullError(
@@ -370,7 +373,7 @@ class XlaTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write a chunk in place: only with the result as its one output does XLA use the same memory."""
+        """Write a chunk in place: XLA reuses the table's memory only if the table is the graph's only output."""
         row = () if self._values == 1 else (self._values,)
         rows = chunk.reshape(self._slots.cores, self._each, *row)
         if self._filled:
@@ -378,7 +381,7 @@ class XlaTable:
         self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows, divided as a batch is: each core gives those that it has, and gets those of its samples."""
+        """Return rows, divided as a batch is: the cores exchange rows until each has those of its samples."""
         rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
             rows = rows[:, : self._values]
@@ -388,7 +391,7 @@ class XlaTable:
         return rows
 
     def _taken_locally(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows of which each core has its own: they are found there, and the cores exchange nothing."""
+        """Return rows that are on the cores that need them, so that the cores exchange nothing."""
         own = xs.enable_manual_sharding(self.rows, _split(self.rows), mesh=self._mesh).global_tensor
         places = xs.enable_manual_sharding(slots, _split(slots), mesh=self._mesh).global_tensor
         found = own[0].index_select(0, places % self._slots.rows_a_core)
@@ -399,7 +402,9 @@ class XlaTable:
 
 
 def _write(rows: Any, chunk: Any, start: Any) -> Any:
-    """Return XLA's operation that replaces a part of the second dimension: torch's take no start on the device."""
+    """Return XLA's operation that overwrites a part of the second dimension: torch's operations take no start on the
+    device.
+    """
     zero = start - start
     return rows.dynamic_update_slice(chunk, [zero, start, zero][: rows.shape().rank])
 
@@ -414,13 +419,13 @@ def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
-    """Return the names of a batch's dimensions, the first of which is split over the mesh."""
+    """Return a sharding of a batch: its first dimension is split over the mesh."""
     return "data", *[None] * (batch.dim() - 1)
 
 
 @contextlib.contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Turn errors of the runtime's start into messages that say what to do. Raises UsageError."""
+    """Turn errors from the runtime's start into a UsageError that says what to do."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -431,25 +436,25 @@ def _explained_errors() -> Iterator[None]:
 
 
 def _meeting_point() -> str:
-    """Return where the processes of a pod's hosts meet, on the first one."""
+    """Return "HOST:PORT", where the first process of a pod listens."""
     return f"{os.environ.get('MASTER_ADDR') or xr.get_master_ip()}:{os.environ.get('MASTER_PORT', _PORT)}"
 
 
 class _Executions:
-    """The time in which the device ran something, by the runtime's own times of the executions."""
+    """The time in which the device was busy, from the runtime's times of executions."""
 
     def __init__(self) -> None:
         self.busy = BusyTime()
         self._counted = {name: _metric(name)[0] for name in _EXECUTIONS}
-        self._lock = threading.Lock()  # a progress bar may ask from another thread
+        self._lock = threading.Lock()  # a progress bar may call from another thread
 
     def read(self) -> None:
-        """Take the executions that have ended since the last call."""
+        """Add the executions that have ended since the last call."""
         with self._lock:
             for name in _EXECUTIONS:
                 if (data := met.metric_data(name)) is not None:
                     new, self._counted[name] = int(data[0]) - self._counted[name], int(data[0])
-                    samples: Sequence[tuple[float, float]] = data[2]  # when it ended, in s, and how long it took, in ns
+                    samples: Sequence[tuple[float, float]] = data[2]  # end in s, duration in ns
                     for ended, nanoseconds in samples[max(0, len(samples) - new) :]:
                         self.busy.add(ended - nanoseconds / 1e9, ended)
 

@@ -1,1 +1,1 @@
-"""Batches on their way to the device, and how long the loop waited for them."""
+"""Sends batches to the device, and measures how long the loop waits for them."""

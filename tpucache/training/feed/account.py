@@ -1,4 +1,4 @@
-"""Where the time of a run goes: every second belongs to exactly one part, so that the parts add up to all of it."""
+"""The seconds of each part of a run. Every second belongs to exactly one part, so that all parts add up to the run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Counter = Callable[[], float]
 
 
 class Account:
-    """The seconds of each part of a run, summed over the processes that continued it.
+    """The seconds of each part of a run, added up over the processes that resumed it.
 
-    Work within a part that has its own counter, such as compiling and waiting, is taken out of the part.
+    Some work within other parts has its own counter, such as compiling and waiting; its seconds are taken out of these.
     """
 
     def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
-        """Begin with the part `start_up`, now or at a time of the clock that is past."""
+        """Begin with the part `start_up`, now or at an earlier time of the clock."""
         self._clock = clock
         self._began = self._since = clock() if began is None else began
         self._part: Part = "start_up"
@@ -33,18 +33,18 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """Count the seconds of a counter, from now on, to this part and not to the part in which they are spent."""
+        """From now on count a counter's seconds for this part, and not for the part in which they are spent."""
         self.begin(self._part)
         self._counters[part] = (counter, counter())
 
     def add_earlier(self, seconds: Mapping[str, float], wall: float) -> None:
-        """Add what earlier processes took; only the first call counts."""
+        """Add the seconds of earlier processes; only the first call counts."""
         if self._earlier is None:
             self._earlier, self._earlier_wall = dict(seconds), wall
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Give a context whose time belongs to a part, and after it to the part before it again."""
+        """Return a context whose time belongs to this part; afterwards the part before it continues."""
         before = self.begin(name)
         try:
             yield
@@ -66,11 +66,11 @@ class Account:
         return before
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each part, in all."""
+        """Return the total seconds of each part."""
         self.begin(self._part)
         earlier = self._earlier or {}
         return {name: earlier.get(name, 0.0) + spent for name, spent in self._seconds.items()}
 
     def wall_seconds(self) -> float:
-        """Return the seconds in all, by the clock, up to when the parts' `seconds` were read last."""
+        """Return the total seconds by the clock, up to the last call of `seconds`."""
         return self._earlier_wall + self._since - self._began

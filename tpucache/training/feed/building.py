@@ -1,4 +1,4 @@
-"""Building: how long a run waited while its cache was built, and afterwards."""
+"""Measures how long a run waits while its cache is being built, and afterwards."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tpucache.loading.dataset import CachedDataset
 
 
 class Building:
-    """Measures the waiting of a run whose cache is built while it trains; for a finished cache it reports nothing.
+    """Measures how long a run waits for a cache that is built while it trains; for a finished cache it reports nothing.
 
-    Time counts while steps are taken: without evaluations and checkpoints.
+    Only the time of steps counts, without evaluations and checkpoints.
     """
 
     def __init__(self, train_set: CachedDataset, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the training samples, before the first epoch."""
         self._train_set, self._clock = train_set, clock
         self._is_needed = train_set.cache.is_growing
-        self._is_over, self._is_new = False, True  # the building; the epoch
-        self._epochs = 0  # in which the cache was built
-        self._began: tuple[float, float] | None = None  # the clock, and the seconds that the loop had waited
-        self._spent = [[0.0, 0.0], [0.0, 0.0]]  # while it was built, and later: seconds, and those waited
+        self._is_over, self._is_new = False, True  # whether the cache is built; whether the epoch is new
+        self._epochs = 0  # epochs during which the cache was built
+        self._began: tuple[float, float] | None = None  # at `begin`: the clock, and the seconds waited before
+        self._spent = [[0.0, 0.0], [0.0, 0.0]]  # [seconds, seconds waited], during the build and after it
         self._waited: Callable[[], float] = lambda: 0.0
 
     def begin(self, waited: Callable[[], float]) -> None:
-        """Steps are taken from now on; `waited` gives the seconds that the loop has waited so far."""
+        """Steps begin now; `waited` returns the seconds that the loop has waited so far."""
         if not self._is_needed or self._began is not None:
             return
         self._waited, self._began = waited, (self._clock(), waited())
@@ -36,25 +36,27 @@ class Building:
         self._is_new = False
 
     def end(self) -> None:
-        """No steps are taken for now."""
+        """Steps pause now."""
         for at, spent in enumerate(self._so_far()):
             self._spent[self._is_over][at] += spent
         self._began = None
 
     def end_epoch(self) -> None:
-        """The steps from now on belong to another epoch."""
+        """The next steps belong to another epoch."""
         self._is_new = True
 
     @property
     def text(self) -> str:
-        """How much is built, and which share of the time the loop waits, for a bar; "" once that is over."""
+        """The built share of the cache, and the share of the time spent waiting, for the progress bar; "" once it is
+        built.
+        """
         if not self._is_needed or self._is_over:
             return ""
         seconds, waited = (sum(both) for both in zip(self._so_far(), self._spent[0], strict=True))
         return f"cache built {self._train_set.cache.built:.0%}, waited {waited / seconds if seconds > 0 else 0.0:.0%}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `built` of a Pace; empty where the cache was finished before."""
+        """Return the value of `Pace.built`; empty where the cache was finished before."""
         if not self._is_needed:
             return {}
         shares = [waited / seconds if seconds > 0 else None for seconds, waited in self._spent]
@@ -68,7 +70,7 @@ class Building:
         }
 
     def _so_far(self) -> tuple[float, float]:
-        """Return the seconds since the last `begin`, and those that the loop waited in them."""
+        """Return the seconds since the last `begin`, and how many of them the loop waited."""
         if self._began is None:
             return 0.0, 0.0
         return self._clock() - self._began[0], self._waited() - self._began[1]

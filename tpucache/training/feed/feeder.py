@@ -1,4 +1,4 @@
-"""Batches on their way to the device: the loader that a run reads, and the upload thread, two batches ahead."""
+"""Feeds batches to the device: the loader that a run reads, and a thread that uploads two batches ahead."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tpucache.training.sizes import in_size
 
 Draw = Callable[[int], npt.NDArray[np.float32 | np.int16]]
 
-#: The steps of one graph, each as the parts of its batch.
+#: The steps of one graph; each step is the list of its batch's parts.
 Execution = Sequence[Sequence[DeviceBatch]]
 
 
 class Feeder(Ahead[DeviceBatch]):
-    """Iterates device batches, uploaded by a thread ahead of the loop (see Ahead).
+    """Iterates over device batches, which a thread uploads ahead of the loop (see Ahead).
 
-    `state_dict` and `load_state_dict` are those of the CachedLoader that it reads: its state counts the batches that
-    the feeder has handed out, not those read ahead.
+    `state_dict` and `load_state_dict` are those of the CachedLoader that it reads; the state counts the batches that
+    the feeder has yielded, not those read ahead.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Feeder(Ahead[DeviceBatch]):
         first: int = 0,
         resident: Resident | Residence | None = None,
     ) -> None:
-        """Take a CachedLoader, or host batches as it gives them; the thread starts with the context.
+        """Take a CachedLoader, or an iterable of its host batches. The thread starts when the context is entered.
 
-        `draw` makes the random numbers that are sent with a batch, given its number, which begins at `first`. With a
-        `resident`, a CachedLoader's records stay on the device, and later batches are the numbers of their rows there.
+        `draw` returns the random numbers that are sent with a batch, given the batch's number, which begins at `first`.
+        With a `resident`, a CachedLoader's records stay on the device, and later batches are only row numbers.
         """
 
         def prepare(batch: Any, number: int) -> DeviceBatch:
@@ -78,7 +78,7 @@ class Feeder(Ahead[DeviceBatch]):
 
         super().__init__(batches, prepare, depth, first, prepare_rows)
         self._device, self._resident = device, resident
-        #: The bytes that were sent for the batches that the loop has taken.
+        #: The bytes of the batches that were yielded.
         self.sent_bytes = 0
 
     def __enter__(self) -> Feeder:
@@ -97,21 +97,21 @@ class Feeder(Ahead[DeviceBatch]):
         return super()._begin()
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the loader's place, the batches handed out here counted as seen; see CachedLoader.state_dict.
+        """Return the loader's state, in which the yielded batches count as seen; see CachedLoader.state_dict.
 
-        Raises UsageError where this was given other batches than a CachedLoader.
+        Raises UsageError unless this reads a CachedLoader.
         """
         return self._loader().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the loader continue at a place, before the context begins; see CachedLoader.load_state_dict.
+        """Let the loader continue at a state, before the context is entered; see CachedLoader.load_state_dict.
 
-        Raises UsageError within the context, and where this was given other batches than a CachedLoader.
+        Raises UsageError within the context, and unless this reads a CachedLoader.
         """
         loader = self._loader()
         if self.has_begun:
             raise UsageError(
-                "this Feeder reads already: load the state before its `with` block begins, or make another Feeder"
+                "this Feeder has begun to read: load the state before its `with` block begins, or make another Feeder"
             )
         loader.load_state_dict(state)
 
@@ -127,7 +127,7 @@ class Feeder(Ahead[DeviceBatch]):
         for batch in super().__iter__():
             self._device.receive(batch.tensors)
             self.sent_bytes += sum(tensor.nbytes for tensor in batch.tensors)
-            # Each chunk is written by a graph of its own.
+            # Each chunk is written by a separate graph.
             if batch.rows is not None and (read := batch.rows.receive(self._device.step_end)) is not None:
                 yield replace(send(read, self._device), draws=batch.draws)
             else:
@@ -146,11 +146,11 @@ def parts(
 ) -> Iterator[Any]:
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
 
-    Each part is this process's slice. `pin_memory` is as CachedLoader takes it. A `residence` gives records that stay
-    on the device as rows there.
+    Each part is this process's slice. `pin_memory` is as in CachedLoader. With a `residence`, records that stay on the
+    device are yielded as rows there.
 
-    One stream has all epochs: the first batches of the next epoch are uploaded while the last one is evaluated. Each
-    epoch's images have the size that the settings say.
+    One stream has all epochs, so that the next epoch's first batches are uploaded during the evaluation. The settings
+    say how large the images of each epoch are.
     """
 
     cores = local_cores(settings, processes.world_size)
@@ -188,30 +188,30 @@ def parts(
 
 
 def local_cores(settings: TrainSettings, processes: int) -> int:
-    """Return over how many cores of a process the order "local" divides samples.
+    """Return the number of cores of a process among which the order "local" divides samples.
 
-    Raises UsageError where the run's cores do not divide evenly over the processes.
+    Raises UsageError where the run's cores do not divide evenly among the processes.
     """
     parts = settings.order_parts or processes
     if settings.order != "local":
         return 1
     if parts % processes:
         raise UsageError(
-            f"the run's --order local divides its samples over {parts} cores, and {processes} processes do not divide "
-            "these evenly: continue it with another number of processes"
+            f"the run's --order local divides its samples among {parts} cores, which do not divide evenly among "
+            f"{processes} processes: continue it with another number of processes"
         )
     return parts // processes
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Return the parts of all batches of one execution."""
+    """Take one execution from a stream: the parts of all its batches."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 
 def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Processes = ALONE) -> Draw | None:
     """Return the function that draws the random numbers for each part of a batch; None for records without an image.
 
-    They are drawn for the whole batch, so that a sample's are the same in any number of processes and parts.
+    It draws for the whole batch, so that a sample's numbers do not depend on the number of processes and parts.
     """
     if IMAGE not in train_set.names:
         return None
@@ -227,7 +227,7 @@ def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Process
         if wanted not in sides:
             height, width = in_size(train_set, wanted).manifest.fields[image].shape[:2]
             sides[wanted] = height, width
-        # Without mixing the graph is the same, given other numbers.
+        # Steps without mixing use the same graph, with other numbers.
         drawn = draw(settings.augment_at(epoch), settings.seed, step, settings.batch, sides[wanted])
         return pack(settings.augment, drawn[place * part : (place + 1) * part][own], sides[wanted])
 

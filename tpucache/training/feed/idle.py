@@ -1,4 +1,4 @@
-"""How long the device was idle, and why, without the first steps, which compile."""
+"""Measures how long the device was idle and why, without the first steps, which compile."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tpucache.training.feed.building import Building
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.settings import TrainSettings
 
-#: Executions that may compile: the first, and the second where shardings or the optimizer's state have just settled.
+#: Executions that may compile: the first one, and the second one if it finds other shardings or optimizer state.
 WARMUP_EXECUTIONS: Final = 2
-#: At most this many host batches are still to come when batches become rows on the device.
-_MOST_ON_THEIR_WAY: Final = 4
+#: Host batches that may still be queued when batches become row numbers on the device.
+_MOST_QUEUED: Final = 4
 #: A replay takes at most this many seconds, or as long as its fewest executions.
 REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
@@ -28,24 +28,23 @@ _SHOWN_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Pace:
-    """How steps went after the warm-up.
+    """The speed of the steps after the warm-up.
 
-    `device_idle` is the fraction of their time in which the device ran nothing, by the backend's own times: the figure
-    that counts. Two others are hints at the reason. `waited` is the fraction in which the loop was blocked on data,
-    also while the device still ran a step that was sent before. `ceiling_idle` compares the rate with that of the same
-    steps repeated on batches already on the device (None where that was not measured).
+    `device_idle` is the share of their time in which the device ran nothing, by the backend's own times. It is the
+    figure that counts; two others are hints at the reason. `waited` is the share in which the loop was blocked on data,
+    even while the device still ran earlier steps. `ceiling_idle` compares the rate with the rate of the same steps
+    repeated on batches that are on the device already (None where that was not measured).
 
-    `compiles` counts the graphs that were compiled meanwhile, `graphs` all of the run's, with those of the warm-up
-    (None where that is not known). `sizes` has, where images had several sizes, the steps, images, seconds and bytes
-    received of each.
+    `compiles` counts the graphs compiled during these steps, `graphs` all of the run's, with the warm-up (None where it
+    is unknown). `sizes` has steps, images, seconds and received bytes for each image size, if there were several.
 
-    After the first epoch, `later_bytes_per_step` were sent for each step's batch by the feeding thread, which took
-    `feeding_cpu` of the time of a processor while steps ran (None where there was one epoch). `resident` says whether
-    records stay on the device, and why.
+    After the first epoch, the feeding thread sent `later_bytes_per_step` for each step's batch, and used the share
+    `feeding_cpu` of a core's time (None where there was one epoch). `resident` says whether records stay on the device,
+    and why.
 
-    `built` describes a cache that was built meanwhile, else it is empty: `cache`, its `bytes` (None while it is not
-    finished), the `epochs` in which it was built, the share of their time in which the loop `waited` for data, and that
-    of all `later` ones (None without any).
+    `built` describes a cache that was built during the run, and is empty otherwise. It has the `cache`, its `bytes`
+    (None until it is finished), the number of `epochs` during which it was built, the share of their time that the loop
+    `waited` for data, and that share for all `later` epochs (None without any).
     """
 
     steps: int
@@ -75,7 +74,7 @@ class Pace:
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return the pace of several processes that took the same steps: each figure is the worst of all."""
+        """Return the pace of several processes that took the same steps: each figure is the worst one."""
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
             paces[0],
@@ -89,13 +88,13 @@ class Pace:
         return pace.with_ceiling(min(ceilings)) if ceilings else pace
 
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
-        """Return one sentence: what limits the run, and which unused settings would help.
+        """Return one sentence on what limits the run, and which unused settings would help.
 
-        `in_memory` is whether its records are kept in memory or mapped.
+        `in_memory` says whether its records are kept in memory or mapped.
         """
         settings = settings or TrainSettings()
         if not self.steps:
-            return "Too few steps to tell what limits the run: give it more than the two that may compile."
+            return "Too few steps to tell what limits the run: it needs more than the two that may compile."
         if self.compiles:
             return (
                 f"{self.compiles} graphs were compiled after the warm-up, so some shape or Python number changes from "
@@ -105,7 +104,7 @@ class Pace:
             remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
             remedies += "" if in_memory else "(--stage), or "
             return (
-                f"Data limits the run ({self.device_idle:.0%} of the time the device has none): {remedies}give more "
+                f"Data limits the run (the device has none {self.device_idle:.0%} of the time): {remedies}give more "
                 f"than {settings.threads} --threads."
             )
         if self.device_idle > _MUCH:
@@ -113,15 +112,16 @@ class Pace:
             return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
         if (self.ceiling_idle or 0.0) > _MUCH:
             return (
-                f"Steps take longer than on data already there ({self.ceiling_idle:.0%}), though the device always has "
-                "one: reading, uploading or other programs share the processor with them; try fewer --threads."
+                f"Steps take {self.ceiling_idle:.0%} longer than on batches that are on the device already, though the "
+                "device always has a step: reading, uploading or other programs share the CPU with them; try fewer "
+                "--threads."
             )
         faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--precision bf16, a smaller model"
         return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
 
 
 class PaceMeter:
-    """Counts steps and their time between `resume` and `pause`, from the third execution of the run on."""
+    """Counts steps and measures their time between `resume` and `pause`, from the run's third execution on."""
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class PaceMeter:
         warmed: Callable[[], bool | None] = lambda: None,
         building: Building | None = None,
     ) -> None:
-        """Measure one feeder's loop; `warmed` is called once, after the warm-up.
+        """Measure the loop over a feeder. `warmed` is called once, after the warm-up.
 
-        It returns whether batches become rows on the device: then there is another warm-up once they do.
+        If it returns that batches will become row numbers on the device, another warm-up begins when they do.
         """
         self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
@@ -141,17 +141,17 @@ class PaceMeter:
         self._seconds = self._waited = self._executing = 0.0
         self._received = 0
         self._from: tuple[float, float, float, int] | None = None
-        self._shown = -math.inf, 0.0  # when `idle` was asked for, and what it was
+        self._shown = -math.inf, 0.0  # the last value of `idle`: its time and the value
         self._compiles_before = device.counters().compiles
         self._compiles_at_warm: int | None = None
-        self._compiles = 0  # after the warm-up of each size but this one
+        self._compiles = 0  # after the warm-up, for the earlier image sizes
         self._at_epoch: tuple[int, float, int, float] | None = None  # at the end of the first epoch
         self._size: int | None = None
-        self._awaited = 0  # executions at most before batches become rows on the device
+        self._awaited = 0  # executions, at most, before batches become row numbers on the device
         self._sizes: dict[int | None, Counter[str]] = {}
 
     def step(self, steps: int, images: int) -> None:
-        """Count an execution that has just been sent, with its numbers of steps and of images."""
+        """Count an execution that was just sent, given its numbers of steps and of images."""
         if self._awaited:
             self._awaited -= 1
             return
@@ -162,7 +162,7 @@ class PaceMeter:
                 if not self._is_warmed:
                     self._is_warmed = True
                     if self._warmed():
-                        self._awaited, self._warm = _MOST_ON_THEIR_WAY, WARMUP_EXECUTIONS
+                        self._awaited, self._warm = _MOST_QUEUED, WARMUP_EXECUTIONS
                         return
                 self._compiles_at_warm = self._device.counters().compiles
                 self.resume(self._size)
@@ -172,9 +172,9 @@ class PaceMeter:
         self._count(steps=steps, images=images)
 
     def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
-        """Wait for the device and start the clock, after the executions that may compile.
+        """Wait for the device and start the clock, unless executions that may compile are still to come.
 
-        These are counted anew for images of another size, and where steps are another graph for a reason `is_new`.
+        They are counted again for another image size, and if `is_new` says that steps are another graph.
         """
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
@@ -183,11 +183,11 @@ class PaceMeter:
             self._compiles += self._device.counters().compiles - self._compiles_at_warm
             self._compiles_at_warm, self._warm = None, WARMUP_EXECUTIONS
         if not self._warm:
-            self._device.wait()  # an execution sent before would count as if it had begun only now
+            self._device.wait()  # otherwise an earlier execution would count as if it began now
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Say whether the next batch is rows on the device: the first one, if awaited, may compile another graph."""
+        """Take whether the next batch is row numbers; the first such batch, if awaited, may compile another graph."""
         if has_rows:
             self._awaited = 0
 
@@ -206,7 +206,7 @@ class PaceMeter:
             self._from = None
 
     def end_epoch(self) -> Pace:
-        """Return the pace after `pause`; what is sent later is counted apart from what the first epoch needed."""
+        """Return the pace after `pause`; bytes sent later are counted separately from those of the first epoch."""
         if self._at_epoch is None:
             self._at_epoch = self._sent()
         if self._building is not None:
@@ -218,9 +218,10 @@ class PaceMeter:
 
     @property
     def idle(self) -> float:
-        """The fraction of the time so far in which the device ran nothing, as of some moment in the last second.
+        """The share of the time so far in which the device ran nothing; it is updated once a second.
 
-        Call it after an execution was sent: those that have not ended do not count, and the oldest has just begun.
+        Read it after an execution was sent: executions that have not ended do not count, and the oldest one has just
+        begun.
         """
         if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
             now = self._now()
@@ -229,7 +230,7 @@ class PaceMeter:
         return self._shown[1]
 
     def pace(self) -> Pace:
-        """Return what was counted so far."""
+        """Return the pace so far."""
         since, compiles = self._compiles_at_warm, self._device.counters().compiles
         seconds = self._seconds
         sent, cpu, steps, taken = (
@@ -259,12 +260,12 @@ class PaceMeter:
 
 
 def _share(executing: float, seconds: float) -> float:
-    """Return the share of some seconds in which nothing was executing."""
+    """Return the share of the seconds in which nothing was executing."""
     return max(0.0, 1 - executing / seconds) if seconds else 0.0
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return the rate, in images a second, of repeating an execution of this many images without waiting for data.
+    """Return the rate, in images a second, of repeating an execution of this number of images without waiting for data.
 
     It is repeated for `seconds`, at most 2.
     """
@@ -272,7 +273,7 @@ def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: f
     device.wait()
     began, done = time.perf_counter(), 0
     limit = min(seconds, REPLAY_SECONDS)
-    # As often in all processes.
+    # All processes agree on the number of repetitions.
     while device.processes.largest(done < _REPLAYS or time.perf_counter() - began < limit):
         execute()
         done += 1

@@ -1,4 +1,4 @@
-"""Whether a run's records stay in the device's memory, and the batches of its loaders in both cases."""
+"""Decides whether a run's records stay in the device's memory, and gives its loaders' batches in both cases."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A device of training as the memory of a Resident."""
+    """A training device, as the memory of a Resident."""
 
     device: Device
 
     @property
     def cores(self) -> int:
-        """The cores that divide each batch."""
+        """The number of cores that divide each batch."""
         return self.device.cores
 
     @property
     def tile(self) -> Tile:
-        """Its memory is taken in multiples of this; a device of another package may not say."""
+        """Memory is allocated in multiples of this; a plug-in's device may lack it."""
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
@@ -47,19 +47,19 @@ class DeviceMemory:
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        """Send arrays of one shape and dtype, in one piece where the device can."""
+        """Send arrays of one shape and dtype, in one transfer where the device can."""
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
-        """Return memory for the rows of these slots."""
+        """Return a table on the device with the rows of these slots."""
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value, which are the same there."""
+        """Return the bytes of a value, which is as large on the device as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
-        """Return what is left on all cores together."""
+        """Return the free bytes on all cores together."""
         return self.device.free_bytes()
 
     def as_image(self, images: torch.Tensor) -> torch.Tensor:
@@ -68,11 +68,11 @@ class DeviceMemory:
 
 
 class Residence:
-    """Decides whether records stay in the device's memory, and gives batches of a loader as rows there if they do.
+    """Decides whether records stay in the device's memory; if they do, it gives a loader's batches as row numbers.
 
-    With "auto" this is known once the first steps have shown how much memory they take: until `decide`, and where there
-    is no room, batches are those of the loader. Where images grow, the records of each size are uploaded in its first
-    epoch and replace those of the size before. Validation records stay, too, in their own size.
+    With "auto" the decision needs the memory that the first steps leave free: until `decide`, and where there is no
+    room, batches are those of the loader. Where images grow, the records of each size are uploaded in its first epoch,
+    and replace those of the size before. Validation records stay, too, in their own size.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Residence:
         device: Device,
         valid_set: CachedDataset | None = None,
     ) -> None:
-        """Raises UsageError for "yes" where the records do not fit, or the device cannot keep any."""
+        """Raise UsageError for "yes" where the records do not fit, or the device cannot keep any."""
         self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
         ranks, size = device.processes.world_size, settings.part_size
         own = ranks if settings.order == "local" else 1
@@ -100,36 +100,38 @@ class Residence:
 
     @property
     def is_resident(self) -> bool:
-        """Whether records stay on the device, as far as that is decided."""
+        """Whether records stay on the device; False until it is decided."""
         return self._decision.is_resident
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes of all records of the largest size, and of those to validate on, on all cores together."""
+        """The bytes of all training records in their largest size, and of the validation records, on all cores
+        together.
+        """
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide what is still open, now that the steps have the memory that they need.
+        """Decide what is still open, after steps have allocated their memory.
 
-        Return whether batches become rows on the device, after a few that are on their way.
+        Return whether batches will become row numbers, after a few that are queued already.
         """
         return self._decision.decide()
 
     def describe(self) -> str:
-        """Return in words what was decided, how much memory it takes, and why."""
+        """Return the decision in words, with the memory that it takes and the reason."""
         return self._decision.describe()
 
     def begin(self) -> None:
-        """Begin to give batches to one loop."""
+        """Do nothing: a loop begins to take batches."""
 
     def end(self) -> None:
-        """End what `begin` began."""
+        """Free the records when the loop ends."""
         if self._resident is not None:
             self._resident.end()
-        self._resident = self._valid = None  # with their memory
+        self._resident = self._valid = None  # frees their memory
 
     def batches(self, loader: CachedLoader, count: int) -> Iterator[Any]:
-        """Yield the next batches of a loader, at most a number of them: host batches, or `(resident, RecordBatch)`."""
+        """Yield at most `count` next batches of a loader: host batches, or `(resident, RecordBatch)`."""
         while count:
             is_resident = self._decision.is_resident
             with contextlib.closing(self._of(loader).pairs(loader) if is_resident else loader.iterate_ahead()) as read:
@@ -141,10 +143,10 @@ class Residence:
                         break
                 else:
                     return
-            loader.load_state_dict(loader.state_dict())  # the iteration above has read ahead, and ends here
+            loader.load_state_dict(loader.state_dict())  # drops what was read ahead
 
     def keep(self, loader: CachedLoader) -> Resident | None:
-        """Return what keeps the records of an evaluation's loader, None where they are sent each time."""
+        """Return the Resident with the records of an evaluation's loader; None where evaluations upload them."""
         if not self._decision.is_resident or not self._keeps_valid:
             return None
         if self._valid is None:
@@ -156,12 +158,12 @@ class Residence:
         if self._decision.choice == "yes":
             raise error
         self._keeps_valid, self._valid = False, None
-        _log.warning("%s. Samples to validate on are sent in each evaluation", error)
+        _log.warning("%s. Validation samples are sent in each evaluation", error)
 
     def _of(self, loader: CachedLoader) -> Resident:
         fields = loader.dataset.record_fields
         if self._resident is None or self._resident.dataset.record_fields != fields:
-            # The one of another size is not ended: its last batches are still on their way.
+            # The resident of the earlier size is not ended yet: its last batches are still queued.
             self._resident = Resident(loader.dataset, self._memory)
             self._resident.on_no_room = self._decision.give_up
             self._resident.begin()
@@ -169,7 +171,7 @@ class Residence:
 
 
 def _problem(device: Device) -> str:
-    """Return why a device keeps no records, "" where it does."""
+    """Return the reason why a device cannot keep records; "" where it can."""
     if not hasattr(device, "reserve"):
         return f"the backend {device.name!r} cannot keep any"
     if device.name == "xla" and device.processes.world_size > 1:
@@ -178,7 +180,7 @@ def _problem(device: Device) -> str:
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return why records are kept only on request, "" where it depends on the memory that steps leave."""
+    """Return the reason why "auto" keeps no records; "" where it depends on the memory that steps leave."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:

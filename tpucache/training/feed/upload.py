@@ -1,4 +1,4 @@
-"""A host batch on its way to the device, and how fast the machine sends it."""
+"""Sends host batches to the device, and measures how fast the machine sends them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tpucache.store.fields import LABEL
 from tpucache.training.device import Device, open_device
 from tpucache.training.device.tensors import DeviceBatch
 
-_MEASURED_BYTES: Final = 4 << 20  # a core: 28 images of 224 pixels
+_MEASURED_BYTES: Final = 4 << 20  # for each core: 28 images of 224 pixels
 _MEASURED_SECONDS: Final = 0.5
 
 
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
-    """Send a loader's batch, and random numbers that go with it. See `Device.put` for when it is there."""
+    """Send a loader's batch, with its random numbers if it has any. `Device.put` says when the copy has ended."""
     named = as_named(batch)
     return DeviceBatch(
-        # That view is contiguous, so nothing is transposed on the host.
+        # The channels-last view is contiguous, so the host does not transpose.
         {name: device.put(channels_last(name, array)) for name, array in named.items() if name != LABEL},
         device.put(named[LABEL]),
         None if draws is None else device.put(draws),
@@ -28,11 +28,11 @@ def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> Devic
 
 
 def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
-    """Return how many bytes a second one thread sends to a device, in batches of 4 MB for each of its cores."""
+    """Return the bytes a second that one thread sends to a device, in batches of 4 MB for each core."""
     batch = torch.zeros(device.cores, _MEASURED_BYTES, dtype=torch.uint8)
     if device.pin_memory:
         batch = batch.pin_memory()
-    for _ in range(2):  # memory is taken and code is loaded
+    for _ in range(2):  # allocates memory and loads code
         device.put(batch)
     device.wait()
     began, sent = time.perf_counter(), 0
@@ -44,5 +44,5 @@ def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
 
 
 def measure_xla() -> float:
-    """Return how many bytes a second one thread sends to XLA's device, which is opened."""
+    """Open XLA's device; return the bytes a second that one thread sends to it."""
     return measure_upload(open_device("xla"))

@@ -1,1 +1,1 @@
-"""What learns: model, task, loss, metrics, optimizer, schedule, averaged weights. It reads no file and no clock."""
+"""The learning part: model, task, loss, metrics, optimizer, schedule, averaged weights. It has no files and no clock."""

@@ -1,6 +1,6 @@
-"""What the settings of a run leave open is decided here, once, before the run begins.
+"""Decides, once before a run begins, the settings that are left open.
 
-Batch, optimizer, rate, weight decay and schedule follow from small rules, the precision from the device.
+Batch size, optimizer, rate, weight decay and schedule follow from small rules, the precision from the device.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, o
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
 
-#: What a model normalises its activations by, which decides how high a rate it takes; with many layers it is lower.
+#: A model's kind of normalisation layers, which decides its learning rate; with many layers the rate is lower.
 Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 
-#: Layers of BatchNorm from which on they are many: a ResNet-18 has 20.
+#: A model with at least this number of BatchNorm layers has many. A ResNet-18 has 20.
 _MANY: Final = 16
 
 _WIDE: Final = "0.1 for 128, arXiv:1605.07146; linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
@@ -41,29 +41,29 @@ _CONVNEXT: Final = (
 )
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
-#: A run should have at least this many steps: with few, it learns nothing at any rate (docs/training.md has figures).
-#: Then the least samples of a batch, the most on one device, and the least on one core.
+#: Steps that a run should have at least: with fewer it learns nothing at any rate (docs/training.md has figures).
 _STEPS: Final = 250
+#: Samples in the smallest batch, in the largest batch on one device, and in the smallest part for one core.
 _LEAST_BATCH: Final = 16
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: The default number of epochs, which also stands for --epochs auto, as the pace depends on the batch. A run on few
-#: samples has more epochs: it shows at least this number of samples in all.
+#: The default number of epochs. With --epochs auto the batch size is decided for it, because the pace depends on that.
 _EPOCHS: Final = 5
+#: Samples that all epochs together show at least: a run on few samples has more epochs.
 _SHOWN: Final = 800
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
 
-#: What may be left undecided in the settings, by its name on the command line.
+#: Settings that the table decides, with their names for people.
 _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "ramp": "ramp"}
 
-#: Why a device has a precision by default.
+#: Reasons for a device's default precision.
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
 
 
 class Defaults(NamedTuple):
-    """The peak learning rate for a batch of 256, how it scales with the batch, the rest, and where that is from.
+    """The peak learning rate for a batch of 256, how it scales with the batch, other settings, and their source.
 
     `ramp` is the share of the steps in which the rate rises; None: the schedule's own.
     """
@@ -99,7 +99,9 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 
 @dataclass(frozen=True)
 class Custom:
-    """What a Python program gives as objects instead of names: what builds the model, and what makes the optimizer."""
+    """Objects that a Python program gives instead of names: a function that builds the model, and one for the
+    optimizer.
+    """
 
     build: Callable[..., nn.Module] | None = None
     make_optimizer: OptimizerMaker | None = None
@@ -109,8 +111,7 @@ class Custom:
 class Decided:
     """The settings of a run with nothing left open, and its new model, on which some of them depend.
 
-    `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` say in words what was decided and
-    why.
+    `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` are texts: the decisions and reasons.
     """
 
     settings: TrainSettings
@@ -124,9 +125,9 @@ class Decided:
 def decide_settings(
     settings: TrainSettings, dataset: CachedDataset, task: Task, device: Device, custom: Custom | None = None
 ) -> Decided:
-    """Make the model of a run on the host, and decide what its settings leave open.
+    """Make the model of a run on the host, and decide the settings that are left open.
 
-    The model's weights depend on the seed alone. Raises UsageError.
+    The weights depend on the seed only. Raises UsageError.
     """
     custom = custom or Custom()
     torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend
@@ -152,11 +153,11 @@ def decide_settings(
 
 
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
-    """Return the settings with epochs and a batch size, unless given, and with all cores for the order "local".
+    """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
 
-    `cores` is the number in each process. A run has 5 epochs, or as many as show 800 samples. It has 250 steps or more
-    if batches of 16 allow it; a device gets at most 128 samples, a core at least 8 if there are enough, and all cores
-    equally many. Raises UsageError for fewer samples than that takes.
+    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or more if those show fewer than
+    800 samples. It has at least 250 steps if batches of 16 allow it. A device gets at most 128 samples and a core at
+    least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -164,7 +165,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
         settings = replace(settings, epochs=max(_EPOCHS, math.ceil(_SHOWN / max(samples, 1))))
     if settings.batch_size is not None:
         return settings
-    share = cores * processes * settings.accumulate  # each of them gets the same number of samples
+    share = cores * processes * settings.accumulate  # parts with the same number of samples
     most = samples // settings.steps_per_execution // share * share
     if not most:
         raise UsageError(
@@ -178,7 +179,7 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
 
 
 def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> str:
-    """Return the batch size of decided settings as text, and whether it is the default and for what."""
+    """Return the batch size of decided settings as text, and whether it is the default."""
     default = decide_length(replace(settings, batch_size=None), samples, cores, processes).batch
     devices = f" on {cores * processes} cores" if cores * processes > 1 else ""
     epochs = f"{settings.passes} epoch{'s' * (settings.passes > 1)}"
@@ -192,9 +193,9 @@ def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, proces
 def decide_optimizer(
     settings: TrainSettings, task: Task, model: nn.Module, make_optimizer: OptimizerMaker | None = None
 ) -> TrainSettings:
-    """Return the settings with an optimizer and what gradients are clipped to, by task and model, unless one is given.
+    """Return the settings with an optimizer and a norm to clip gradients to, by task and model, unless one is given.
 
-    The squared errors of a regression have no bound, and SGD diverges; models with LayerNorm are trained with AdamW
+    A regression's squared errors have no bound, and SGD diverges; models with LayerNorm are trained with AdamW
     (arXiv:2010.11929, arXiv:2201.03545).
     """
     if settings.optimizer is not None or make_optimizer is not None:
@@ -207,10 +208,10 @@ def decide_optimizer(
 def decide_rates(
     settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None
 ) -> TrainSettings:
-    """Return the settings with a rate, its scaling, a weight decay and a schedule: those given, the others by default.
+    """Return the settings with a rate, its scaling, a weight decay and a schedule; those not given are the defaults.
 
-    The settings have an optimizer, unless a callable makes one. A rate that was given is used as it is, unless a
-    scaling was given, too. Raises UsageError where the optimizer is a callable of which no rate is known.
+    The settings name an optimizer, unless `make_optimizer` makes one. A given rate is not scaled, unless a scaling is
+    given, too. Raises UsageError where `make_optimizer` has no default rate and none is given.
     """
     if None not in (settings.lr, settings.scale, settings.weight_decay, settings.schedule):
         return settings
@@ -231,9 +232,9 @@ def find_defaults(
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the row of the table for a run, or the defaults of the user's own optimizer.
+    """Return the table's row for a run, or the defaults of the user's own optimizer.
 
-    Raises UsageError where it has no rate of its own and one is needed.
+    Raises UsageError where that has no default rate and `needs_rate`.
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
@@ -243,7 +244,7 @@ def find_defaults(
 
 
 def find_family(model: nn.Module) -> Family:
-    """Return the kind of norm in a model: the one with more modules, where it has both."""
+    """Return a model's kind of normalisation layers; if it has two kinds, the more frequent one."""
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"
@@ -253,7 +254,7 @@ def find_family(model: nn.Module) -> Family:
 
 
 def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None) -> str:
-    """Return optimizer, rate, weight decay and schedule of decided settings as text, and where they are from."""
+    """Return optimizer, rate, weight decay and schedule of decided settings as text, with their sources."""
     found = find_defaults(settings, model, make_optimizer, needs_rate=False)
     others = [text for name, text in _NAMES.items() if getattr(settings, name) != getattr(found, name)]
     is_own = make_optimizer is not None and settings.optimizer in (None, *OPTIMIZERS)
@@ -271,13 +272,13 @@ def describe_rates(settings: TrainSettings, model: nn.Module, make_optimizer: Op
 
 
 def decide_precision(settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return the settings with the precision that the device has by default, unless one is given.
+    """Return the settings with the device's default precision, unless one is given.
 
-    Raises UsageError for one that the device does not have.
+    Raises UsageError for a precision that the device does not have.
     """
     if settings.precision == "auto":
         return replace(settings, precision=device.precisions[0])
-    if settings.precision == "mixed":  # XLA does not say whether it runs on a TPU before it runs
+    if settings.precision == "mixed":  # only running XLA would tell whether it has a TPU
         return replace(settings, precision="bf16" if device.name == "xla" else device.precisions[0])
     if settings.precision not in device.precisions:
         raise UsageError(
@@ -298,7 +299,7 @@ def describe_precision(settings: TrainSettings, device: Device) -> str:
 
 def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
     parameters: Mapping[str, inspect.Parameter] = {}
-    with contextlib.suppress(TypeError, ValueError):  # a callable written in C may have no signature
+    with contextlib.suppress(TypeError, ValueError):  # callables written in C may have no signature
         parameters = inspect.signature(make_optimizer).parameters
     known = {
         name: parameters[name].default
@@ -306,13 +307,13 @@ def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
         if name in parameters and isinstance(parameters[name].default, (int, float))
     }
     if needs_rate and "lr" not in known:
-        raise UsageError("what rate suits an optimizer of your own is not known: give lr")
+        raise UsageError("an optimizer of your own has no default learning rate: give lr")
     decay = float(known.get("weight_decay", 0.0))
     return Defaults(float(known.get("lr", 0.0)), "none", decay, "one-cycle", None, "the optimizer's own")
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:
-    """Return the kind of a norm; that over one group of channels is a LayerNorm. None for other modules."""
+    """Return the kind of a normalisation layer, None for other modules. GroupNorm with one group is a LayerNorm."""
     names = [kind.__name__ for kind in type(module).__mro__]
     if any("LayerNorm" in name or "RMSNorm" in name for name in names):
         return "layer norm"

@@ -1,4 +1,4 @@
-"""Exponential moving average of a model's weights, which is often the better model."""
+"""Exponential moving average of a model's weights, which often predicts better than the model itself."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _AVERAGE: Final = "average"
 class Ema:
     """Exponential moving average of a model's parameters and floating-point buffers, on its device.
 
-    `update` after a step takes average = decay * average + (1 - decay) * model, where the decay warms up as
-    min(decay, (1 + t) / (10 + t)) in update t = 1, 2, …; whole-number buffers are copied. The count is a tensor on the
-    device: the update is part of the step's graph. torch's AveragedModel reads its count back in every one.
+    `update` after a step computes average = decay * average + (1 - decay) * model. The decay warms up: it is min(decay,
+    (1 + t) / (10 + t)) in update t = 1, 2, …. Integer buffers are copied. The count of updates is a tensor on the
+    device, so that an update is part of the step's graph; torch's AveragedModel reads its count back in every update.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
-        """Begin with the model's weights, once the model is on its device. Raises UsageError for the decay."""
+        """Begin with the weights of a model that is on its device. Raises UsageError for the decay."""
         if not 0 < decay < 1:
             raise UsageError(f"the decay of a moving average lies between 0 and 1, not at {decay}")
         self._model = model
@@ -34,12 +34,12 @@ class Ema:
             self._names.setdefault(tensor.dtype, []).append(name)
         device = next(iter(self._average.values())).device
         self._steps = torch.zeros(()).to(device)
-        # A tensor, too: XLA shares equal Python numbers, and makes another graph when the momentum comes by this one.
+        # A tensor, because XLA merges equal Python numbers: a momentum equal to this one would make another graph.
         self._decay = torch.tensor(decay).to(device)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the model's weights into the average, after an optimizer's step and in its graph."""
+        """Add the model's weights to the average, after an optimizer's step and in its graph."""
         self._steps += 1
         rest = 1 - torch.minimum((1 + self._steps) / (10 + self._steps), self._decay)
         own = _tensors(self._model)
@@ -48,14 +48,14 @@ class Ema:
             if not dtype.is_floating_point:
                 torch._foreach_copy_(averages, tensors)
                 continue
-            # A GPU is sent three operations in place of three for each tensor: hundreds for a deep model.
+            # Three operations for all tensors instead of three for each: a deep model has hundreds.
             changes = torch._foreach_sub(tensors, averages)
             torch._foreach_mul_(changes, rest.to(dtype))
             torch._foreach_add_(averages, changes)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Give the model the averaged weights within the context, and its own tensors back after it."""
+        """Put the averaged weights into the model within the context, and its own tensors back afterwards."""
         averages = {id(tensor): self._average[name] for name, tensor in _tensors(self._model).items()}
         # Replace the tensor, not its values: otherwise XLA would compile the next step again.
         places = [
@@ -78,7 +78,7 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` gave for the same model. Raises TrainingError for another model's."""
+        """Load a state that `state_dict` returned for the same model. Raises TrainingError for another model's."""
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}
         if shapes != {name: tensor.shape for name, tensor in self._average.items()} or _STEPS not in state:

@@ -1,4 +1,4 @@
-"""The forward pass: packed images are finished, then a model computes its outputs in the chosen precision."""
+"""The forward pass: packed images are decoded, then a model computes its outputs in the chosen precision."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import Precision, TrainSettings
 
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-#: A scale that no gradients need: it is reached when some forty updates in a row were not finite.
+#: A smaller scale means that training has diverged: about forty updates in a row were not finite.
 _LEAST_SCALE: Final = 2.0**-24
-_SAME: Final = 0.5  # two statistics, in numbers of 8-bit pixels
-#: Ways to resize that make nearly the pixels of warmup's Lanczos.
+_SAME: Final = 0.5  # a smaller difference of two statistics does not count; in units of 8-bit pixels
+#: Resampling filters whose pixels are nearly those of warmup's Lanczos.
 _LIKE_LANCZOS: Final = ("bicubic", "lanczos")
 
 FinishBatch = Callable[[DeviceBatch], DeviceBatch]
@@ -43,7 +43,7 @@ def autocast(device: Device, precision: Precision) -> AbstractContextManager[obj
 
 
 def make_scaler(device: Device, precision: Precision) -> GradScaler:
-    """Return what scales losses so that fp16 holds their gradients; it changes nothing in another precision.
+    """Return the scaler that keeps gradients within the range of fp16; in other precisions it changes nothing.
 
     Where a gradient overflows, the optimizer does not step, and the next losses are scaled by half as much.
     """
@@ -51,16 +51,16 @@ def make_scaler(device: Device, precision: Precision) -> GradScaler:
 
 
 def has_given_up(state: dict[str, Any]) -> bool:
-    """Return whether a scaler's state says that no gradient is finite any more, however small the losses are."""
+    """Return whether a scaler's state shows that gradients stay infinite or NaN, however small the losses are."""
     return "scale" in state and not state["scale"] >= _LEAST_SCALE
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return what gives a packed batch of this dataset its images, uint8 (batch, height, width, channels)."""
+    """Return the function that decodes a dataset's packed batches to images, uint8 (batch, height, width, channels)."""
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
-    device.wait()  # or the first graph would also hold the upload of its constants
+    device.wait()  # otherwise the first graph would also contain the upload of the constants
 
     def finish(batch: DeviceBatch) -> DeviceBatch:
         images = decode(batch.images).permute(0, 2, 3, 1)
@@ -70,7 +70,7 @@ def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Call a model with the image, and the columns if there are some, or, without an image, with all fields by name."""
+    """Call a model with the image, and the columns if there are any; without an image, with all fields by name."""
     given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
     outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
     return outputs
@@ -85,7 +85,7 @@ def outputs_of(
     normalise: Callable[[torch.Tensor], torch.Tensor] | None,
     eval_step: Callable[..., torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return the outputs of a model in evaluation mode for a batch without augmentation: float32, the batch first.
+    """Return a model's outputs, float32 (batch, …), in evaluation mode for a batch without augmentation.
 
     Raises TrainingError where the model or the evaluation step fails, UsageError if its outputs do not fit the task.
     """
@@ -102,7 +102,7 @@ def outputs_of(
 def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: CachedDataset) -> None:
     """Raise UsageError unless a model takes this dataset's records and its outputs fit the labels.
 
-    Two samples run through it on the host: a readable error now instead of a shape error in a graph later.
+    Two samples run through it on the host: this gives a readable error now, not a shape error in a graph later.
     """
     sample = {
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))
@@ -116,7 +116,7 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
     try:
         with torch.no_grad():
             outputs = forward(model, sample)
-    except Exception as error:  # somebody's model raises whatever it raises
+    except Exception as error:  # a user's model raises any error
         fields = ", ".join(f"{name} {tuple(tensor.shape[1:])}" for name, tensor in sample.items())
         raise UsageError(
             f"{model_name(settings)} cannot take this cache's {fields}: {describe_error(error)}"
@@ -127,15 +127,15 @@ def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: 
 
 
 def model_name(settings: TrainSettings) -> str:
-    """Return what messages call a run's model."""
+    """Return the name of a run's model for messages."""
     return f"the model {settings.model!r}"
 
 
 def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
-    """Return the settings that say whose statistics normalise the images: given ones, the model's or the cache's.
+    """Return the settings with the source of the images' statistics: given ones, the model's or the cache's.
 
-    A timm model that begins with weights has statistics in its `pretrained_cfg`, which count where they fit the images.
-    A cache that is being built has none yet: colour images of 8 bits take ImageNet's.
+    A timm model that begins with weights has statistics in its `pretrained_cfg`; they are used where they fit the
+    images. A cache that is still being built has no statistics yet: 8-bit colour images use ImageNet's.
     """
     if settings.normalise != "auto":
         return settings
@@ -148,31 +148,31 @@ def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: n
 
 
 def image_channels(dataset: CachedDataset) -> int:
-    """Return the channels of a dataset's images, 0 where it has none."""
+    """Return the number of channels of a dataset's images, 0 without images."""
     return _image_field(dataset).shape[2] if IMAGE in dataset.names else 0
 
 
 def channel_statistics(
     settings: TrainSettings, dataset: CachedDataset, model: nn.Module
 ) -> tuple[list[float], list[float]]:
-    """Return mean and deviation of the channels, in the numbers of the pixels: given ones, or as `normalise` says.
+    """Return the channels' means and deviations in the unit of the pixels: given ones, or those of `normalise`.
 
-    A constant channel, such as opaque alpha, has no deviation to divide by: that counts as 1, so that it becomes 0.
-    Raises UsageError where they do not fit the images.
+    A constant channel, such as opaque alpha, has a deviation of 0: it counts as 1, so that the channel becomes 0.
+    Raises UsageError where the statistics do not fit the images.
     """
     mean, std = _known_statistics(settings, dataset, model)
     for name, given, known in (("mean", settings.mean, mean), ("std", settings.std, std)):
         if given is not None and IMAGE not in dataset.names:
             raise UsageError(f"the cache has no images to normalise: leave --{name} out")
         if given is not None and len(given) != len(known):
-            raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
+            raise UsageError(f"--{name} takes one number for each of {len(known)} channels, not {len(given)} numbers")
     if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
-        raise UsageError(f"--mean is in the numbers of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
+        raise UsageError(f"--mean is in the unit of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
     return list(settings.mean or mean), [spread or 1.0 for spread in settings.std or std]
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return how images differ from those that timm's weights were trained on; "" if they do not, or are not timm's."""
+    """Return how images differ from those that timm's weights were trained on; "" if not, or for other weights."""
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
         return ""
@@ -204,7 +204,7 @@ def _known_statistics(
 
 
 def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
-    """Return why statistics are not those of a dataset's images, "" where they can be."""
+    """Return the reason why statistics cannot be those of a dataset's images; "" where they can be."""
     if known is None:
         return "no statistics, which models of timm have"
     channels = image_channels(dataset)
@@ -214,13 +214,13 @@ def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
 
 
 def _pretrained(model: nn.Module) -> Mapping[str, Any]:
-    """Return what timm says of a model's weights; nothing of other models."""
+    """Return timm's description of a model's weights; an empty one for other models."""
     is_timms = type(model).__module__.startswith("timm.")
     return dict(getattr(model, "pretrained_cfg", None) or {}) if is_timms else {}
 
 
 def _model_statistics(model: nn.Module) -> Statistics | None:
-    """Return mean and deviation of the images that timm's weights are for, in 0..255; None for other models."""
+    """Return means and deviations, in 0..255, of the images that timm's weights are for; None for other models."""
     about = _pretrained(model)
     if not about.get("mean") or not about.get("std"):
         return None
@@ -231,7 +231,7 @@ def _model_statistics(model: nn.Module) -> Statistics | None:
 def make_augment(
     settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
 ) -> Augment | None:
-    """Return what normalises and augments images, None for records without one. Raises UsageError."""
+    """Return the object that normalises and augments images, None for records without an image. Raises UsageError."""
     if IMAGE not in dataset.names:
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")

@@ -1,4 +1,4 @@
-"""A model with everything that changes during training, and what is done with it: optimizer steps and predictions."""
+"""A model with all that changes during training. It takes optimizer steps and computes predictions."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size
 
 TARGET: Final = "target"
-_LEAST_SHARE: Final = 1e-9  # without targets the loss is 0
+_LEAST_SHARE: Final = 1e-9  # avoids a division by 0: without targets the loss is 0
 DIVERGED_ADVICE: Final = "Try a lower --lr, --clip 1, or --precision float32"
 
 
 class Learner:
-    """One model learning one task on one device.
+    """One model that learns one task on one device.
 
-    `step` is one step of the optimizer, `predict` the outputs for a batch. A batch's images come to the model as
-    float32 (batch, channels, height, width); a model of records without an image gets their fields by name.
+    `step` takes one step of the optimizer; `predict` returns a batch's outputs. The model gets a batch's images as
+    float32 (batch, channels, height, width); with records that have no image, it gets their fields by name.
     """
 
     def __init__(
@@ -77,29 +77,31 @@ class Learner:
         device: Device,
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Take the model that `decide_settings` made, and make its optimizer and averages; it begins with `weights`.
+        """Take the model that `decide_settings` made, and make its optimizer and averages; `weights` are its first
+        weights.
 
-        What settings leave open is decided here where it was not before. Raises UsageError.
+        Settings that are still open are decided here. Raises UsageError.
         """
         self.device = device
         decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
         self.decided, self.settings = decided, decided.settings
         settings, model = decided.settings, decided.model
-        #: The task, and what to try where training diverges.
+        #: The task, and advice for training that diverges.
         self.task, self.advice = _find_learned(settings, dataset, task)
-        #: What was taken over of the weights given, and how the images differ from those that they are for.
+        #: Which of the given weights the model has taken, and how the images differ from those that they are for.
         self.matched: MatchedWeights | None = None
         self.image_differences = ""
         if weights is not None:
             self.matched = load_matching(model, weights, str(settings.weights))
             self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
-        self._waiting: list[nn.Parameter] = []  # they do not learn while the head is trained alone ...
-        self._still_norms: list[nn.Module] = []  # ... and the norms that are in evaluation mode meanwhile
+        # While the head is trained alone: parameters that do not learn, and norms in evaluation mode.
+        self._waiting: list[nn.Parameter] = []
+        self._still_norms: list[nn.Module] = []
         self.mean, self.std = channel_statistics(settings, dataset, model)
         self._dataset = dataset
         self._finishing: dict[int | None, tuple[FinishBatch, Augment | None]] = {}
-        for size in dict.fromkeys(settings.sizes.epochs):  # a size that cannot be made is refused now, not after hours
+        for size in dict.fromkeys(settings.sizes.epochs):  # impossible sizes raise errors now, not after hours
             self.resize(size)
         self.resize(settings.sizes.at(0))
         balance = None if settings.class_weights == "none" else balanced_weights(task, dataset)
@@ -119,10 +121,10 @@ class Learner:
         self._scaler = make_scaler(device, settings.precision)
         self._shared_loss = device.processes.replicate(self.model, self._loss_of)
         self.ema = None if settings.ema is None else Ema(self.model, settings.ema)
-        device.wait()  # otherwise the first graph would also contain the making of weights, and be used only once
+        device.wait()  # otherwise the first graph would also make the weights, and be used only once
 
     def resize(self, size: int | None) -> None:
-        """Take batches of images of a size from now on: those of the dataset in that resolution."""
+        """From now on take batches of images of this size, which is a resolution of the dataset."""
         if size not in self._finishing:
             shown = in_size(self._dataset, size)
             finish = make_finish(shown, self.device)
@@ -130,7 +132,7 @@ class Learner:
         self._finish, self._augment = self._finishing[size]
 
     def train_head(self, alone: bool) -> bool:
-        """Train the last layer alone from now on, or all that is not frozen again; return whether that is a change."""
+        """From now on train only the last layer, or again all that is not frozen; return whether that is a change."""
         if alone == bool(self._waiting):
             return False
         if alone:
@@ -145,11 +147,12 @@ class Learner:
         return True
 
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
-        """Learn from the parts of one batch; return their mean loss, on the device. `number` seeds what is random.
+        """Take a step on the parts of one batch; return their mean loss, on the device. `number` seeds random numbers.
 
-        The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes
-        the parts and the loss are this process's, and all learn from the parts of all. Where a loss is the mean over
-        some of the targets, each part is weighted by its number of these: the step equals that of the whole batch.
+        The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes the
+        parts and the loss are this process's, and the step is the mean over all processes. Where a loss is the mean
+        over some of the targets, each part is weighted by its number of such targets, so that the step equals that of
+        the whole batch.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -158,7 +161,7 @@ class Learner:
         weighs, shares = len(batches) * processes.world_size > 1, []
         for left, batch in zip(reversed(range(len(batches))), batches, strict=True):
             if not len(batch.labels):
-                raise UsageError("a step needs samples, and a batch has none: its loss would be NaN")
+                raise UsageError("a step needs samples, and this batch has none: its loss would be NaN")
             loss, share = self._shared_loss(self._finish(batch.gathered()), left == 0)
             loss = loss / len(batches)
             if weighs and share is not None:
@@ -186,7 +189,7 @@ class Learner:
         return total
 
     def predict(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the model's outputs for a batch whose images are finished: float32, the batch first."""
+        """Return the model's outputs, float32 (batch, …), for a batch of decoded images."""
         normalise = None if self._augment is None else self._augment.plain
         if self._eval_step is not None:
             batch = replace(batch, labels=self.task.as_stored(batch.labels))
@@ -194,20 +197,20 @@ class Learner:
 
     @functools.cached_property
     def schedule(self) -> Callable[[int], Rates]:
-        """The rates of a run on the dataset, as a function of the step's number."""
+        """The rates of a run, as a function of the step's number."""
         settings = self.settings
         steps = settings.passes * settings.steps_per_epoch(len(self._dataset))
         return make_schedule(str(settings.schedule), steps, settings.peak_lr, settings.ramp)
 
     @property
     def part_size(self) -> int:
-        """How many samples this process sends to its device at once."""
+        """The number of samples that this process sends to its device at once."""
         return self.settings.part_size // self.device.processes.world_size
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return the loss of each sample, float32 (batch,), given outputs and labels of which the first `rows` count.
+        """Return each sample's loss, float32 (batch,), given outputs and labels of which the first `rows` count.
 
-        A loss of the user's is one number a batch, which each of its samples gets.
+        A user's loss is one number for a batch; each of its samples gets it.
         """
         if self._loss is None:
             return self.task.losses(outputs, labels)
@@ -218,18 +221,18 @@ class Learner:
         return check_loss(loss, name, learns=False).repeat(len(labels))
 
     def labels(self, batch: DeviceBatch) -> torch.Tensor:
-        """Return the labels that a batch's outputs are compared with."""
+        """Return the labels to compare a batch's outputs with."""
         return self.task.labels(batch.fields, batch.labels)
 
     @property
     def position(self) -> str:
-        """Where the learner is, for messages."""
+        """The place in the run, for messages."""
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes, model, optimizer, averaged weights, and what the task took from the labels.
+        """Return all that changes: model, optimizer, averaged weights, and the task's constants from the labels.
 
-        In fp16 it has the `scaler` of the losses, too.
+        In fp16 it also has the `scaler` of the losses.
         """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler.is_enabled():
@@ -245,12 +248,12 @@ class Learner:
         if has_given_up(state.get("scaler", {})):
             raise TrainingError(
                 f"the gradients are not finite {self.position}, however small the loss is scaled: nothing is learned. "
-                f"{self.advice}. What was saved before is kept"
+                f"{self.advice}. Earlier checkpoints are kept"
             )
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that `state_dict` gave. Raises TrainingError when it is another model's."""
+        """Load a state that `state_dict` returned. Raises TrainingError for another model's."""
         self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
@@ -267,7 +270,9 @@ class Learner:
         self.device.wait()
 
     def best_weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when they diverged."""
+        """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when training has
+        diverged.
+        """
         with self.evaluated() as model:
             weights: dict[str, torch.Tensor] = to_host(model.state_dict(), copy=True)
         self._check_finite(weights)
@@ -275,7 +280,7 @@ class Learner:
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:
-        """Give the model in evaluation mode, with the averaged weights if there are any."""
+        """Return a context with the model in evaluation mode, and with the averaged weights if there are any."""
         with contextlib.ExitStack() as stack:
             if self.ema is not None:
                 stack.enter_context(self.ema.applied())
@@ -286,7 +291,7 @@ class Learner:
                 self._train_mode()
 
     def _train_mode(self) -> None:
-        """Switch to training; norms that are frozen as a whole keep normalising by their running statistics."""
+        """Switch to training mode. Frozen norms stay in evaluation mode: they use their running statistics."""
         self.model.train()
         for norm in (*self._frozen_norms, *self._still_norms):
             norm.eval()
@@ -305,18 +310,18 @@ class Learner:
         )
 
     def _check_finite(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raise TrainingError when weights, on the host, have become infinite or NaN."""
+        """Raise TrainingError if weights, on the host, are infinite or NaN."""
         bad = [name for name in self._finite if not weights[name].isfinite().all()]
         if bad:
             raise TrainingError(
                 f"{len(bad)} of the model's tensors, such as {bad[0]!r}, are not finite {self.position}: training has "
-                f"diverged. {self.advice}. What was saved before is kept"
+                f"diverged. {self.advice}. Earlier checkpoints are kept"
             )
 
     def _loss_of(self, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the loss of one part of a batch, by the task's loss, the user's loss, or the user's step.
 
-        With it comes the share of the targets that the task's loss is the mean over, None for all of them.
+        Return with it the share of the targets that count in the loss's mean; None where all count.
         """
         inputs, labels, targets = self._augmented(batch)
         with autocast(self.device, self.settings.precision):
@@ -333,13 +338,13 @@ class Learner:
 
     @property
     def _is_soft(self) -> bool:
-        """Whether a loss gets float targets, and not the labels."""
+        """Whether the loss gets float targets instead of labels."""
         return self._loss is None or bool(self.settings.smoothing) or self.settings.augment.mixes
 
     def _augmented(self, batch: DeviceBatch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Return what the model is given for a batch, augmented, the labels as they were read, and the targets.
+        """Return the model's augmented inputs for a batch, the labels as they were read, and the targets.
 
-        Targets are the task's float targets; a user's loss gets the labels, unless they are smoothed or mixed.
+        Targets are the task's float targets. A user's loss gets labels, unless these are smoothed or mixed.
         """
         augment, draws, settings = self._augment, batch.draws, self.settings
         inputs = {**batch.fields} if augment is None else augment.fields(batch.fields, draws)
@@ -354,7 +359,9 @@ class Learner:
 
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
-    """Give a context that may change a learner; after it, learner and all random numbers are exactly what they were."""
+    """Return a context that may change a learner; afterwards the learner and all random number generators are as
+    before.
+    """
     with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()
         state = copy.deepcopy(to_host(learner.state_dict()))
@@ -366,8 +373,8 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task as it learns from these labels, and what to try where training diverges."""
-    # A loss or a step of the user's own gets the labels as they are stored.
+    """Return the task with the constants that it takes from these labels, and advice for training that diverges."""
+    # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
     stored = dataset.table.labels
     labels = dataset.labels.numpy() if stored is None else stored[dataset.positions]
@@ -380,23 +387,25 @@ def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -
 def _call_loss(
     name: str, compute: Callable[..., object], first: object, second: object, values: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Return the loss that the user's function computes from two arguments; errors describe `values`."""
+    """Return the loss that the user's function computes from two arguments; error messages describe `values`."""
     with user_code(name, values):
         loss = compute(first, second)
     return check_loss(loss, name)
 
 
 def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
-    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host, one batch at a time."""
+    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host. It reads labels batch by
+    batch.
+    """
     counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
     return task.weights("balanced", counts)
 
 
 def step_seed(seed: int, number: int, rank: int = 0) -> int:
-    """Return the seed of the device's generator for one step, another one in each process."""
+    """Return the seed of the device's generator for one step; it differs between processes."""
     return int(np.random.SeedSequence((seed, number, *([rank] if rank else []))).generate_state(1)[0])
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:
-    """Return the callable that a setting names, if it names one. Raises UsageError."""
+    """Return the callable that a setting names; None without a name. Raises UsageError."""
     return None if name is None else load_callable(name)

@@ -1,4 +1,4 @@
-"""Losses by name: of each sample, or of each pixel, given a model's outputs and float targets."""
+"""Losses by name: one value for each sample or pixel, given a model's outputs and float targets."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-#: Called with outputs and targets (batch, outputs, …) and the classes' weights (outputs,) or None; returns float32
+#: A function of outputs and targets (batch, outputs, …) and the classes' weights (outputs,) or None. It returns float32
 #: (batch,), or (batch, height, width).
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
-_SMOOTH: Final = 1.0  # pixels: of a class that is neither in a mask nor predicted, Dice is 1
+_SMOOTH: Final = 1.0  # pixels, so that Dice is 1 for a class that is neither in a mask nor predicted
 
-#: Those whose mean is over samples; that of the others of masks is over the pixels that have a class.
+#: Losses of masks whose mean is over samples; the mean of the others is over the pixels that have a class.
 OF_SAMPLES: Final = ("dice", "dice-cross-entropy")
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the cross-entropy of each sample or pixel, each class times its weight."""
+    """Return the cross-entropy of each sample or pixel, with each class multiplied by its weight."""
     return functional.cross_entropy(outputs.float(), targets, weights, reduction="none")
 
 
 def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the cross-entropy times (1 - p)^2, so that what is right already counts less (Lin et al., 1708.02002)."""
+    """Return the cross-entropy times (1 - p)^2, so that easy samples count less (Lin et al., arXiv:1708.02002)."""
     log = outputs.float().log_softmax(1)
     each = -targets * (1 - log.exp()).square() * log
     return (each if weights is None else each * _per_class(weights, each)).sum(1)
@@ -33,14 +33,14 @@ def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | 
 def binary_cross_entropy(
     outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the binary cross-entropy of each sample, the mean over its classes; ones times their class's weight."""
+    """Return each sample's binary cross-entropy, the mean over classes; a weight multiplies positive targets."""
     return functional.binary_cross_entropy_with_logits(
         outputs.float(), targets, reduction="none", pos_weight=weights
     ).mean(1)
 
 
 def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the binary cross-entropy times (1 - p of what is right)^2, the mean over classes, as torchvision does."""
+    """Return the binary cross-entropy times (1 - p of the truth)^2, the mean over classes, as torchvision does."""
     outputs = outputs.float()
     each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none", pos_weight=weights)
     wrong = (outputs.sigmoid() - targets).abs()
@@ -48,9 +48,10 @@ def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 
 def dice(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return 1 less the soft Dice of each sample, the mean over its classes (Milletari et al., arXiv:1606.04797).
+    """Return 1 minus the soft Dice of each sample, the mean over classes (Milletari et al., arXiv:1606.04797).
 
-    Dice is (2 common + 1) / (predicted + true + 1), in pixels. Pixels of no class, whose targets are 0, count nowhere.
+    Dice is (2 common + 1) / (predicted + true + 1), in pixels. Pixels without a class have targets of 0, and do not
+    count.
     """
     has_class = targets.sum(1, keepdim=True)
     predicted, truth = (outputs.float().softmax(1) * has_class).flatten(2), targets.flatten(2)
@@ -62,13 +63,13 @@ def dice(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | N
 def dice_cross_entropy(
     outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each sample's `dice` and its mean cross-entropy over pixels, added up (Isensee et al., 1809.10486)."""
+    """Return each sample's `dice` plus its mean cross-entropy over pixels (Isensee et al., arXiv:1809.10486)."""
     pixels = cross_entropy(outputs, targets, weights).sum((1, 2)) / targets.sum((1, 2, 3)).clamp(min=1)
     return dice(outputs, targets, weights) + pixels
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
-    """Return the mean over columns of one of torch's losses of numbers, such as `mse_loss`."""
+    """Return a loss: the mean over columns of a torch function for numbers, such as `mse_loss`."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         each = compute(outputs.float(), targets, reduction="none")

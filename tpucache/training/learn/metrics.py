@@ -1,6 +1,6 @@
-"""Metrics over all samples at once: exact for any number of samples, computed with NumPy only.
+"""Metrics over all samples at once, exact for any number of samples; they need only NumPy.
 
-Metrics of predictions that are not all finite are NaN: no rank or class follows from such a number.
+If a prediction is not finite, the metrics are NaN.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from tpucache.types import Array
 
-#: Of each metric whether more of it is better.
+#: The tasks' metrics, and whether more is better.
 MORE_IS_BETTER: Final = {"loss": False, "accuracy": True, "f1": True, "auc": True, "rmse": False, "iou": True}
 
-#: Thresholds among which that of F-beta is chosen: hundredths, and thousandths of rare classes.
+#: Thresholds that F-beta chooses from: hundredths, and for rare classes thousandths.
 THRESHOLDS: Final = np.concatenate([np.arange(1, 10) / 1000, np.arange(1, 100) / 100])
-#: Metrics that `--metric` names of which less is better.
+#: Metrics of `--metric` for which less is better.
 _LESS_IS_BETTER: Final = ("log_loss", "mae", "rmsle")
 _TOP: Final = 5
 
@@ -31,15 +31,15 @@ _NAMED_CLASSES: Final = 10  # in a warning, at most
 
 _log = logging.getLogger("tpucache")
 
-#: Called with predictions and labels of all samples, as a task's own metrics are.
+#: A function of the predictions and labels of all samples, as a task's own metrics get them.
 Metric = Callable[[Array, Array], float]
 
 
 def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
     """Return accuracy, macro F1 and one-vs-rest macro AUC of (n, classes) against class numbers (n,).
 
-    F1 is over the classes that are among the labels or the predictions, AUC over those that some samples are of and
-    some are not. A label of -1 is none: its sample counts nowhere.
+    F1 is over the classes among the labels or the predictions. AUC is over the classes that some samples have and
+    others do not. Samples with the label -1 have none and do not count.
     """
     labelled = labels >= 0
     if not labelled.all():
@@ -59,10 +59,10 @@ def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
 
 
 def multilabel_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return the share of right answers at 0.5, macro F1 and AUC of (n, classes) against 0 and 1 of that shape.
+    """Return the accuracy at 0.5, macro F1 and AUC of probabilities (n, classes) against labels of 0 and 1.
 
-    F1 is 0 for a class that is neither among the labels nor predicted; AUC is over the classes that some samples have
-    and some have not.
+    F1 is 0 for a class that is neither among the labels nor predicted. AUC is over the classes that some samples have
+    and others do not.
     """
     if not _is_measurable(probabilities):
         return _unknown("accuracy", "f1", "auc")
@@ -81,9 +81,9 @@ def regression_metrics(values: Array, labels: Array) -> dict[str, float]:
 
 
 def mask_metrics(confusion: Array) -> dict[str, float]:
-    """Return pixel accuracy and mean IoU from counts (classes, classes), a row a true class.
+    """Return pixel accuracy and mean IoU from counts (classes, classes), with a row for each true class.
 
-    The mean is over the classes that are in the truth or in the predictions. Without a pixel both are NaN.
+    The mean is over the classes among the labels or the predictions. Without a pixel both are NaN.
     """
     counts = confusion.astype(np.float64)
     total = counts.sum()
@@ -96,14 +96,14 @@ def mask_metrics(confusion: Array) -> dict[str, float]:
 
 
 class NamedMetric(NamedTuple):
-    """A metric that `--metric` names: what computes it of predictions and labels, and whether more of it is better."""
+    """A metric that `--metric` names: a function of predictions and labels, and whether more is better."""
 
     compute: Callable[[Array, Array], Mapping[str, float]]
     more_is_better: bool = True
 
 
 def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) -> NamedMetric | None:
-    """Return the metric of a name: one of those `known`, or F-beta if `has_thresholds`; None for others."""
+    """Return the metric with this name: one of those `known`, or F-beta if `has_thresholds`; otherwise None."""
     if name in known:
         metric = known[name]
         return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name not in _LESS_IS_BETTER)
@@ -115,9 +115,9 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
 
 
 def quadratic_kappa(predictions: Array, labels: Array) -> float:
-    """Return Cohen's kappa with quadratic weights of the most probable classes, or of values (n, 1) rounded.
+    """Return Cohen's kappa with quadratic weights, of the most probable classes or of rounded values (n, 1).
 
-    NaN where all predictions and labels are one class. A label of -1 is none.
+    It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
     """
     if not _is_measurable(predictions):
         return math.nan
@@ -127,9 +127,10 @@ def quadratic_kappa(predictions: Array, labels: Array) -> float:
 
 
 def log_loss(probabilities: Array, labels: Array) -> float:
-    """Return the mean cross-entropy of (n, classes) against class numbers (n,), or 0 and 1 of that shape.
+    """Return the mean cross-entropy of (n, classes) against class numbers (n,), or against 0 and 1 (n, classes).
 
-    Probabilities are at least 2^-23, as scikit-learn has it for float32. A label of -1 is none.
+    Probabilities are clipped to at least 2^-23, as scikit-learn does for float32. Samples with the label -1 do not
+    count.
     """
     if not _is_measurable(probabilities):
         return math.nan
@@ -144,7 +145,7 @@ def log_loss(probabilities: Array, labels: Array) -> float:
 
 
 def mean_average_precision(probabilities: Array, labels: Array) -> float:
-    """Return the mean over classes of the average precision, that of scikit-learn, over those with samples in them."""
+    """Return the mean of scikit-learn's average precision, over the classes that some sample has."""
     if not _is_measurable(probabilities):
         return math.nan
     if labels.ndim == 1:
@@ -152,7 +153,7 @@ def mean_average_precision(probabilities: Array, labels: Array) -> float:
     truth = labels[:, None] == np.arange(probabilities.shape[1]) if labels.ndim == 1 else labels > 0.5
     present = truth.any(0)
     if not present.all():
-        _say_once(
+        _warn_once(
             f"mean average precision leaves out class {_listed(np.flatnonzero(~present).tolist())}: no sample has it"
         )
     found = [_average_precision(probabilities[:, number], truth[:, number]) for number in np.flatnonzero(present)]
@@ -160,7 +161,7 @@ def mean_average_precision(probabilities: Array, labels: Array) -> float:
 
 
 def balanced_accuracy(probabilities: Array, labels: Array) -> float:
-    """Return the mean over the classes of the labels of the share that is found. A label of -1 is none."""
+    """Return the mean of the recalls of the classes among the labels. Samples with the label -1 do not count."""
     probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
     if not _is_measurable(probabilities):
         return math.nan
@@ -170,9 +171,9 @@ def balanced_accuracy(probabilities: Array, labels: Array) -> float:
 
 
 def mcc(probabilities: Array, labels: Array) -> float:
-    """Return Matthews' correlation coefficient for any number of classes (Gorodkin, 2004); a label of -1 is none.
+    """Return Matthews' correlation coefficient for any number of classes (Gorodkin, 2004).
 
-    It is 0 where all labels, or all predictions, name one class.
+    It is 0 where all labels, or all predictions, are one class. Samples with the label -1 do not count.
     """
     probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
     if not _is_measurable(probabilities):
@@ -184,7 +185,7 @@ def mcc(probabilities: Array, labels: Array) -> float:
 
 
 def top5(probabilities: Array, labels: Array) -> float:
-    """Return the share of samples whose class is among the five most probable; a label of -1 is none."""
+    """Return the share of samples whose class is among the five most probable. Samples with label -1 do not count."""
     probabilities, labels = probabilities[labels >= 0], labels[labels >= 0]
     if not _is_measurable(probabilities):
         return math.nan
@@ -198,7 +199,9 @@ def mae(values: Array, labels: Array) -> float:
 
 
 def r2(values: Array, labels: Array) -> float:
-    """Return the coefficient of determination of (n, m), the mean over columns; NaN where labels of one do not vary."""
+    """Return the coefficient of determination of (n, m), the mean over columns; NaN where a column of labels is
+    constant.
+    """
     if not _is_measurable(values):
         return math.nan
     labels = labels.astype(np.float64)
@@ -219,9 +222,9 @@ def rmsle(values: Array, labels: Array) -> float:
 
 
 def mask_dice(confusion: Array, _labels: Array) -> float:
-    """Return the mean Dice over classes from counts (n, classes, classes), a row a true class.
+    """Return the mean Dice over classes from counts (n, classes, classes), with a row for each true class.
 
-    It counts all pixels together, over the classes in the truth or in the predictions.
+    The pixels of all samples are counted together. The mean is over the classes among the labels or the predictions.
     """
     counts = confusion.astype(np.float64).sum(0)
     both = counts.sum(0) + counts.sum(1)
@@ -232,7 +235,7 @@ def mask_dice(confusion: Array, _labels: Array) -> float:
 
 
 def _kappa(predicted: Array, labels: Array) -> float:
-    """Return 1 less the mean squared difference over that of independent draws: the same as from a matrix of counts."""
+    """Return 1 minus the mean squared difference over that of independent draws, which equals the usual definition."""
     if not len(labels):
         return math.nan
     predicted, labels = predicted.astype(np.float64), labels.astype(np.float64)
@@ -241,7 +244,7 @@ def _kappa(predicted: Array, labels: Array) -> float:
 
 
 def _average_precision(scores: Array, truth: Array) -> float:
-    """Return the sum over thresholds of the gain in recall times the precision."""
+    """Return the sum over thresholds of the gain in recall times the precision, as scikit-learn does."""
     order = np.argsort(-scores, kind="stable")
     scores, hits = scores[order], np.cumsum(truth[order])
     last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # equal scores pass a threshold together
@@ -249,10 +252,11 @@ def _average_precision(scores: Array, truth: Array) -> float:
 
 
 def f_beta(probabilities: Array, labels: Array, beta: float, average: str, thresholds: Array) -> Array:
-    """Return F-beta (Van Rijsbergen, 1979) at each threshold, above which a class is predicted: float64 (thresholds,).
+    """Return F-beta (Van Rijsbergen, 1979) for each threshold above which a class is predicted: float64 (thresholds,).
 
-    `probabilities` and `labels`, of 0 and 1, are (n, classes). `average` is "macro", over classes, "micro", of all
-    answers together, or "samples", over samples; one of nothing true and nothing predicted has 0, as in scikit-learn.
+    `probabilities` and `labels`, which are 0 or 1, are (n, classes). `average` is "macro", over classes; "micro", over
+    all answers together; or "samples", over samples. A class or sample with nothing true and nothing predicted has 0,
+    as in scikit-learn.
     """
     truth = labels > 0.5
     if average == "samples":
@@ -263,7 +267,7 @@ def f_beta(probabilities: Array, labels: Array, beta: float, average: str, thres
         return np.array(found)
     counts = []
     for column, true in zip(probabilities.T, truth.T, strict=True):
-        # Of all scores, and of those of true samples, how many are above each threshold.
+        # For each threshold, how many of all scores, and of the scores of true samples, are above it.
         every, hits = (
             len(part) - np.searchsorted(np.sort(part), thresholds, "right") for part in (column, column[true])
         )
@@ -281,9 +285,9 @@ def _f(hit: Array, predicted: Array, true: Array, beta: float) -> Array:
 
 
 def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, average: str) -> dict[str, float]:
-    """Return F-beta at the threshold of `THRESHOLDS` where it is highest, and that threshold.
+    """Return the highest F-beta over `THRESHOLDS`, and its threshold.
 
-    Of two classes it is that of the second one.
+    With two classes it is the F-beta of the second one.
     """
     if labels.ndim == 1:
         predictions, labels = predictions[labels >= 0, 1:], labels[labels >= 0, None]
@@ -295,9 +299,9 @@ def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, aver
 
 
 def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:
-    """Return the mean AUC over the classes that have both samples in them and samples not; nothing where none has.
+    """Return the mean AUC over the classes that some samples have and others do not; nothing without such a class.
 
-    `scores` are (n, classes); `members` gives for a class whether each sample is in it.
+    `scores` are (n, classes); `members` returns whether each sample has a class.
     """
     aucs = {}
     for number, column in enumerate(scores.T):
@@ -306,17 +310,17 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
             aucs[number] = _auc(column, inside)
     missing = sorted(set(range(scores.shape[1])) - set(aucs))
     if missing:
-        _say_once(f"AUC leaves out class {_listed(missing)}: the samples are all, or none, of it")
+        _warn_once(f"AUC leaves out class {_listed(missing)}: all samples have it, or none")
     return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 
 def _auc(scores: Array, inside: Array) -> float:
-    """Return how often one of the scores inside is above one of the others, of all pairs; equal scores count half.
+    """Return how often a score inside is above a score outside, over all pairs; equal scores count half.
 
     This is the Mann-Whitney statistic, and the area under the ROC curve.
     """
     ordered, inside = np.sort(scores), np.sort(inside)
-    # Twice the wins over all scores, ties once. Among themselves the scores inside win half of their pairs.
+    # Twice the wins over all scores, with ties counted once. Of pairs of two scores inside, half are wins.
     wins = np.searchsorted(ordered, inside, "left").sum() + np.searchsorted(ordered, inside, "right").sum()
     return float(wins - len(inside) ** 2) / (2 * len(inside) * (len(scores) - len(inside)))
 
@@ -334,11 +338,11 @@ def _share(right: Array) -> float:
 
 
 def _listed(classes: Sequence[int]) -> str:
-    """Return class numbers as text, of many the first."""
+    """Return class numbers as text; only the first ones of many."""
     more = len(classes) - _NAMED_CLASSES
     return ", ".join(map(str, classes[:_NAMED_CLASSES])) + (f" and {more:,} more" if more > 0 else "")
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     _log.warning(message)

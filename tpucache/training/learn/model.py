@@ -1,4 +1,4 @@
-"""Models by name or function, and how they take over weights from elsewhere."""
+"""Models by name or from functions, and how they take weights from elsewhere."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from tpucache.training.learn.user_code import describe_error
 
 _TIMM: Final = "timm:"
 _OBJECT: Final = "object:"
-#: Keywords of timm that would read weights from elsewhere, or that follow from the cache or make no classifier.
+#: Keywords of timm that cannot be given: they load weights, follow from the cache, or make no classifier.
 _NOT_GIVEN: Final = ("cache_dir", "checkpoint_path", "device", "dtype", "features_only", "in_chans", "num_classes")
 _BOOLEANS: Final = {"true": True, "false": False}
 
 Shape = tuple[int, ...]
 Weights = Mapping[str, torch.Tensor]
 
-#: What wrappers of models put before the names of their weights: DataParallel, torch.compile, Lightning and others.
+#: Prefixes of weights' names from wrappers of models: DataParallel, torch.compile, Lightning and others.
 _PREFIXES: Final = ("module.", "_orig_mod.", "model.", "net.", "backbone.")
 _NAMED: Final = 5  # tensors in a message, at most
-#: Numbers of channels of images. With another number, a first convolution may work on patches, and is not adapted.
+#: Numbers of channels of images. A first convolution with another number is not adapted: it may work on patches.
 _IMAGE_CHANNELS: Final = (1, 3, 4)
 
-#: What torchvision and timm call the parts of a ResNet of two blocks a layer, and the parts of a block; and their names
-#: in `resnet18`.
+#: Names of torchvision and timm for the parts of a ResNet-18 and of its blocks, and the names in our `resnet18`.
 _RESNET_PARTS: Final = {"conv1": "0.0", "bn1": "0.1", "fc": "13"}
 _BLOCK_PARTS: Final = {
     "conv1": "first.0", "bn1": "first.1", "conv2": "second.0", "bn2": "second.1",
@@ -102,11 +101,11 @@ def cnn(outputs: int, inputs: int = 3) -> nn.Module:
 
 
 def resnet9(outputs: int, inputs: int = 3) -> nn.Module:
-    """Return a ResNet-9 for images of 64 to 96 pixels on a small processor: 1.9 M parameters.
+    """Return a ResNet-9 for images of 64 to 96 pixels on a small CPU: 1.9 M parameters.
 
-    D. Page's network ("How to train your ResNet", 2018) of convolutions that widen, each pooled, with a residual block
-    after them. Here the first one is strided, there are half the channels, and all three have their block, which begins
-    as the identity (Goyal et al., arXiv:1706.02677).
+    D. Page's network ("How to train your ResNet", 2018): ever wider convolutions, each pooled, and residual blocks.
+    Here the first convolution is strided, there are half as many channels, and each of the other three has a residual
+    block, which begins as the identity (Goyal et al., arXiv:1706.02677).
     """
     layers: list[nn.Module] = [conv_bn(inputs, 32, 2), nn.ReLU()]
     channels = 32
@@ -138,33 +137,33 @@ def unet(outputs: int, inputs: int = 3) -> nn.Module:
     return UNet(outputs, (16, 32, 64, 128), inputs)
 
 
-#: Those that give (batch, outputs) ...
+#: Models with outputs (batch, outputs).
 MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"cnn": cnn, "resnet9": resnet9, "resnet18": resnet18}
-#: ... and those that give (batch, outputs, height, width), for masks.
+#: Models with outputs (batch, outputs, height, width), for masks.
 DENSE_MODELS: Final[dict[str, Callable[[int, int], nn.Module]]] = {"unet": unet}
 
 
 def is_user_code(name: str) -> bool:
-    """Return whether a model's name is `module:callable`, whose module is imported to make it."""
+    """Return whether a model's name is `module:callable`, whose module has to be imported."""
     return ":" in name and not name.startswith((_TIMM, _OBJECT))
 
 
 def channels_of(fields: Iterable[Field]) -> int:
-    """Return the channels of the images that records with these fields have; 3 where they have none."""
+    """Return the number of channels of the images in records with these fields; 3 without an image."""
     return next((field.shape[2] for field in fields if field.name == IMAGE), 3)
 
 
 def build_model(
     name: str, outputs: int, channels: int = 3, columns: int = 0, build: Callable[..., nn.Module] | None = None
 ) -> nn.Module:
-    """Return a new model of this many outputs: built in, `timm:NAME`, or what `module:callable` returns.
+    """Return a new model with this number of outputs: built in, `timm:NAME`, or from `module:callable`.
 
-    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Built-in models
-    and timm's take images of this many channels. A callable is given the outputs alone, or the outputs and the number
-    of values in `columns` where there are some. `build` is such a callable, and replaces the one that the name means.
+    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Built-in and
+    timm's models take images with this number of channels. A callable is called with the number of outputs, and with
+    the number of values in `columns` if there are any. `build` is such a callable, and replaces the one that is named.
 
-    Raises UsageError for a name that is none of these, for keywords that the model does not have, and for a callable
-    that fails or makes no module, DependencyError for a timm model without timm.
+    Raises UsageError for an unknown name or keyword, and for a callable that fails or returns no module;
+    DependencyError for a timm model without timm.
     """
     if build is not None:
         return build(outputs, columns) if columns else build(outputs)
@@ -176,7 +175,7 @@ def build_model(
         )
     if columns and (name.startswith(_TIMM) or name in built_in):
         raise UsageError(
-            f"the model {name!r} takes images alone: with --inputs give one of your own, module:callable, that is "
+            f"the model {name!r} takes only images: with --inputs give a model of your own, module:callable, which is "
             "called with images and columns"
         )
     if name.startswith(_TIMM):
@@ -189,7 +188,7 @@ def build_model(
         model = load_callable(name)(outputs, columns) if columns else load_callable(name)(outputs)
     except TpucacheError:
         raise
-    except Exception as error:  # somebody's code raises whatever it raises
+    except Exception as error:  # a user's code raises any error
         raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name!r} made a {type(model).__name__}, not a torch.nn.Module")
@@ -197,7 +196,7 @@ def build_model(
 
 
 def checkpoint_gradients(model: nn.Module, name: str) -> None:
-    """Let a model compute its activations anew in the backward pass, if it can: models of timm and transformers do.
+    """Let a model recompute its activations in the backward pass: models of timm and transformers can.
 
     Raises UsageError for one that cannot.
     """
@@ -205,7 +204,7 @@ def checkpoint_gradients(model: nn.Module, name: str) -> None:
         if callable(enable := getattr(model, method, None)):
             try:
                 enable(*arguments)
-            except Exception as error:  # timm asserts that a model can
+            except Exception as error:  # timm raises AssertionError
                 raise UsageError(
                     f"{name} has no gradient checkpointing: {error}. Leave --grad-checkpointing out"
                 ) from error
@@ -217,12 +216,12 @@ def checkpoint_gradients(model: nn.Module, name: str) -> None:
 
 
 def timm_name(model: str) -> str | None:
-    """Return timm's name of a model `timm:NAME` or `timm:NAME?keywords`, None for other models."""
+    """Return timm's name of a model `timm:NAME` or `timm:NAME?keywords`; None for other models."""
     return model.removeprefix(_TIMM).partition("?")[0] if model.startswith(_TIMM) else None
 
 
 def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
-    """Return the model of a text such as `NAME?drop_rate=0.1`."""
+    """Return timm's model for a text such as `NAME?drop_rate=0.1`."""
     try:
         import timm
     except ImportError as error:
@@ -242,7 +241,7 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
 
 
 def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
-    """Return the keywords of `key=value&key=value`. Raises UsageError, naming the whole text."""
+    """Return the keywords in `key=value&key=value`. Raises UsageError with the whole text."""
     found: dict[str, bool | int | float | str] = {}
     for part in query.split("&"):
         key, _, value = part.partition("=")
@@ -261,7 +260,7 @@ def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
 
 
 def _plain_value(text: str, key: str, value: str) -> bool | int | float | str:
-    """Return a number, a boolean, or the text of a word or of quotes. Raises UsageError for anything else."""
+    """Return a number, a boolean, or a word or quoted text. Raises UsageError for anything else."""
     if value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
     try:
@@ -279,11 +278,12 @@ def _two_convs(inputs: int, outputs: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class MatchedWeights:
-    """What a model has taken over, by the names of its own tensors.
+    """Which of a file's weights a model has taken, by the names of the model's tensors.
 
-    `matched` are as in the file. `adapted` have another shape there (name, shape in the model, shape in the file), and
-    were made to fit; `resized` have one that cannot be made to fit, and keep their new values, as those do that are
-    `missing` there. `unused` are in the file only. `trouble` says why timm's own adaptation failed, if it did.
+    `matched` tensors have the same shape in the file. `adapted` ones (name, shape in the model, shape in the file) had
+    another shape and were made to fit. `resized` ones cannot be made to fit, and `missing` ones are not in the file:
+    both keep their new values. `unused` tensors are only in the file. `trouble` is the error of timm's own adaptation,
+    if any.
     """
 
     matched: Sequence[str]
@@ -306,15 +306,15 @@ class MatchedWeights:
             ("timm could not adapt them: ", [self.trouble] if self.trouble else []),
         )
         listed = "".join(f"; {text}{_listed(names)}" for text, names in parts if names)
-        return f"{taken:,} of the model's {total:,} tensors are taken over{listed}"
+        return f"{taken:,} of the model's {total:,} tensors are loaded{listed}"
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> MatchedWeights:
-    """Give a model on the host all tensors that it has by the same name and shape, and return which these are.
+    """Load into a model, on the host, all weights that fit by name and shape; return which these are.
 
-    Prefixes that wrappers add to the names make no difference. The first convolution is adapted to another number of
-    channels, and weights for a model of timm as timm adapts them: other names of its authors, position embeddings of
-    another size. Raises UsageError, naming the `source`, when no parameter matches or one that does is not finite.
+    Prefixes from wrappers do not matter. The first convolution is adapted to another number of channels. Weights for a
+    model of timm are adapted by timm, which knows the original authors' names and resizes position embeddings. Raises
+    UsageError, with the `source`, when no parameter matches or one that matches is not finite.
     """
     own = model.state_dict()
     parameters = {name for name, _ in model.named_parameters()}
@@ -348,10 +348,10 @@ def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source:
 
 
 def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return a convolution's weight (outputs, inputs, height, width) for this many input channels, as timm adapts it.
+    """Return a convolution's weight (outputs, inputs, height, width) for this number of input channels, as timm does.
 
-    For one channel it is summed, so that a grey image gives what its copies in all channels gave. For more, the
-    channels are repeated in their order and scaled by the ratio of the numbers.
+    For one channel the inputs are summed, so that a grey image gives what a copy in each channel gave. For more, the
+    inputs are repeated in order and scaled by the ratio of the numbers.
     """
     before = weight.shape[1]
     if channels == 1:
@@ -363,7 +363,7 @@ def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
 def _with_channels(
     model: nn.Module, own: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return, by name, those of the `others` that are weights of a first convolution, for the model's channels."""
+    """Return, by name, the weights of first convolutions among `others`, adapted to the model's channels."""
     found = {}
     for name in _first_convolutions(model):
         weight = others.get(name)
@@ -376,7 +376,7 @@ def _with_channels(
 
 
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
-    """Return the names of the weights that see the images: those that timm names, or that of the first convolution."""
+    """Return the names of the weights that see the images: those that timm names, or the first convolution's."""
     convolutions = {
         f"{name}.weight".lstrip("."): module
         for name, module in model.named_modules()
@@ -390,9 +390,9 @@ def _first_convolutions(model: nn.Module) -> Iterable[str]:
 def _adapted_by_timm(
     model: nn.Module, own: Weights, given: Weights, original: Weights
 ) -> tuple[dict[str, torch.Tensor], str]:
-    """Return weights as timm makes them fit a model of its own, and what went wrong; of other models as they are given.
+    """Return weights that timm has adapted to its model, and timm's error, if any; other models' weights unchanged.
 
-    `given` are without prefixes, as far as these were found; names that only timm knows are those of the `original`.
+    `given` has no known prefixes; `original` has the names of the file, which timm may know.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
@@ -401,7 +401,7 @@ def _adapted_by_timm(
     for weights in (given, original):
         try:
             adapted.append(dict(adapt(dict(weights), model)))
-        except Exception as error:  # noqa: BLE001  # timm raises whatever it raises, and the rest fits without it
+        except Exception as error:  # noqa: BLE001  # timm raises any error, and other weights fit without it
             trouble = trouble or f"{type(error).__name__}: {' '.join(str(error).split())}"
     best = max([*adapted, dict(given)], key=lambda weights: len(own.keys() & weights.keys()))
     return best, trouble if not adapted else ""
@@ -412,7 +412,7 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield weights as they are named, without one or two prefixes of wrappers, and with one that the model has."""
+    """Yield weights with their names, without one or two known prefixes, and with a prefix that the model has."""
     yield dict(weights)
     for outer in _PREFIXES:
         without = {name.removeprefix(outer): tensor for name, tensor in weights.items()}
@@ -428,7 +428,7 @@ def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterato
 
 
 def _resnet_name(name: str) -> str:
-    """Return the name in `resnet18` of what torchvision and timm give another one; another name as it is."""
+    """Return `resnet18`'s name for a ResNet's tensor of torchvision or timm; other names unchanged."""
     part, _, kind = name.rpartition(".")
     if found := _BLOCK.fullmatch(part):
         layer, block, inner = found.groups()

@@ -1,4 +1,4 @@
-"""Optimizers: which parameters they step and at which rates; SGD and AdamW, made for XLA, and others by name."""
+"""Optimizers: groups of parameters and their rates; SGD and AdamW set up for XLA, and other optimizers by name."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.training.learn.schedule import Rates
 from tpucache.training.settings import OPTIMIZERS
 
-#: In a group of an optimizer, what its learning rate is multiplied by.
+#: Key of an optimizer's group: the factor of its learning rate.
 RATE_SCALE: Final = "rate_scale"
-#: In a group: its layer is one of the model's matcher.
+#: Key of an optimizer's group: its layer comes from the model's `group_matcher`.
 _MATCHED: Final = "layers_by_matcher"
 
-#: What norms add to in training and read in evaluation alone.
+#: Running statistics of norms, which training only writes and evaluation only reads.
 _RUNNING: Final = ("running_mean", "running_var", "num_batches_tracked")
 _NAMED: Final = 10  # names in a message, at most
 
-#: Makes an optimizer of groups of parameters, with the rate as `lr`.
+#: A function of groups of parameters and `lr` that returns an optimizer.
 OptimizerMaker = Callable[..., torch.optim.Optimizer]
 
-#: Optimizers that no training step can use, and why.
+#: Optimizers that our training step cannot use, and the reasons.
 _UNFIT: Final = {
     "lbfgs": "needs a closure, which computes the loss several times in a step",
-    "sparseadam": "takes sparse gradients alone",
+    "sparseadam": "takes only sparse gradients",
 }
 
 _DECAY: Final = "asked_weight_decay"
 _RATE_ALONE: Final = "schedule_sets_rate_alone"
-_LEAST: Final = 2.0**-23  # the least that float32 can add to 1
+_LEAST: Final = 2.0**-23  # the smallest number that changes 1 in float32
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Let parameters keep their values whose name, or that of a module they are in, fits one of the patterns.
+    """Freeze the parameters whose name, or whose module's name, fits one of the patterns.
 
     Patterns are those of file names: `layer[12]`, `backbone`, `*.bias`. Returns the norms with running statistics that
-    are frozen as a whole: they are to stay in evaluation mode. Raises UsageError for a pattern that fits nothing, and
+    are frozen as a whole, and have to stay in evaluation mode. Raises UsageError for a pattern that fits nothing, and
     when nothing is left to learn.
     """
     parameters = dict(model.named_parameters())
@@ -69,7 +69,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
 
 def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
-    """Let the parameters keep their values that are not in the last layer; see `layer_numbers`.
+    """Freeze all parameters outside of the last layer; see `layer_numbers`.
 
     Returns the norms to keep in evaluation mode, as `freeze` does. Raises UsageError where nothing is left to learn.
     """
@@ -79,7 +79,7 @@ def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
     head = {name for name in learned if layers[name] == last}
     if not head or len(head) == len(learned):
         what = "it is frozen" if not head else "no other one learns"
-        raise UsageError(f"--head-epochs trains the last layer of the model alone, and {what}: leave it out")
+        raise UsageError(f"--head-epochs trains only the last layer of the model, and {what}: leave it out")
     for name, parameter in learned.items():
         parameter.requires_grad_(name in head)
     return [
@@ -107,9 +107,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer over all parameters that require gradients.
 
-    Parameters of at most one dimension do not decay, nor do those that the model's `no_weight_decay()` names, such as
-    position embeddings. With `layer_decay` the rate of a layer is that times the rate of the next
-    one, and the last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
+    Parameters with at most one dimension do not decay, nor do those that the model's `no_weight_decay()` names, such as
+    position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next one, and the last
+    layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
     """
     kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -129,11 +129,11 @@ def parameter_groups(
 
 
 def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, int]:
-    """Return the number of the layer that each parameter is in, from 0 at the inputs.
+    """Return the number of each parameter's layer, from 0 at the inputs.
 
-    A model of timm says by its `group_matcher` which layers it has, if `use_matcher`. Those of others are counted in
-    the order of definition: a layer is a module up to its first number, such as `blocks.3` or `layer1.0`, or one at the
-    top, such as `head`. Parameters of the model itself, such as position embeddings, are in the first layer.
+    With `use_matcher`, a timm model's `group_matcher` defines the layers. Otherwise they are counted in the order of
+    definition: a layer is a module up to its first number, such as `blocks.3` or `layer1.0`, or a module at the top,
+    such as `head`. Parameters of the model itself, such as position embeddings, are in the first layer.
     """
     if use_matcher and _has_matcher(model):
         from timm.models import group_parameters
@@ -148,7 +148,7 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
 
 
 def is_matched(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether the layers in an optimizer's groups are those of the model's matcher: version 0.2 used none."""
+    """Return whether the layers of an optimizer's groups come from the model's matcher; version 0.2 did not use it."""
     return any(group.get(_MATCHED) for group in groups)
 
 
@@ -157,7 +157,7 @@ def _has_matcher(model: nn.Module) -> bool:
 
 
 def _layer(name: str) -> str:
-    """Return the name of a parameter's layer, nothing for a parameter of the model itself."""
+    """Return the name of a parameter's layer; "" for a parameter of the model itself."""
     *modules, _ = name.split(".")
     within = list(itertools.takewhile(lambda part: not part.isdigit(), modules))
     return ".".join(modules[: len(within) + 1]) if len(within) < len(modules) else "".join(modules[:1])
@@ -201,10 +201,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
-    `fused` steps take one kernel for many parameters, which torch has for CUDA; AdamW's count is on the device then.
-    A callable is given the groups of parameters, and the rate as `lr`; its schedule is then that of the rate alone.
-    With `capturable` one of torch's that can keep its count of steps on the device does so: XLA compiles nothing then.
-    Biases, the scales of norms and what the model names do not decay; see `parameter_groups`. Raises UsageError.
+    `fused` steps run one kernel for many parameters, which torch has for CUDA; then AdamW's count is on the device. If
+    `kind` is a callable, it gets the groups and `lr`, and the schedule sets only the rate. With `capturable`, torch's
+    other optimizers keep their count of steps on the device if they can, so that XLA compiles no further graphs.
+    Biases, scales of norms and parameters that the model names do not decay; see `parameter_groups`. Raises UsageError.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
@@ -212,7 +212,7 @@ def make_optimizer(
         raise UsageError(f"the rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
+        raise UsageError("the model has no parameter that requires gradients: there is nothing to train")
     groups = parameter_groups(model, weight_decay, layer_decay, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):
@@ -221,7 +221,7 @@ def make_optimizer(
             optimizer = kind([{**group, **more} for group in groups], lr=lr)
         except (UsageError, DependencyError):
             raise
-        except Exception as error:  # an optimizer raises whatever it raises for parameters that it does not take
+        except Exception as error:  # optimizers raise any error for parameters that they do not take
             raise UsageError(
                 f"the optimizer {optimizer_name(kind)} cannot be made for this model: {type(error).__name__}: {error}. "
                 "Use another one"
@@ -237,7 +237,7 @@ def make_optimizer(
             [{**group, _DECAY: group["weight_decay"]} for group in groups], lr=lr, betas=betas, fused=is_fused
         )
     for parameter in parameters:
-        # The state that the first step would make. AdamW's count stays on the host, as in torch, unless it is fused.
+        # Make the state now that the first step would make. AdamW's count is on the host, as in torch, unless fused.
         if kind == "sgd":
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
         else:
@@ -248,10 +248,10 @@ def make_optimizer(
 
 
 def find_optimizer(name: str) -> str | OptimizerMaker:
-    """Return the optimizer of a name: "sgd" or "adamw", or what makes one.
+    """Return the optimizer with this name: "sgd" or "adamw", or a function that makes another one.
 
-    Others are classes of torch.optim, `torch:NAME`, and what timm makes, `timm:NAME`; of a name alone torch's come
-    first. Capitals make no difference. Raises UsageError for one that there is not or that a training step cannot use,
+    `torch:NAME` is a class of torch.optim, `timm:NAME` one of timm's; for a name without a library torch's come first.
+    Names ignore case. Raises UsageError for an unknown optimizer or one that our training step cannot use,
     DependencyError for `timm:` without timm.
     """
     library, _, key = name.lower().rpartition(":")
@@ -273,7 +273,7 @@ def find_optimizer(name: str) -> str | OptimizerMaker:
 
 
 def optimizer_name(maker: OptimizerMaker) -> str:
-    """Return what messages call the optimizer that a callable makes."""
+    """Return the name for messages of the optimizer that a callable makes."""
     made = maker.func if isinstance(maker, functools.partial) else maker
     return str(getattr(made, "__name__", "that was given"))
 
@@ -285,7 +285,7 @@ def _torch_optimizers() -> dict[str, OptimizerMaker]:
 
 
 def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
-    """Return timm's optimizer of a name, None where it has none. Raises as `find_optimizer` does."""
+    """Return timm's optimizer with this name, None where there is none. Raises the errors of `find_optimizer`."""
     try:
         from timm import optim
     except ImportError as error:
@@ -313,9 +313,10 @@ def _capturable() -> frozenset[OptimizerMaker]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Take over the state of an optimizer of as many groups, from any device: whether it is fused stays as it is here.
+    """Load the state of an optimizer with as many groups, from any device; `fused` stays as it is here.
 
-    What is on the device then, such as the count of a fused AdamW, goes there. Raises ValueError, KeyError for others.
+    State that belongs on the device, such as the count of a fused AdamW, goes there. Raises ValueError or KeyError for
+    another optimizer's state.
     """
     groups = [
         {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
@@ -325,11 +326,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
-    """Use these rates in the next step; momentum is AdamW's first beta. Costs no compile.
+    """Use these rates in the next step, without a compile; momentum is AdamW's first beta.
 
-    XLA makes a constant of a factor that is 1 in float32, and another graph. So AdamW's weights decay by 2^-23 at least
-    where they do, and its count of steps stops where its correction no longer shows. Equal numbers are one input of a
-    graph, and different ones another graph: with layers of their own rates, no two decay by the same multiple of that.
+    XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
+    another graph. So AdamW's weight decay is at least 2^-23, and its count of steps stops where its bias correction is
+    1. Where layers have rates of their own, their decays are different multiples of 2^-23.
     """
     multiple = 0
     for group in optimizer.param_groups:
@@ -345,7 +346,7 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
             group["weight_decay"] = multiple * _LEAST / group["lr"]
         elif group[_DECAY]:
             group["weight_decay"] = max(group[_DECAY], _LEAST / group["lr"])
-        if group.get("fused"):  # a count on a GPU, which has no such graph
+        if group.get("fused"):  # the count is on a GPU, which has no graphs
             continue
         last = int(math.log(_LEAST) / math.log(group["betas"][1]))
         for parameter in group["params"]:
@@ -353,16 +354,16 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
 
 
 def scale_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply all gradients by a number (), which stays on the device."""
+    """Multiply all gradients by a scalar tensor on the device."""
     for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale all gradients down so that their norm together is at most `max_norm`; return the norm before that, ().
+    """Scale all gradients down so that their joint norm is at most `max_norm`; return the norm before that, ().
 
-    It stays on the device: nothing is read back. Raises UsageError unless `max_norm` is above 0.
+    The norm stays on the device. Raises UsageError unless `max_norm` is above 0.
     """
     if not max_norm > 0:
         raise UsageError(f"the gradients' norm is clipped to a number above 0, not to {max_norm}")

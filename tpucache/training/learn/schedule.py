@@ -13,23 +13,23 @@ SCHEDULES: Final = get_args(ScheduleName)
 
 _MOMENTUM: Final = 0.9
 
-# XLA turns 0 and 1 into constants, and equal numbers into one input. A rate that equals another number of its step (1,
-# or one of label smoothing) would therefore be another graph. So all rates are two units of float32 lower.
-_ASIDE: Final = 1 - 2.0**-22
+# XLA turns 0 and 1 into constants, and merges equal numbers into one input. A rate that equals another number of its
+# step (1, or one of label smoothing) would make another graph. So all rates are two units of float32 lower.
+_NUDGE: Final = 1 - 2.0**-22
 
 
 class Rates(NamedTuple):
-    """What the optimizer uses in one step; `momentum` is AdamW's first beta."""
+    """The rates of the optimizer in one step; `momentum` is AdamW's first beta."""
 
     lr: float
     momentum: float
 
 
 def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -> Callable[[int], Rates]:
-    """Return the rates as a function of the step, 0 to `steps` - 1, by a schedule's name.
+    """Return the schedule with this name: a function that returns the rates of a step, 0 to `steps` - 1.
 
-    `lr` is the highest rate, and `ramp` the fraction of the steps in which it is reached: 0.3 of one-cycle, 0.05 of
-    warmup-cosine, and 0 of constant unless given. Raises UsageError.
+    `lr` is the highest rate. `ramp` is the share of the steps in which the rate rises to it; by default 0.3 in
+    one-cycle, 0.05 in warmup-cosine, and 0 in constant. Raises UsageError.
     """
     if name not in SCHEDULES:
         raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
@@ -56,8 +56,8 @@ def one_cycle(
 ) -> Rates:
     """Return the rates of step 0 to `steps` - 1 of one cycle, by cosine (Smith and Topin, arXiv:1708.07120).
 
-    The rate rises from peak / `start_divisor` to the peak over the first `ramp` of the steps, and falls to the
-    start / `end_divisor` over the rest; momentum goes the other way. The same as torch's OneCycleLR with two phases.
+    The rate rises from peak / `start_divisor` to the peak over the first `ramp` of the steps, and then falls to start /
+    `end_divisor`; momentum goes the other way. This equals torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor
@@ -78,7 +78,7 @@ def warmup_cosine(
     end_divisor: float = 1e4,
     momentum: float = _MOMENTUM,
 ) -> Rates:
-    """Return the rates of a straight rise to the peak, then half a cosine down to peak / `end_divisor`.
+    """Return the rates of a linear rise to the peak, then half a cosine down to peak / `end_divisor`.
 
     The rise takes the first `ramp` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
     Hutter, arXiv:1608.03983, without restarts.
@@ -91,13 +91,13 @@ def warmup_cosine(
 
 
 def constant(step: int, steps: int, lr: float, *, ramp: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
-    """Return the same rates for every step after a straight rise over the first `ramp` of them."""
+    """Return the same rates for every step after a linear rise over the first `ramp` of the steps."""
     rise = round(ramp * steps)
     return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
 
 
 def _rates(lr: float, momentum: float) -> Rates:
-    return Rates(lr * _ASIDE, momentum * _ASIDE)
+    return Rates(lr * _NUDGE, momentum * _NUDGE)
 
 
 def _cosine(start: float, end: float, share: float) -> float:

@@ -1,4 +1,4 @@
-"""Models, losses, steps and metrics that users write: errors in them are reported with function, file and line."""
+"""Calls models, losses, steps and metrics that users write; their errors are reported with function, file and line."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tpucache.training.learn.metrics import NamedMetric
 if TYPE_CHECKING:
     from tpucache.training.learn.tasks.task import Task
 
-#: One of a task's, or the user's function of (predictions, labels).
+#: A task's metric, or the user's function of (predictions, labels).
 AnyMetric = NamedMetric | Callable[..., Any]
 
-#: Code in these folders is not the user's.
+#: Folders with code that is not the user's.
 _LIBRARIES: Final = tuple(f"{folder}/" for package in (torch, tpucache) for folder in package.__path__)
 
 
 @contextlib.contextmanager
 def user_code(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Give a context for calling the user's code, described by `name`, on a batch of these inputs.
+    """Return a context for calling the user's code, described by `name`, on a batch of these inputs.
 
-    An exception becomes a TrainingError in one line, with function, file, line and the batch's shapes; the exception is
+    An exception becomes a TrainingError of one line, with function, file, line and the batch's shapes; the exception is
     its cause. Errors of tpucache are not changed.
     """
     try:
         yield
     except TpucacheError:
         raise
-    except Exception as error:  # somebody's code raises whatever it raises
+    except Exception as error:  # a user's code raises any error
         raise TrainingError(
             f"{name} raised {describe_error(error)}, for a batch of {describe_batch(inputs)}. "
-            "Add --traceback to see the whole way there"
+            "Add --traceback to see where"
         ) from error
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's type and message, and the innermost place in the user's code that it came through."""
+    """Return an error's type and message, and the innermost place in the user's code where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     place = (own or frames)[-1:]
@@ -60,14 +60,14 @@ def describe_batch(inputs: Mapping[str, Any]) -> str:
 
 
 def short_name(metric: str) -> str:
-    """Return what a metric is called in a history: the last part of `module:name`, or a name of the task's itself."""
+    """Return a metric's name in a history: the last part of `module:name`, or the task's own name."""
     return metric.replace(":", ".").rpartition(".")[2] if ":" in metric else metric
 
 
 def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
-    """Return metrics by their short names: those of the task, and the user's.
+    """Return the task's and the user's metrics by their short names.
 
-    Raises UsageError for a name that is given twice, and one that the task does not have.
+    Raises UsageError for a name that is given twice, and for one that the task does not have.
     """
     found: dict[str, AnyMetric] = {}
     for name in names:
@@ -79,9 +79,9 @@ def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict
 
 
 def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: Any) -> dict[str, float]:
-    """Return what metrics say of all samples, given predictions and labels; the user's get copies of them.
+    """Return the values of metrics, given predictions and labels of all samples; the user's metrics get copies.
 
-    Raises TrainingError where one raises anything, UsageError where one returns no number.
+    Raises TrainingError where a metric raises any error, UsageError where one returns no number.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():
@@ -98,18 +98,18 @@ def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: 
 
 
 def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> Any:
-    """Call a metric with arrays; one of tensors, which does not take those, with tensors."""
+    """Call a metric with arrays, or with tensors if it does not take arrays."""
     try:
         return metric(predictions.copy(), labels.copy())
     except (TypeError, AttributeError) as error:
         try:
             return metric(torch.from_numpy(predictions.copy()), torch.from_numpy(labels.copy()))
-        except Exception:  # noqa: BLE001  # it takes neither, and what it said of arrays is what counts
+        except Exception:  # noqa: BLE001  # it takes neither: report the error for arrays
             raise error from None
 
 
 def check_loss(loss: object, name: str, *, learns: bool = True) -> torch.Tensor:
-    """Return a loss as a float32 scalar. Raises UsageError unless it is one number, with a gradient if it `learns`."""
+    """Return a loss as a float32 scalar. Raises UsageError unless it is one number, with a gradient if `learns`."""
     wanted = "a loss is one floating-point number a batch, such as the mean over its samples"
     if not isinstance(loss, torch.Tensor):
         raise UsageError(f"{name} returns a {type(loss).__name__}, and {wanted}, as a tensor")

@@ -1,1 +1,1 @@
-"""The folder of a run: state, checkpoints, history, report."""
+"""The folder of a run: its state, checkpoints, history and report."""

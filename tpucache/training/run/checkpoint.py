@@ -19,30 +19,30 @@ _SHOWN: Final = 200  # characters of a library's message, at most
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically, the tensors as on the host. Raises TrainingError."""
+    """Write tensors and plain values atomically; tensors are copied to the host. Raises TrainingError."""
     target = io.BytesIO()
     torch.save(to_host(dict(content)), target)
     try:
         write_atomically(Path(path), target.getvalue())
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}; the checkpoint before it is kept") from error
+        raise TrainingError(f"{path} cannot be written: {error}; the earlier checkpoint is kept") from error
 
 
 def is_stored_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense and in memory with all of its values, so that a copy takes no more than it."""
+    """Return whether a tensor is dense and all its values are in memory, so that a copy is not larger."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 class ContentError(ValueError):
-    """A file does not hold tensors and plain values alone, or is in another format."""
+    """A file holds something else than tensors and plain values, or is in another format."""
 
 
 def read_saved(path: str | Path) -> Any:
-    """Return what `torch.save` wrote, on the host: tensors and plain values. None of the file's code is run.
+    """Return tensors and plain values, on the host, that `torch.save` has written. No code in the file is run.
 
-    torch reads no file elsewhere. Only the zip format is read: files of torch before 1.6 are pickles, which
+    Only this function reads files of torch. It reads only the zip format: files of torch before 1.6 are pickles, which
     `weights_only` does not make safe in every version. Raises ContentError for other files, and OSError.
     """
     try:
@@ -51,19 +51,19 @@ def read_saved(path: str | Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
     except zipfile.BadZipFile as error:
         raise ContentError(
-            f"{error}: it is damaged, or in the format of torch before 1.6, which may run code. Where you trust it, "
-            "save it anew by today's `torch.save`, or as safetensors"
+            f"{error}: it is damaged, or in the format of torch before 1.6, which may run code. If you trust it, save "
+            "it again by today's `torch.save`, or as safetensors"
         ) from error
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
-        raise ContentError("it holds something else than tensors and plain values, whose code would be run") from error
+        raise ContentError("it does not only hold tensors and plain values: loading it would run its code") from error
     except (KeyboardInterrupt, MemoryError, OSError):
         raise
-    except Exception as error:  # torch raises whatever a broken file makes it raise
+    except Exception as error:  # torch raises any error for a broken file
         raise ContentError(" ".join(str(error).split())[:_SHOWN] or type(error).__name__) from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint onto the host, without pickle's code. Raises TrainingError."""
+    """Read a checkpoint to the host, without running code of pickles. Raises TrainingError."""
     try:
         content = read_saved(path)
     except (ContentError, OSError) as error:

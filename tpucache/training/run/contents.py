@@ -1,4 +1,4 @@
-"""What the files of a run hold, checked as strictly as a manifest before any of it is used."""
+"""Checks the contents of a run's files, as strictly as a manifest, before they are used."""
 
 from __future__ import annotations
 
@@ -30,24 +30,26 @@ _MAX_COLUMNS: Final = 1 << 16
 _MAX_NESTING: Final = 16
 _LEAST: Final = 5e-324  # the smallest number above 0
 _MAX_VALUES: Final = 1 << 24
-#: What weights are stored as: numbers for learning, and counters such as BatchNorm's.
+#: Dtypes of weights, and of counters such as BatchNorm's.
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 
 def load_best(run: Path) -> dict[str, Any]:
-    """Read and check a run's `best.pt`. Raises TrainingError, UsageError for one of a later version."""
+    """Read and check a run's `best.pt`. Raises TrainingError, and UsageError for a file of a later version."""
     return _load(run / BEST_NAME, _check_best)
 
 
 def load_last(run: Path) -> dict[str, Any]:
-    """Read and check the state in a run's `last.pt`. Raises TrainingError, UsageError for one of a later version."""
+    """Read and check the state in a run's `last.pt`. Raises TrainingError, and UsageError for a file of a later
+    version.
+    """
     return _load(run / LAST_NAME, _check_last)
 
 
 def read_values(path: Path, kind: type) -> dict[str, Any]:
-    """Return the object in a JSON file, whose values of the fields of a dataclass have their types.
+    """Return the object in a JSON file, after checking its values against the types of a dataclass's fields.
 
-    Raises OSError, and TrainingError for anything else than such an object.
+    Raises OSError, and TrainingError for any other content.
     """
     try:
         content = parse_object(read_file(path), path.name)
@@ -80,11 +82,11 @@ def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[s
 
 
 def _plain(content: object) -> Any:
-    """Return a checkpoint's content with lists for tuples. Raises FormatError for more than any run has."""
+    """Return a checkpoint's content with lists instead of tuples. Raises FormatError for too many values."""
     values = itertools.count()
 
     def copied(value: object, depth: int) -> Any:
-        # A pickle of a few bytes may hold one list many times in another one, and that one again.
+        # A pickle of a few bytes may expand: a list holds another list many times, which holds another one, and so on.
         if depth > _MAX_NESTING or next(values) > _MAX_VALUES:
             raise FormatError(f"it holds more than {_MAX_VALUES:,} values, or nests deeper than {_MAX_NESTING} levels")
         if isinstance(value, dict):
@@ -98,7 +100,7 @@ def _plain(content: object) -> Any:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that the model takes, as the run learned it: names of its values, or mean and spread of its numbers."""
+    """An input column of the model as the run encoded it: names of its values, or mean and spread of its numbers."""
 
     name: str
     names: tuple[str, ...]
@@ -108,7 +110,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """What a checkpoint says of a run: its settings, and the data that it learned from, as `files` writes it."""
+    """A checkpoint's metadata, as `files` writes them: the run's settings, and a description of its training data."""
 
     settings: Mapping[str, Any]
     task: str
@@ -125,7 +127,7 @@ class _Metadata:
 
 @dataclass(frozen=True)
 class _Learner:
-    """What a learner saves that is checked; `optimizer` and `ema` are checked where they are loaded."""
+    """The checked part of a learner's state. `optimizer` and `ema` are checked when they are loaded."""
 
     model: dict[str, Any]
     scaler: dict[str, Annotated[float, Between(0.0, LARGEST)]] = field(default_factory=dict)
@@ -138,12 +140,12 @@ class _Last:
 
 
 def _check_metadata(content: Mapping[str, Any], where: str) -> None:
-    """Raise FormatError unless a checkpoint says what the run learned from, and how."""
+    """Raise FormatError unless a checkpoint has valid settings and describes the run's training data."""
     check_types(content["settings"], TrainSettings, f"{where}.settings")
     check_types(content["settings"].get("augment"), AugmentSettings, f"{where}.settings.augment")
     try:
         settings_from(content["settings"])
-    except TypeError as error:  # settings that have to be given are missing
+    except TypeError as error:  # required settings are missing
         raise FormatError(f"{where}.settings: {error}") from error
     found = read_as(_Metadata, content, where)
     for each in found.fields:
@@ -151,7 +153,7 @@ def _check_metadata(content: Mapping[str, Any], where: str) -> None:
     channels = next((each.shape[2] for each in found.fields if each.name == IMAGE), None)
     if len(found.mean) != len(found.std) or (channels is not None and len(found.mean) != channels):
         raise FormatError(
-            f"{where}: 'mean' and 'std' are not of {channels} channels, but {len(found.mean)} and {len(found.std)}"
+            f"{where}: 'mean' and 'std' have {len(found.mean)} and {len(found.std)} values, not {channels} channels"
         )
 
 
@@ -163,19 +165,19 @@ def _check_last(content: Mapping[str, Any], where: str) -> None:
     found = read_as(_Last, content, where)
     check_types(found.stand, RunState, f"{where}.stand")
     if unknown := {*found.stand} - {each.name for each in fields_of(RunState)}:
-        raise FormatError(f"{where}.stand: {sorted(map(str, unknown))[0][:60]!r} is no part of a state")
+        raise FormatError(f"{where}.stand: {sorted(map(str, unknown))[0][:60]!r} is not part of a state")
     if found.stand.get("steps") != len(found.stand.get("losses", ())):
-        raise FormatError(f"{where}.stand: there are not as many losses as steps")
+        raise FormatError(f"{where}.stand: the number of losses is not the number of steps")
     _check_tensors(found.learner.model, f"{where}.learner.model")
 
 
 def _check_tensors(tensors: object, where: str) -> None:
-    """Raise FormatError unless these are dense tensors with names, and each has as many bytes as its shape needs."""
+    """Raise FormatError unless these are dense tensors by name, and each has as many bytes as its shape needs."""
     if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise FormatError(f"{where} holds something else than tensors by name")
+            raise FormatError(f"{where} does not only hold tensors by name")
         if tensor.layout != torch.strided or tensor.dtype not in _DTYPES or tensor.device.type != "cpu":
             raise FormatError(f"{where}: {name[:60]!r} is a tensor of {tensor.dtype}, {tensor.layout}")
         if not is_stored_whole(tensor):

@@ -1,7 +1,7 @@
-"""The folder of a run: its lock, the state it continues from, best weights, predictions, history, and their writer.
+"""The folder of a run: its lock, the state to resume from, best weights, predictions, history, and their writer.
 
-`best.pt` is written before the state in `last.pt` that counts it, and `history.csv` after it, each atomically. A run
-killed between two of them repeats what `last.pt` does not contain, with the same result, and writes the history again.
+`best.pt` is written before the state in `last.pt` that counts it, and `history.csv` afterwards, each atomically. If a
+run is killed between two of them, it repeats the steps that `last.pt` does not contain, with the same result.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from tpucache.types import Array
 
 _log = logging.getLogger("tpucache")
 
-_WAITING: Final = 2  # the best weights and the state of one epoch: later writes wait for their memory
+_WAITING: Final = 2  # queued writes, the best weights and the state of one epoch; more would take too much memory
 
 
 @contextlib.contextmanager
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
-    """Make a run's folder and hold it for these processes; yield a check that it is still held.
+    """Make a run's folder and hold its lock for these processes; yield a check that it is still held.
 
-    The main process takes the lock for all. The check raises TrainingError where the lock was taken away. Raises
+    The main process takes the lock for all. The check raises TrainingError where the lock was removed. Raises
     UsageError when others train in the folder, or it is a cache's; TrainingError when it cannot be written.
     """
 
     def refusal(holder: str) -> UsageError:
         return UsageError(
-            f"{run} is being trained in by {holder}: wait until that ends or stop it (--resume continues it then), or "
-            "give another folder"
+            f"{holder} is training in {run}: wait until it ends, or stop it (--resume continues it then), or give "
+            "another folder"
         )
 
     def take(stack: contextlib.ExitStack) -> None:
@@ -94,12 +94,12 @@ def _refuse_cache(run: Path) -> None:
 
 
 def _remove_empty(run: Path) -> None:
-    with contextlib.suppress(OSError):  # it has a run, or something else
+    with contextlib.suppress(OSError):  # the folder is not empty
         run.rmdir()
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return settings with what they leave open as the run in a folder has decided it, if that run is to continue.
+    """Return the settings; if a run in the folder is to be resumed, open settings have the values that it has decided.
 
     Raises TrainingError for a checkpoint that cannot be read, UsageError for one of a later version.
     """
@@ -110,12 +110,12 @@ def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> Trai
 def open_run(
     run: Path, settings: TrainSettings, data: RunData, resume: bool
 ) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
-    """Return how far the run in a folder is, its settings, and the learner's state there: None for a new run.
+    """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run.
 
-    The folder of a new run is made. What the settings leave open is as the run has decided it.
+    The folder of a new run is made. Open settings have the values that the run has decided.
 
-    Raises UsageError for a folder that has a run when it is not to be resumed, and when the settings or the data are
-    not the run's; TrainingError for a checkpoint that cannot be read.
+    Raises UsageError for a folder with a run that must not be resumed, and for settings or data that are not the run's;
+    TrainingError for a checkpoint that cannot be read.
     """
     path = run / LAST_NAME
     if (run / FOLDS_NAME).exists():
@@ -135,10 +135,10 @@ def open_run(
     if changed:
         advice = "Give the same ones to continue, or another folder"
         if data.train_set.manifest.parents:
-            advice += ". If the cache was changed meanwhile, give the version that the run began on: --version N"
+            advice += ". If the cache has changed since, give the version that the run began with: --version N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
             advice = (
-                "It is finished, and its learning rate has gone through its schedule: for more epochs begin a new run "
+                "It is finished, and its learning rate has completed the schedule: for more epochs begin a new run "
                 f"with its weights, --run OTHER --weights {run}"
             )
         raise UsageError(f"{run} was begun with other options or data: {'; '.join(changed)}. {advice}")
@@ -147,13 +147,13 @@ def open_run(
 
 
 def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
-    """Raise UsageError for a folder with a run that has other folds, or is not to be resumed.
+    """Raise UsageError for a folder with a run that has other folds, or that must not be resumed.
 
-    A run may begin anew if it has saved no step yet. Raises TrainingError where the folder cannot be read.
+    A run that has saved no step yet may begin again. Raises TrainingError where the folder cannot be read.
     """
     before = read_folds(run)
     if before is None and is_run(run):
-        raise UsageError(f"{run} has a run that is not of all folds: give another folder, or leave --folds out")
+        raise UsageError(f"{run} has a run without --folds: give another folder, or leave --folds out")
     has_begun = any((fold_folder(run, name) / LAST_NAME).exists() for name in before or ())
     if has_begun and not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
@@ -165,16 +165,16 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run of all folds that `check_folds` lets begin. Raises TrainingError."""
+    """Make the folder of a run of all folds that `check_folds` has accepted. Raises TrainingError."""
     _make_folder(run)
     if read_folds(run) != list(names):
         write_folds(run, names)
 
 
 def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) -> Callable[[], None]:
-    """Copy what a run can continue from to the host; return the function that writes it, and the run's history.
+    """Copy a run's state to the host; return the function that writes it to a checkpoint, and the run's history.
 
-    Raises TrainingError when training has diverged; so does the function when a file cannot be written.
+    Raises TrainingError when training has diverged; the function raises it when a file cannot be written.
     """
     rows = [dict(row) for row in state.rows]
     stand = {**vars(state), "losses": [*state.losses], "rows": rows}
@@ -190,7 +190,7 @@ def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) ->
 def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], None]:
     """Copy the weights that were just evaluated to the host; return the function that writes them.
 
-    They are written with all that predicting takes. Raises as `snapshot_run` does.
+    The file has all that predicting needs. Raises the errors of `snapshot_run`.
     """
     constants = learner.task.constants()
     content = {
@@ -202,7 +202,7 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
 
 
 def write_info(run: Path, learner: Learner, data: RunData) -> None:
-    """Write `run.json`: settings, task, classes, and where the data are now. Raises TrainingError."""
+    """Write `run.json`: settings, task, classes, and where the data are. Raises TrainingError."""
     info = {
         "settings": learner.settings.to_dict(),
         "task": learner.task.name,
@@ -217,10 +217,10 @@ def write_info(run: Path, learner: Learner, data: RunData) -> None:
 def snapshot_validation(
     run: Path, learner: Learner, valid_set: CachedDataset, values: Array, errors: Array, maps: Mapping[int, Array]
 ) -> Callable[[], None]:
-    """Return the function that writes `validation.npz`: what was predicted for the validation samples.
+    """Return the function that writes `validation.npz`: the predictions for the validation samples.
 
-    For all samples it has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`; for masks
-    also `shown`, numbers of samples, and `maps`, uint8 (shown, height, width). It raises TrainingError.
+    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`; for
+    masks also `shown`, numbers of samples, and `maps`, uint8 (shown, height, width). The function raises TrainingError.
     """
     arrays: dict[str, Array] = {
         "positions": valid_set.positions,
@@ -233,7 +233,7 @@ def snapshot_validation(
 
 
 def _make_folder(run: Path) -> None:
-    """Make a run's folder, or remove the temporary files of a killed process there. Raises as `open_run` does."""
+    """Make a run's folder, and remove temporary files that a killed process left. Raises the errors of `open_run`."""
     _refuse_cache(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
     if changed:
         return changed
     return [
-        f"the {name} data are others (their records, labels, selection or order)"
+        f"the {name} data have changed (their records, labels, selection or order)"
         for name, digest in data.digests.items()
         if content["digests"].get(name) != digest
     ]
@@ -304,10 +304,10 @@ def _write_file(path: Path, data: bytes) -> None:
 
 
 class BackgroundWriter:
-    """Runs writes one after another, in their order.
+    """Runs writes in a thread, one after another.
 
-    After an error no other write begins, and the next call raises it: the disk is as if the process had been killed in
-    that write.
+    After an error no other write begins, and the next call raises the error: the files are as if the process had been
+    killed in that write.
     """
 
     def __init__(self) -> None:
@@ -331,7 +331,7 @@ class BackgroundWriter:
             self._raise()
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Run a write after those before it; what it writes must not change meanwhile."""
+        """Run a write after the earlier ones; its data must not change until then."""
         self._raise()
         self._writes.put(write)
 
@@ -352,7 +352,7 @@ class BackgroundWriter:
                     return
                 if self._error is None:
                     write()
-            except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
+            except BaseException as error:  # noqa: BLE001  # the main thread raises any error again
                 self._error = error
             finally:
                 self._writes.task_done()

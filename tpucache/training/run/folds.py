@@ -1,4 +1,4 @@
-"""The folder of a run of all folds: a run for each fold in it, and how all of them went."""
+"""The folder of a run of all folds: it has a run for each fold, and a report on all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VALID: Final = "valid_"
 
 @dataclass(frozen=True)
 class _Names:
-    """What `folds.json` holds."""
+    """The contents of `folds.json`."""
 
     version: int
     folds: list[str]
@@ -28,7 +28,7 @@ class _Names:
 
 @dataclass(frozen=True)
 class FoldScore:
-    """A fold's name, its run's folder within that of all, and the validation metrics of its best epoch, from 1."""
+    """A fold's name, the name of its run's folder, its best epoch, from 1, and the validation metrics of that epoch."""
 
     fold: str
     run: str
@@ -40,12 +40,13 @@ class FoldScore:
 
 @dataclass(frozen=True)
 class FoldsReport:
-    """How the folds went that have been trained so far.
+    """The report on the folds that have been trained so far.
 
-    `mean` and `deviation` are those of the folds' metrics, `out_of_fold` are the metrics over all samples at once, each
-    predicted by the model that has not seen it. Both are empty until the last fold is finished. `output` is the CSV of
-    these predictions. `seconds` are those of each part and `wall_seconds` those of the whole, over all folds. A model
-    that was then trained on all samples took `refit_epochs`, 0 where there is none; its run has a report of its own.
+    `mean` and `deviation` are those of the folds' metrics. `out_of_fold` has the metrics over all samples at once, each
+    predicted by the model that has not seen it, and `output` is the CSV of these predictions. They are empty until the
+    last fold is finished. `seconds` are those of each part, and `wall_seconds` is the total, over all folds.
+    `refit_epochs` is the number of epochs of a model that was then trained on all samples, 0 without one; its run has
+    its own report.
     """
 
     backend: str
@@ -80,12 +81,14 @@ class FoldsReport:
             lines.append(f"mean      {'  '.join(f'{name} {text}' for name, text in spread.items())}")
             lines.append(f"all       {_shown(self.out_of_fold)}  out of fold: {self.output}")
         if self.refit_epochs:
-            lines.append(f"refit     on all samples for {self.refit_epochs} epochs, the folds' mean best: {REFIT_NAME}")
+            lines.append(
+                f"refit     on all samples for {self.refit_epochs} epochs, the mean of the folds' best: {REFIT_NAME}"
+            )
         return [*lines, f"time      {self.wall_seconds:,.1f} s"]
 
 
 def read_folds(run: Path) -> list[str] | None:
-    """Return the names of the folds of a run, None for a run that is not of all folds. Raises TrainingError."""
+    """Return the names of the folds of a run, None for another kind of run. Raises TrainingError."""
     path = run / FOLDS_NAME
     try:
         values = read_values(path, _Names)
@@ -99,12 +102,14 @@ def read_folds(run: Path) -> list[str] | None:
 
 
 def write_folds(run: Path, names: Sequence[str]) -> None:
-    """Write which folds a run has. Raises TrainingError."""
+    """Write the names of a run's folds. Raises TrainingError."""
     write_json(run / FOLDS_NAME, {"version": _VERSION, "folds": list(names)})
 
 
 def run_folders(run: Path) -> list[Path]:
-    """Return the folders whose models predict for a run: one for each fold, or its own. Raises TrainingError."""
+    """Return the folders of the models that predict for a run: one for each fold, or the run itself. Raises
+    TrainingError.
+    """
     names = read_folds(run)
     if names is None:
         return [run]
@@ -124,10 +129,10 @@ def make_report(
     account: tuple[Mapping[str, float], float],
     out_of_fold: Mapping[str, float] | None = None,
 ) -> FoldsReport:
-    """Return the report of all folds, given those of their runs by the folds' names.
+    """Return the report of all folds, given the reports of their runs by the folds' names.
 
-    `device` is its name and number of cores, `account` the seconds, by part and in all, that are in none of the
-    reports. Without the metrics `out_of_fold` the run is not finished.
+    `device` is its name and number of cores. `account` has further seconds, by part and in all, that no fold's report
+    has. Without the metrics `out_of_fold`, the run is not finished.
     """
     scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
     seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())
@@ -144,7 +149,7 @@ def make_report(
 
 
 def _make_score(fold: str, run: Path, report: TrainReport) -> FoldScore:
-    row = report.epochs[report.best_epoch - 1] if report.epochs else {}  # the last one where the best is not known
+    row = report.epochs[report.best_epoch - 1] if report.epochs else {}  # the last row where best_epoch is 0
     metrics = {name.removeprefix(_VALID): value for name, value in row.items() if name.startswith(_VALID)}
     samples = int(metrics.pop("samples", 0))
     return FoldScore(fold, run.name, report.finished, report.best_epoch, samples, metrics)
@@ -156,7 +161,7 @@ def write_report(run: Path, report: FoldsReport) -> None:
 
 
 def read_report(run: str | Path) -> FoldsReport | None:
-    """Return the report in a folder of all folds, None where there is none. Raises TrainingError."""
+    """Return the report in a folder of a run of all folds, None where there is none. Raises TrainingError."""
     path = Path(run) / REPORT_NAME
     try:
         values = read_values(path, FoldsReport)

@@ -1,4 +1,4 @@
-"""What happened in a run, step by step and epoch by epoch."""
+"""The history of a run: the loss of each step, and a row for each epoch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tpucache.store.files import write_atomically
 if TYPE_CHECKING:
     import torch
 
-# After this many steps a loss has been computed: reading it does not block.
+# A loss is read this many steps later, when it has been computed, so that reading does not block.
 _LAG: Final = 16
 
 Row = dict[str, Any]
 
 
 class Watcher(Protocol):
-    """Something that a run notifies of losses and epochs."""
+    """An object that a run notifies of losses and epochs."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
         """Take the losses of the steps from number `first` on."""
         ...
 
     def epoch(self, row: Row) -> None:
-        """Take an epoch's row, with `images_per_second`, `waited` and `device_idle`, of the run so far; see Pace."""
+        """Take an epoch's row, with `images_per_second`, `waited` and `device_idle` of the run so far; see Pace."""
         ...
 
 
@@ -46,9 +46,9 @@ class Losses:
         advice: str = "Try a lower --lr",
         fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]] = lambda loss: loss.cpu,
     ) -> None:
-        """Continue the losses of a run: new ones are appended to `values`, as the `mean` of all processes'.
+        """Continue the losses of a run. New ones, averaged over all processes by `mean`, are appended to `values`.
 
-        `advice` is for one that is not finite; `fetch` is the device's.
+        `advice` ends the message for a loss that is not finite; `fetch` is the device's.
         """
         self.values = values
         self._mean = mean
@@ -58,13 +58,13 @@ class Losses:
         self._pending: deque[Callable[[], torch.Tensor]] = deque()
 
     def append(self, loss: torch.Tensor) -> None:
-        """Take a step's loss, still on the device. Raises TrainingError when one before it is not finite."""
+        """Take a step's loss, which is on the device. Raises TrainingError when an earlier one is not finite."""
         self._pending.append(self._fetch(loss))
         if len(self._pending) > 2 * _LAG:
             self.settle(_LAG)
 
     def settle(self, keep: int = 0) -> None:
-        """Read all but the newest `keep`. Raises TrainingError when one is not finite."""
+        """Read all losses but the newest `keep`. Raises TrainingError when one is not finite."""
         first = len(self.values)
         read = [float(self._pending.popleft()()) for _ in range(len(self._pending) - keep)]
         for value in self._mean(read):
@@ -77,7 +77,7 @@ class Losses:
 
 
 def write_history(run: Path, rows: Sequence[Row]) -> None:
-    """Write `history.csv`, one row for each epoch, atomically, unless it exists already. Raises TrainingError."""
+    """Write `history.csv`, a row for each epoch, atomically, unless it has these rows already. Raises TrainingError."""
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""How a run went: written when it finishes or stops."""
+"""The report of a run, written when it finishes or stops."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tpucache.training.run.history import Row
 from tpucache.training.run.state import RunState, StepPlan
 from tpucache.units import rate_text, size_text
 
-_LEAST_SHOWN: Final = 0.05  # seconds of a part
+_LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
 
 _log = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
 class _AccountFile:
-    """What `account.json` holds."""
+    """The contents of `account.json`."""
 
     seconds: dict[str, float]
     wall_seconds: float
@@ -39,20 +39,20 @@ class _AccountFile:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """Losses and learning rates step by step, a row of metrics an epoch, the pace, and the most memory in use.
+    """Losses and learning rates step by step, metrics epoch by epoch, the pace, and the peak memory.
 
-    The `watched` metric was best in `best_epoch` (0: not known). A run that `stopped_early` is finished.
-    `seconds` are those of each part of the run and `wall_seconds` those of the whole, in all processes that took part.
-    `unit` is what the rates count: images, or samples where there are no images. `device` is what it ran on,
-    such as cpu or cuda; "" is not known. With several `processes`, the pace is that of the slowest, the host's memory
-    that of all together, and the rest the main process's. `rates` says which learning rate, weight decay and schedule
-    the run has, and why; `batch` the same of its batches, `precision` of what it computed in, and `chosen` why on
-    this backend; `recipe` what a recipe has set. `network` are figures of NetworkUse where the training samples come
-    from a URL, else empty.
+    The `watched` metric was best in `best_epoch` (0 if unknown). A run that `stopped_early` is finished. `seconds` are
+    those of each part of the run, and `wall_seconds` is the total, added up over the processes that resumed it. `unit`
+    is what the rates count: images, or samples where there are no images. `device` is the kind of device, such as cpu
+    or cuda ("" if unknown). With several `processes`, the pace is that of the slowest one, the host's memory that of
+    all together, and the rest the main process's. `rates` is a text: learning rate, weight decay and schedule, with the
+    reasons. `batch` and `precision` are the same for these settings, and `chosen` gives the reason for the backend.
+    `recipe` has the settings that a recipe has made. `network` has the figures of NetworkUse where the training samples
+    come from a URL, and is empty otherwise.
 
-    `steps` is the number for the whole run; a run that stopped earlier is not `finished`. Each epoch skips
+    `steps` is the number for the whole run; a run that stopped before is not `finished`. Each epoch drops
     `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
-    `dropped_by_execution` in batches that do not fill an execution of several steps.
+    `dropped_by_execution` of them in batches that do not fill an execution of several steps.
     """
 
     backend: str
@@ -89,11 +89,11 @@ class TrainReport:
         return asdict(self)
 
     def lines(self, *, epochs: bool = True) -> list[str]:
-        """Return the report as lines for people, with one for each of the `epochs` unless these are known already."""
+        """Return the report as lines for people; `epochs` says whether there is a line for each epoch."""
         pace = self.pace
-        memory = f"{self.host_peak_bytes / 1e6:,.0f} MB of the host's"
+        memory = f"{self.host_peak_bytes / 1e6:,.0f} MB on the host"
         if self.device_peak_bytes is not None:
-            memory += f", {self.device_peak_bytes / 1e6:,.0f} MB of the fullest core's"
+            memory += f", {self.device_peak_bytes / 1e6:,.0f} MB on the fullest core"
         elif self.device not in ("", "cpu"):
             memory += ", the device's is not reported"
         return [
@@ -127,7 +127,7 @@ class TrainReport:
         ]
 
     def _later(self) -> str:
-        """Return in words how much was sent after the first epoch, and the host's work for it."""
+        """Return in words how many bytes each later step needs, and the CPU time of the feeding thread."""
         each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
         if each is None or cpu is None:
             return ""
@@ -148,11 +148,11 @@ class TrainReport:
     def _network_line(self) -> str:
         use = self.network
         if not use["bytes"]:
-            return "network    nothing read: all that was needed is on this machine"
+            return "network    nothing read: all records were on this machine"
         share, each = use["rate"] / max(1.0, use["best_rate"]), use["bytes"] / max(1.0, use["needed_bytes"])
         return (
-            f"network    {use['bytes'] / 1e6:,.1f} MB read, {each:.2f} for each that was needed; the link brought "
-            f"{use['best_rate'] / 1e6:,.1f} MB/s at best, {share:.0%} of that while it was in use; waited "
+            f"network    {use['bytes'] / 1e6:,.1f} MB read, {each:.2f} times the MB needed; the link had up to "
+            f"{use['best_rate'] / 1e6:,.1f} MB/s, and {share:.0%} of that on average while in use; waited "
             f"{use['waited']:,.1f} s for it"
         )
 
@@ -187,7 +187,7 @@ class TrainReport:
 
 
 def describe_device(backend: str, device: str, cores: int) -> str:
-    """Return what a run ran on, for people."""
+    """Return the backend, device and cores of a run, as text."""
     name = backend if device in ("", backend) else f"{backend} on {device}"
     return f"{name}, {cores} core{'s' * (cores > 1)}" if cores else name
 
@@ -200,7 +200,7 @@ def make_report(
     pace: Pace,
     account: Account,
 ) -> TrainReport:
-    """Return the report of a run in this state, of all processes and on all of them."""
+    """Return, on all processes, the report of a run in this state."""
     processes = learner.device.processes
     gathered = processes.gather((pace, peak_bytes(), learner.device.peak_bytes()))
     return processes.on_main(lambda: _merged_report(learner, train_set, plan, state, account, gathered))
@@ -214,7 +214,7 @@ def _merged_report(
     account: Account,
     gathered: Sequence[tuple[Pace, int, int | None]],
 ) -> TrainReport:
-    """Return the report, given of each process its pace and the most memory of its host and device in use."""
+    """Return the report, given each process's pace, and the peak memory of its host and its device."""
     settings, device, samples = learner.settings, learner.device, len(train_set)
     paces, host_peaks, device_peaks = zip(*gathered, strict=True)
     pace, use = Pace.slowest(paces), train_set.network
@@ -250,18 +250,18 @@ def _merged_report(
 
 
 def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json` atomically, which has the account, too. Raises TrainingError."""
+    """Write `report.json` atomically. It replaces the account. Raises TrainingError."""
     write_json(Path(run) / REPORT_NAME, report.to_dict())
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
 
 def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) -> None:
-    """Write how long a run has taken so far, in case it never writes its report. Raises TrainingError."""
+    """Write the seconds of a run so far, in case it never writes its report. Raises TrainingError."""
     write_json(Path(run) / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
 def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
-    """Return the seconds of each part of a run so far, and of all of it. Raises TrainingError."""
+    """Return the seconds of each part of a run so far, and the total. Raises TrainingError."""
     path = Path(run) / ACCOUNT_NAME
     try:
         values = read_values(path, _AccountFile)
@@ -299,10 +299,10 @@ def read_report(run: str | Path) -> TrainReport | None:
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
-    """Return the report of a stopped run with the seconds of an account, and write it.
+    """Return the report of a stopped run, with the seconds of an account, and write it.
 
-    If there is none yet, it is that of a run that has not begun to train. That of a finished run, or of one in which
-    another process trains, is not changed.
+    Without a report yet, it is that of a run that has not begun to train. The report of a finished run, or of one in
+    which another process trains, is not changed.
     """
     report = read_report(run)
     if report is None:
@@ -316,7 +316,7 @@ def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -
 
 
 def finished_report(run: str | Path) -> TrainReport | None:
-    """Return the report of a finished run, and log that nothing remains to be done; None if there is no such report."""
+    """Return the report of a finished run, and log that nothing is left to do; None without such a report."""
     report = read_report(run)
     if report is None or not report.finished:
         return None
@@ -325,7 +325,7 @@ def finished_report(run: str | Path) -> TrainReport | None:
 
 
 def _of_graphs(graphs: int | None) -> str:
-    """Return in words how many graphs a run compiled; nothing where that is not known."""
+    """Return in words how many graphs a run has compiled; "" if unknown."""
     return "" if graphs is None else f", of {graphs} graph{'' if graphs == 1 else 's'} in all"
 
 

@@ -1,4 +1,4 @@
-"""A trained model in a run's folder: `best.pt` has its weights, and what its data were when it learned them."""
+"""A trained model in a run's folder: `best.pt` has its weights, and a description of its training data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN: Final = 300  # characters of a library's message, at most
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The best weights of a run, by what its `best.pt` holds."""
+    """The best weights of a run, from the content of its `best.pt`."""
 
     folder: Path
     content: Mapping[str, Any]
@@ -40,7 +40,7 @@ class SavedRun:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with its loss and what it took from the training labels. Raises TrainingError."""
+        """The task, with its loss and its constants from the training labels. Raises TrainingError."""
         task, constants = make_task(self.content["task"], self.content["outputs"]), self.content.get("labels", {})
         try:
             return (task if self.settings.own_loss else task.with_loss(self.settings.loss)).with_constants(constants)
@@ -49,7 +49,7 @@ class SavedRun:
 
     @functools.cached_property
     def columns(self) -> Columns:
-        """The columns of the samples table that the model takes, encoded as its training samples have them."""
+        """The columns of the samples table that the model takes, encoded as in training."""
         return columns_from(self.content.get("columns", []))
 
     @functools.cached_property
@@ -59,14 +59,14 @@ class SavedRun:
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes: the image alone if there is one, and never the labels."""
+        """The fields that the model takes: only the image if there is one, and never the labels."""
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
 
     def check_trusted(self, trust: Collection[str]) -> None:
-        """Raise UsageError where the file names code to be called that the user did not name."""
-        trust = {trust} if isinstance(trust, str) else trust  # a text has each part of it
+        """Raise UsageError where the file names code that the user did not name."""
+        trust = {trust} if isinstance(trust, str) else trust  # `in` would find parts of a text
         called = [self.settings.model] if is_user_code(self.settings.model) else []
         called += [] if self.settings.eval_step is None else [self.settings.eval_step]
         if unknown := [name for name in called if name not in trust]:
@@ -76,7 +76,7 @@ class SavedRun:
             )
 
     def load_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:
-        """Return the model with its weights, on the host; `build` makes one that was given as an object.
+        """Return the model with its weights, on the host; `build` makes a model that was given as an object.
 
         Raises TrainingError where the weights do not fit it.
         """
@@ -108,6 +108,6 @@ def load_run(run: Path) -> SavedRun:
         return SavedRun(run, load_best(run))
     if (run / LAST_NAME).exists():
         raise TrainingError(
-            f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
+            f"{run} has no {BEST_NAME}, as none of its epochs has ended: continue it with train --resume first"
         )
     raise TrainingError(f"{run} holds no run: give the folder that was train's --run")

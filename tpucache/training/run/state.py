@@ -1,4 +1,4 @@
-"""How far a run is, and which steps remain."""
+"""The state of a run, and the steps that remain."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tpucache.training.settings import TrainSettings
 class RunState:
     """Steps done, the loss of each, a row for each evaluated epoch, and the best value of the watched metric.
 
-    `best` is as high as possible; it is None where nothing is evaluated and before the first value that is a number.
-    `best_epoch` is the one whose weights were kept last, from 1; 0 where that is not known.
+    A higher `best` is better; it is None without evaluations and before the first value that is a number. `best_epoch`
+    is the epoch, from 1, whose weights were kept last; 0 if unknown.
     """
 
     steps: int = 0
@@ -25,7 +25,7 @@ class RunState:
     best_epoch: int = 0
 
     def keep_best(self, value: float | None) -> bool:
-        """Take the watched metric's value of the last row; return whether its weights are the best so far.
+        """Take the watched metric's value in the last row; return whether that epoch's weights are the best so far.
 
         NaN is never the best value. While no value is better, the newest weights count as the best.
         """
@@ -54,12 +54,12 @@ class StepPlan:
         return self.epochs * self.per_epoch
 
     def awaits_evaluation(self, state: RunState) -> bool:
-        """Return whether the last step done ended an epoch that has not been evaluated yet."""
+        """Return whether the last step ended an epoch that has not been evaluated yet."""
         evaluated = state.rows[-1]["step"] if state.rows else 0
         return state.steps % self.per_epoch == 0 and evaluated < state.steps
 
     def is_finished(self, state: RunState) -> bool:
-        """Return whether all epochs are trained and evaluated, or it has ended sooner."""
+        """Return whether all epochs are trained and evaluated, or the run has stopped early."""
         is_over = state.steps >= self.steps or self.has_stopped_early(state)
         return is_over and not self.awaits_evaluation(state)
 
@@ -83,7 +83,7 @@ class StepPlan:
         }
 
     def describe(self, state: RunState) -> str:
-        """Return where a run is, as text for messages."""
+        """Return the position in the run, as text for messages."""
         return f"after step {state.steps:,} of {self.steps:,}"
 
     def progress(self, state: RunState) -> str:

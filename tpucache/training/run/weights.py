@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,16 @@ from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.runs import BEST_NAME
 from tpucache.store.files import check_is_local
 from tpucache.training.learn.model import timm_name
+from tpucache.training.learn.tasks.regression import finite_numbers
 from tpucache.training.run.checkpoint import ContentError, is_stored_whole, read_saved
 from tpucache.training.settings import TrainSettings
 
 Tensors = dict[str, torch.Tensor]
 
-#: Where checkpoints of other programs keep the weights of the model.
+#: Keys under which checkpoints of other programs keep the model's weights.
 _CONTAINERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params", "state_dict_ema")
 _SAFETENSORS: Final = ".safetensors"
-#: Names of files of weights in a repository of the hub, in the order in which they are looked for.
+#: Names of weight files in a repository of the hub, in order of preference.
 _HUB_NAMES: Final = (
     "model.safetensors",
     "pytorch_model.bin",
@@ -32,19 +32,21 @@ _HUB_NAMES: Final = (
 _SUFFIXES: Final = (_SAFETENSORS, ".bin", ".pth", ".pt")
 _HUB: Final = "hub:"
 _OTHER_WEIGHTS: Final = "Give a file or a folder to --weights"
-#: Stands for the weights that timm has for a model.
+#: The value of --weights that means timm's weights for the model.
 PRETRAINED: Final = "pretrained"
 
 
 class InitialWeights(NamedTuple):
-    """The weights that a run begins with, None for random ones, and its settings, which normalise as these need."""
+    """The weights that a run begins with, None for random ones, and settings with the normalisation that these need."""
 
     settings: TrainSettings
     weights: Tensors | None
 
 
 def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
-    """Return what a new run begins with, given the channels of its images. Raises as `read_weights` does."""
+    """Return the weights that a new run begins with, given the channels of its images. Raises the errors of
+    `read_weights`.
+    """
     if settings.weights is None:
         return InitialWeights(settings, None)
     source = find_weights(settings.weights, settings.model)
@@ -55,16 +57,18 @@ def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> 
     weights = _tensors(path, content)
     is_open = settings.normalise == "auto" and settings.mean is None and settings.std is None
     if is_open and path.name == BEST_NAME and isinstance(content, Mapping):
-        mean, std = (_numbers(content.get(name), channels) for name in ("mean", "std"))
+        mean, std = (finite_numbers(content.get(name), channels) for name in ("mean", "std"))
         if mean and std and min(std) > 0:
             settings = replace(settings, normalise="cache", mean=mean, std=std)
     return InitialWeights(settings, weights)
 
 
 def find_weights(text: str, model: str) -> Path:
-    """Return where weights are: a path, `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`, or `pretrained` for a model.
+    """Return the path of weights, given as a path, `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION`, or `pretrained` for a
+    model.
 
-    Nothing is downloaded. Raises UsageError for what is not on this machine, DependencyError without the hub's package.
+    Nothing is downloaded. Raises UsageError where this machine does not have them, DependencyError without the hub's
+    package.
     """
     if text.startswith(_HUB):
         name, _, revision = text.removeprefix(_HUB).partition("@")
@@ -74,7 +78,7 @@ def find_weights(text: str, model: str) -> Path:
         return Path(text)
     timms = timm_name(model)
     if timms is None:
-        raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
+        raise UsageError(f"--weights pretrained is for models of timm, not for {model!r}: give a file or a folder")
     import timm
 
     with calling("timm", TrainingError, _OTHER_WEIGHTS):
@@ -90,7 +94,9 @@ def find_weights(text: str, model: str) -> Path:
 
 
 def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
-    """Return one of these files of a repository out of the hub's cache on this machine. Raises as `find_weights`."""
+    """Return one of these files of a repository from the hub's cache on this machine. Raises the errors of
+    `find_weights`.
+    """
     try:
         from huggingface_hub import constants, try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -113,7 +119,7 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 
 def _weights_file(source: Path) -> Path:
-    """Return the file of weights that a file or a folder stands for. Raises UsageError."""
+    """Return the file of weights at a path or in a folder. Raises UsageError."""
     if not source.is_dir():
         if not source.is_file():
             raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")
@@ -125,18 +131,18 @@ def _weights_file(source: Path) -> Path:
     if len(others) != 1:
         has = f"{len(others)} files of weights, {', '.join(path.name for path in others[:3])} …" if others else "none"
         raise UsageError(
-            f"{source} has no {BEST_NAME}, no {_HUB_NAMES[0]}, and of others {has}: give a file of weights, or a run "
-            "of which an epoch has ended"
+            f"{source} has no {BEST_NAME}, no {_HUB_NAMES[0]}, and of other names {has}: give a file of weights, or a "
+            "run after its first epoch"
         )
     return others[0]
 
 
 def read_weights(source: str | Path) -> Tensors:
-    """Return tensors by name, on the host: of a `.safetensors` file, a state dict saved by torch, or a folder.
+    """Return tensors by name, on the host, from a `.safetensors` file, a state dict saved by torch, or a folder.
 
-    A checkpoint that holds a state dict among other things is one, too. Of a folder it is the `best.pt` of a run, the
-    file that the hub stores, or the only one. No code in the file is run. Raises UsageError when there are no such
-    weights, DependencyError for a `.safetensors` file without safetensors.
+    A checkpoint may have the state dict among other things. In a folder the file is a run's `best.pt`, a name that the
+    hub uses, or the only file of weights. No code in the file is run. Raises UsageError when there are no such weights,
+    DependencyError for a `.safetensors` file without safetensors.
     """
     check_is_local(source)
     path = _weights_file(Path(source))
@@ -173,7 +179,7 @@ def _read_safetensors(path: Path) -> Any:
         return load_file(path)
     except MemoryError:
         raise
-    except Exception as error:  # a library reads somebody's file
+    except Exception as error:  # the library may raise any error for a broken file
         raise UsageError(f"{path} is no safetensors file that can be read: {error}. Copy it again") from error
 
 
@@ -188,18 +194,10 @@ def _read_torch(path: Path) -> Any:
 
 
 def _find_tensors(content: Any) -> Tensors:
-    """Return the tensors of a mapping, or those of the first mapping in it that a checkpoint keeps weights in."""
+    """Return the tensors of a mapping, or those in its first key of `_CONTAINERS` that has any."""
     if not isinstance(content, Mapping):
         return {}
     for name in _CONTAINERS:
         if isinstance(content.get(name), Mapping) and (found := _find_tensors(content[name])):
             return found
     return {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
-
-
-def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
-    """Return a number of finite numbers, None where the values are something else."""
-    if not isinstance(values, (list, tuple)) or len(values) != count:
-        return None
-    is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)
-    return tuple(values) if is_good else None

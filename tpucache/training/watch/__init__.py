@@ -1,1 +1,1 @@
-"""How a run is shown: curves, TensorBoard, Weights & Biases, MLflow, traces."""
+"""Shows runs: curves, TensorBoard, Weights & Biases, MLflow, traces."""

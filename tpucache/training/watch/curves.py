@@ -1,4 +1,4 @@
-"""Figures of a run: its curves, and the losses of a range test by rate."""
+"""Pictures of a run: its curves, and the losses of a range test by rate."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tpucache")
 
 _WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
-_WINDOWS: Final = 20  # of them in a run, at least
+_WINDOWS: Final = 20  # a run has at least this many such windows
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
-_MOST: Final = 20  # points beyond which markers would hide the line
+_MOST: Final = 20  # more points get no markers, which would hide the line
 
 
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
-    """Write a PNG, atomically, of what `paint` draws on a figure of this size in inches.
+    """Write a PNG of the drawing that `paint` makes on a figure of this size in inches, atomically.
 
-    Where matplotlib is missing or fails nothing is written, and that is logged once. Raises TrainingError when it
-    cannot be written.
+    Where matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
+    file cannot be written.
     """
     picture = try_png(path.name, size, paint)
     if picture is None:
@@ -46,21 +46,21 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
 
 
 def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes | None:
-    """Return what `to_png` returns; None, and log once why, where matplotlib is missing or fails."""
+    """Return the result of `to_png`; where matplotlib is missing or fails, warn once and return None."""
     try:
         return to_png(size, paint)
     except ImportError:
-        _say_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
+        _warn_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever matplotlib raises, the run continues
-        _say_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
+    except Exception as error:  # noqa: BLE001  # the run continues after any error of matplotlib
+        _warn_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
     return None
 
 
 def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
-    """Return a PNG of what `paint` draws on a figure of this size in inches. Raises ImportError without matplotlib."""
-    # Only Figure, not pyplot: no window, and no global state.
+    """Return a PNG of the drawing that `paint` makes on a figure of this size in inches. Raises ImportError."""
+    # pyplot would open windows and keep global state.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
@@ -74,7 +74,7 @@ def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
 
 
 def smooth(values: Sequence[float], decay: float) -> list[float]:
-    """Return the exponential moving average, free of its bias towards 0 (Kingma and Ba, arXiv:1412.6980)."""
+    """Return the exponential moving average, without its bias towards 0 (Kingma and Ba, arXiv:1412.6980)."""
     average, smoothed = 0.0, []
     for number, value in enumerate(values, 1):
         average = decay * average + (1 - decay) * value
@@ -83,18 +83,18 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 
 
 def fitting_decay(steps: int) -> float:
-    """Return the decay that smooths this number of steps: over 50 of them, or a twentieth of a short run."""
+    """Return the decay that suits this number of steps: it averages over 50 steps, or a twentieth of a short run."""
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     _log.warning(message)
 
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
-    """Write the curves of a run to its folder, if one is given, however the context ends."""
+    """Write the curves of a run to its folder, if there is one, however the context ends."""
     try:
         yield
     finally:
@@ -103,19 +103,21 @@ def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunS
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
-    """Write `curves.png`: each step's loss and learning rate, each epoch's loss and metrics. Raises TrainingError."""
+    """Write `curves.png`: the loss and learning rate of each step, the loss and metrics of each epoch. Raises
+    TrainingError.
+    """
     save_figure(run / CURVES_NAME, curves_size(rows, 1), lambda figure: paint_curves(figure, losses, rows, rates))
 
 
 def curves_size(rows: Sequence[Row], others: int = 0) -> tuple[float, float]:
-    """Return the size in inches of a figure of losses, metrics where there are some, and other panels."""
+    """Return the size in inches of a figure with losses, metrics if there are any, and other panels."""
     return 8, 4.4 + 2.2 * (bool(_metrics(rows)) + others)
 
 
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
-    """Draw losses from step `first` on, and the epochs' metrics and the rates of all steps where there are some."""
+    """Draw the losses from step `first` on, the epochs' metrics, and the rates of all steps if given."""
     metrics = _metrics(rows)
     heights = [3, *([2] if metrics else []), *([1] if rates else [])]
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
@@ -182,7 +184,7 @@ def _paint(figure: Figure, found: RangeTest) -> None:
     axes.plot(found.rates, found.smoothed, color="tab:blue", linewidth=2, label="smoothed")
     axes.axvline(found.suggestion, color="tab:orange", linestyle="--", label=f"use {found.suggestion:.2g}")
     low, high = min(found.smoothed), found.smoothed[0]
-    axes.set_ylim(low - 0.2 * (high - low), high + 0.6 * (high - low))  # or where it diverges hides where it falls
+    axes.set_ylim(low - 0.2 * (high - low), high + 0.6 * (high - low))  # the loss diverges far above its fall
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")

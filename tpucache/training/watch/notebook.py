@@ -1,4 +1,4 @@
-"""The curves of a run in a notebook, drawn anew in place while it trains."""
+"""The curves of a run in a notebook, redrawn in place during training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tpucache.training.watch.curves import curves_size, paint_curves, try_png
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
-#: Shows a PNG: in the place of the one before it, after the first.
+#: Shows a PNG in place of the one before it.
 Show = Callable[[bytes], None]
 
 
 class NotebookCurves:
-    """Watches a run and shows its losses and metrics: after each epoch, and within one every ten seconds at most."""
+    """Watches a run and shows its losses and metrics: after each epoch, and at most every ten seconds in between."""
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take what shows a picture."""
+        """Take the function that shows a picture."""
         self._show, self._clock = show, clock
         self._first: int | None = None
         self._losses: list[float] = []
@@ -31,7 +31,7 @@ class NotebookCurves:
         self._drawn = clock()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from number `first` on; of a resumed run these are all that are shown."""
+        """Take the losses of the steps from number `first` on. Losses before a resume are not shown."""
         if self._first is None:
             self._first = first
         self._losses += values
@@ -52,7 +52,7 @@ class NotebookCurves:
 
 
 def notebook_watchers() -> Sequence[Watcher]:
-    """Return what shows the curves in this notebook; nothing outside of notebooks and without matplotlib."""
+    """Return the watcher that shows the curves in this notebook; nothing outside of notebooks or without matplotlib."""
     show = _find_display()
     if show is None or importlib.util.find_spec("matplotlib") is None:
         return ()
@@ -60,7 +60,7 @@ def notebook_watchers() -> Sequence[Watcher]:
 
 
 def _find_display() -> Show | None:
-    """Return what shows pictures in this notebook, None in any other program."""
+    """Return a function that shows pictures in this notebook; None in any other program."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None:  # a terminal's IPython has none
         return None

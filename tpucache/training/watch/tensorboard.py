@@ -1,4 +1,4 @@
-"""Scalars of a run, for TensorBoard."""
+"""Writes a run's scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_METRICS: Final = ("epoch", "step")
 
 
 def tagged(row: Row) -> dict[str, float]:
-    """Return an epoch's numbers by their tags: `valid/…` and, of the rest, `epoch/…`."""
+    """Return an epoch's numbers by their tags: `valid/…` for metrics, `epoch/…` for the rest."""
     return {
         name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
         for name, value in row.items()
@@ -25,10 +25,10 @@ def tagged(row: Row) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes scalars: each step's `train/loss`, and for each epoch `valid/…` and, of the rest, `epoch/…`."""
+    """Writes scalars: `train/loss` for each step; for each epoch `valid/…` for metrics and `epoch/…` for the rest."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises DependencyError without TensorBoard; nothing is written before the first loss."""
+        """Raise DependencyError without TensorBoard. Nothing is written before the first loss."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -54,7 +54,7 @@ class TensorBoard:
                 self._writer.close()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Write the losses of the steps from number `first` on, counted from 1 as in all output for people."""
+        """Write the losses of the steps from number `first` on; TensorBoard's steps are counted from 1."""
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
@@ -64,7 +64,7 @@ class TensorBoard:
             self._writer.flush()
 
     def _write(self, steps: int, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Write scalars. The first call discards what a killed run wrote about later steps than this number of them."""
+        """Write scalars. The first call discards scalars of later steps, which a killed run may have written."""
         with self._forgiving():
             self._writer = self._writer or self._make(str(self._folder), purge_step=steps + 1)
             for step, scalars in rows:
@@ -73,7 +73,7 @@ class TensorBoard:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Warn once of whatever TensorBoard raises: the run continues."""
+        """Warn once of any error of TensorBoard: the run continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # a full disk among others

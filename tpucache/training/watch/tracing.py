@@ -1,4 +1,4 @@
-"""A few executions of a run, traced by the backend's own profiler."""
+"""Traces a few executions of a run with the backend's own profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("tpucache")
 
 
 class Tracer:
-    """Traces the first executions after the warm-up into a folder, if there is one."""
+    """Traces the first executions after the warm-up to a folder, if one is given."""
 
     def __init__(self, device: Device, folder: Path | None) -> None:
         self._device, self._folder = device, folder
@@ -35,10 +35,10 @@ class Tracer:
     ) -> None:
         self._open.close()
         if self._folder is not None and self._seen < WARMUP_EXECUTIONS:
-            _log.warning("nothing was traced: the run is no longer than its warm-up of %d", WARMUP_EXECUTIONS)
+            _log.warning("nothing was traced: the run has ended within its warm-up of %d executions", WARMUP_EXECUTIONS)
 
     def step(self) -> None:
-        """Count an execution that has been sent; begin or end the trace when it is time to."""
+        """Count an execution that has been sent; begin or end the trace if it is time."""
         if self._folder is None:
             return
         self._seen += 1

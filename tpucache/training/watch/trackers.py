@@ -1,4 +1,4 @@
-"""Runs shown by TensorBoard, Weights & Biases and MLflow; each is imported when it is asked for."""
+"""Shows runs in TensorBoard, Weights & Biases and MLflow; each is imported only if it is asked for."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _MOST_IDS_BYTES: Final = 4096
 #: MLflow takes at most 1,000 metrics and 100 parameters a request, and cuts off longer values.
 _METRICS, _PARAMETERS, _VALUE = 500, 100, 500
 
-Rows = Sequence[tuple[int, dict[str, float]]]  # scalars, each of a step
+Rows = Sequence[tuple[int, dict[str, float]]]  # steps, each with its scalars
 Outcome = Literal["FINISHED", "KILLED", "FAILED"]
 
 
 @contextlib.contextmanager
 def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -> Iterator[Sequence[Watcher]]:
-    """Give watchers of a run by the names in TRACKERS; they are closed at the end, with how the run ended.
+    """Return a context with the watchers of a run that `names` asks for, out of TRACKERS.
 
-    `settings` are shown with the run. A run that is continued continues there, too. Raises DependencyError for one that
-    is not installed and TrainingError for one that cannot begin. One that fails later is left with a warning.
+    `settings` are shown with the run. At the end the watchers are closed with the outcome of the run. A resumed run
+    continues in its trackers, too. Raises DependencyError for a tracker that is not installed, TrainingError for one
+    that cannot begin. If one fails later, a warning says so and the run continues without it.
     """
     makers: dict[str, Callable[[], Any]] = {
         "tensorboard": lambda: TensorBoard(run / "tensorboard"),
@@ -49,13 +50,13 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
 
 
 class Tracker:
-    """Sends losses and epochs to a service, and continues without it when that fails: the run is worth more.
+    """Sends losses and epochs to a service; if the service fails, the run continues without it.
 
     The service begins with the first loss, so that a run that is refused leaves nothing there.
     """
 
     def __init__(self, name: str, make: Callable[[], WandbRun | MlflowRun]) -> None:
-        """Take what begins the service."""
+        """Take the function that begins the service."""
         self._name, self._make = name, make
         self._service: WandbRun | MlflowRun | None = None
         self._has_failed = False
@@ -73,7 +74,7 @@ class Tracker:
                 self._service.close(outcome)
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Send the losses of the steps from number `first` on, counted from 1 as in all output for people."""
+        """Send the losses of the steps from number `first` on; the service's steps are counted from 1."""
         self._send([(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
@@ -97,20 +98,20 @@ class Tracker:
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever a service raises, the run continues
+        except Exception as error:  # noqa: BLE001  # the run continues after any error of a service
             self._has_failed = True
             warnings.warn(f"{self._name} failed, and no longer watches this run: {error}", stacklevel=3)
 
 
 class WandbRun:
-    """A run of Weights & Biases, whose files are in the folder of the run. WANDB_PROJECT and WANDB_MODE are obeyed."""
+    """A run of Weights & Biases, with its files in the folder of the run. It obeys WANDB_PROJECT and WANDB_MODE."""
 
     def __init__(self, wandb: Any, run: Path, settings: Mapping[str, Any]) -> None:
         known = _read_ids(run).get("wandb")
         self._run = wandb.init(
             dir=str(run), name=run.resolve().name, id=known, resume="allow" if known else None, config=dict(settings)
         )
-        # Its own steps only ever grow, while the losses of some steps are sent after their epoch.
+        # W&B's own steps may only grow, but some losses are sent after the row of their epoch.
         self._run.define_metric("*", step_metric="step")
         _write_id(run, "wandb", self._run.id)
 
@@ -120,12 +121,12 @@ class WandbRun:
             self._run.log({**scalars, "step": step})
 
     def close(self, outcome: Outcome) -> None:
-        """Send what is left."""
+        """Send the remaining scalars."""
         self._run.finish(exit_code=int(outcome == "FAILED"))
 
 
 class MlflowRun:
-    """A run of MLflow, where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say."""
+    """A run of MLflow, at MLFLOW_TRACKING_URI in the experiment MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(self, mlflow: Any, run: Path, settings: Mapping[str, Any]) -> None:
         known = _read_ids(run).get("mlflow")
@@ -152,7 +153,7 @@ class MlflowRun:
 
 
 def _imported(name: str) -> Any:
-    """Return a module. Raises DependencyError."""
+    """Import and return a module. Raises DependencyError."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -162,7 +163,7 @@ def _imported(name: str) -> Any:
 
 
 def _read_ids(run: Path) -> dict[str, str]:
-    """Return the ids that a run's file names. Raises TrainingError for a file that is none of these."""
+    """Return the ids in a run's file of trackers. Raises TrainingError for a file that holds no ids."""
     path = run / IDS_NAME
     try:
         with path.open("rb") as file:

@@ -1,1 +1,1 @@
-"""What a model is trained for, one task a file."""
+"""The tasks that a model can be trained for, one file each."""

@@ -1,4 +1,4 @@
-"""One class a sample, or several at once."""
+"""Classification: one class for each sample, or several."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Classes(SampleTask):
-    """One class for each sample: labels (batch,), cross-entropy unless another loss is named."""
+    """One class for each sample: labels (batch,). The default loss is cross-entropy."""
 
     name: str = "classes"
     loss_name: str = ""
@@ -65,49 +65,49 @@ class Classes(SampleTask):
         """Return the number of classes. Raises UsageError for fewer than two."""
         check_without_masks(cls.name, mask_classes)
         if len(dataset.classes) < 2:
-            has = f"one class alone, {dataset.classes[0]!r}" if dataset.classes else "no classes"
+            has = f"only one class, {dataset.classes[0]!r}" if dataset.classes else "no classes"
             raise UsageError(
-                f"the cache has {has}, and there are at least 2 to tell apart: "
+                f"the cache has {has}, and this task needs at least 2: "
                 "warm it up from a folder with one subfolder a class"
             )
         return len(dataset.classes)
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether a class is predicted where its probability is above a threshold: the second one of two."""
+        """Whether a class is predicted where its probability is above a threshold: with two classes the second one."""
         return self.outputs == 2
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are class numbers below `outputs`."""
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise unfit(self.name, "one class number a sample", labels)
+            raise unfit(self.name, "one class number for each sample", labels)
         without = np.flatnonzero(labels == -1)
         first = f", the first at position {without[0]}" if len(without) else ""
         hint = f". {len(without):,} samples have no label, -1{first}: leave them out" if first else ""
         check_numbers(labels, self.outputs, hint)
 
     def count(self, labels: Array) -> Array:
-        """Return how many samples each class has: int64 (outputs,)."""
+        """Return the number of samples of each class: int64 (outputs,)."""
         return np.bincount(labels, minlength=self.outputs)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return n / (classes * samples of the class) when "balanced" (King and Zeng, 2001), or the list."""
+        """Return samples / (classes * samples of the class) if "balanced" (King and Zeng, 2001), or the list."""
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 at the class, smoothed towards 1 / outputs everywhere; a label of -1 means no class.
+        """Return 1 at the class and 0 elsewhere, smoothed towards 1 / outputs; 0 everywhere for a label of -1.
 
-        Labels (batch, outputs) are soft ones, each times its sample's weight, and so are their targets: the
-        cross-entropy of these is that of the probabilities times the weight.
+        Labels (batch, outputs) are soft labels times the sample's weight, and so are their targets. Their cross-entropy
+        is that of the probabilities, times the weight.
         """
         if labels.dim() == 2:
             return smooth(labels.float(), smoothing, labels.float().sum(1, keepdim=True) / self.outputs)
         return smooth(one_hot(labels, self.outputs), smoothing, 1 / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss, each class times its weight.
+        """Return the mean loss, with each class multiplied by its weight.
 
-        The mean is over samples, not over their weights, so that the mean of small batches is that of a large one.
+        The mean is over samples, not over weights, so that the mean of small batches equals that of one large batch.
         """
         check_shape(outputs, targets.shape)
         return self._loss(outputs, targets, weights).mean()
@@ -121,9 +121,9 @@ class Classes(SampleTask):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return probabilities that add up to 1: float32 (batch, outputs).
 
-        With binary cross-entropy, each output's sigmoid is a probability: these are divided by their sum.
+        With binary cross-entropy, the probabilities are the outputs' sigmoids divided by their sum.
         """
-        # The softmax of the sigmoids' logarithms, which no small sum makes 0 / 0.
+        # Computed as the softmax of the sigmoids' logarithms: a small sum cannot become 0 / 0.
         logarithms = -functional.softplus(-outputs.float()) if self.loss_name == "bce" else outputs.float()
         return logarithms.softmax(1)
 
@@ -132,7 +132,7 @@ class Classes(SampleTask):
         return class_metrics(scores, labels)
 
     def errors(self, scores: Array, labels: Array) -> Array:
-        """Return 1 less the probability of the right class; 0 for a label of -1."""
+        """Return 1 minus the probability of the right class; 0 for a label of -1."""
         right = np.take_along_axis(scores, np.maximum(labels, 0)[:, None], 1)[:, 0]
         return np.where(labels >= 0, 1 - right, 0)
 
@@ -147,9 +147,8 @@ class Classes(SampleTask):
 
 @dataclass(frozen=True)
 class Multilabel(SampleTask):
-    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1.
-
-    The loss is binary cross-entropy unless another one is named.
+    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1. The default loss is binary
+    cross-entropy.
     """
 
     name: str = "multilabel"
@@ -162,22 +161,22 @@ class Multilabel(SampleTask):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether a class is predicted where its probability is above a threshold: yes."""
+        """Whether a class is predicted where its probability is above a threshold: always."""
         return True
 
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are (n, outputs) between 0 and 1."""
         check_matrix(self.name, labels, self.outputs)
         if len(labels) and not (labels.min() >= 0 and labels.max() <= 1):
-            raise UsageError(f"labels of many classes are 0 or 1, not {labels.min():g} to {labels.max():g}")
+            raise UsageError(f"labels of several classes are 0 or 1, not {labels.min():g} to {labels.max():g}")
 
     def count(self, labels: Array) -> Array:
-        """Return how many ones and how many zeros each class has: float64 (2, outputs)."""
+        """Return the number of ones and of zeros of each class: float64 (2, outputs)."""
         ones = labels.sum(0, dtype=np.float64)
         return np.stack([ones, len(labels) - ones])
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the weight of a class's ones: its zeros over its ones when "balanced", or the list."""
+        """Return the weight of a class's ones: zeros / ones if "balanced", or the list."""
         return class_weights(wanted, self.outputs, counts[0], counts[1])
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
@@ -185,7 +184,7 @@ class Multilabel(SampleTask):
         return smooth(labels.float(), smoothing, 0.5)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over samples and classes, ones times their class's weight."""
+        """Return the mean loss over samples and classes, with ones multiplied by their class's weight."""
         check_shape(outputs, targets.shape)
         return self._loss(outputs, targets, weights).mean()
 
@@ -195,13 +194,13 @@ class Multilabel(SampleTask):
         return self._loss(outputs, labels.float(), None)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return a probability a class: float32 (batch, outputs)."""
+        """Return a probability for each class: float32 (batch, outputs)."""
         return outputs.float().sigmoid()
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
-        """Return the share of right answers, F1 and AUC."""
+        """Return accuracy, F1 and AUC."""
         return multilabel_metrics(scores, labels)
 
     def describe(self, values: Array, names: Sequence[str]) -> str:
-        """Return the names of the classes above one half."""
+        """Return the names of the classes with a probability above one half."""
         return join_names(name for name, value in zip(names, values, strict=True) if value > 0.5)

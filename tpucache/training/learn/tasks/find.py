@@ -1,4 +1,4 @@
-"""Tasks by name, and the choice of the one that fits a cache's labels."""
+"""Finds tasks by name, and the task that fits a cache's labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _TaskKind(Protocol):
-    """The class of a task: called with a number of outputs, it returns the task."""
+    """The class of a task. It is called with the number of outputs, and returns the task."""
 
     least_outputs: int
 
@@ -26,23 +26,23 @@ class _TaskKind(Protocol):
 
 
 def make_task(name: str, outputs: int) -> Task:
-    """Return a task by its name, of this many classes, or columns of a regression. Raises UsageError."""
+    """Return a task by its name, with this number of classes, or of columns of a regression. Raises UsageError."""
     kind = _kind(name)
     if outputs < kind.least_outputs:
-        raise UsageError(f"the task {name!r} has at least {kind.least_outputs} outputs, not {outputs}")
+        raise UsageError(f"the task {name!r} needs at least {kind.least_outputs} outputs, not {outputs}")
     return kind(outputs)
 
 
 def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> Task:
-    """Return the task of this name, or by "auto" the one that fits the cache's labels. Raises UsageError."""
+    """Return the task with this name; for "auto" the one that fits the cache's labels. Raises UsageError."""
     found = infer_task(dataset, mask_classes) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
 
 def find_watched(task: Task, settings: TrainSettings) -> Watched:
-    """Return the metric that says which epoch is the best: by `watch`, NAME or NAME:min or NAME:max, or the task's own.
+    """Return the metric that chooses the best epoch: `watch`, as NAME, NAME:min or NAME:max, or else the task's own.
 
-    More of a metric of the user's own is better unless `:min` says otherwise. Raises UsageError for an unknown one.
+    For a user's metric more is better, unless `:min` is added. Raises UsageError for an unknown metric.
     """
     if settings.watch is None:
         return task.watched
@@ -50,8 +50,7 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
     known = ("loss", *task.metric_names, *map(short_name, settings.metric))
     if name not in known or direction not in ("", "min", "max"):
         raise UsageError(
-            f"--watch is one of {', '.join(known)}, with :min or :max for the direction of your own, not "
-            f"{settings.watch!r}"
+            f"--watch is one of {', '.join(known)}, with :min or :max for a metric of your own, not {settings.watch!r}"
         )
     if name in settings.metric and not direction:
         return Watched(name, task.named_metric(name).more_is_better)
@@ -61,9 +60,9 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
 def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
     """Return the name of the task that fits a cache's labels.
 
-    Masks are "mask" where no sample has another label, or their number of classes is given. Class numbers are
-    "classes". A matrix of values is "multilabel" when its columns have class names and its values are between 0 and 1,
-    and "regression" otherwise. Raises UsageError without labels, and for those that no task learns.
+    Masks are "mask" where no sample has another label, or the number of their classes is given. Class numbers are
+    "classes". A matrix of values is "multilabel" if its columns have class names and its values are between 0 and 1,
+    and "regression" otherwise. Raises UsageError without labels, and for labels that no task learns.
     """
     labels = dataset.labels
     is_labelled = labels.is_floating_point() or bool((labels >= 0).any())
@@ -84,9 +83,9 @@ def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
 
 
 def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> int:
-    """Return how many outputs a model for this cache has; a cache does not know it for masks.
+    """Return the number of outputs of a model for this cache; for masks it has to be given.
 
-    Raises UsageError where labels are not of the task, or the number of classes is missing or given without need.
+    Raises UsageError where labels do not fit the task, or the number of masks' classes is missing or not needed.
     """
     return _kind(name).count_outputs(dataset, mask_classes)
 

@@ -1,4 +1,4 @@
-"""One class for each pixel."""
+"""Segmentation: one class for each pixel."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-#: The field of a record that holds the classes, (height, width, 1).
-#: Pixels of a mask with this number belong to no class and are ignored (as in PASCAL VOC).
+#: The number of pixels that belong to no class and are ignored (as in PASCAL VOC).
 VOID: Final = 255
 
 _MOST_IGNORED: Final = 0.99
@@ -41,9 +40,8 @@ _MOST_IGNORED: Final = 0.99
 
 @dataclass(frozen=True)
 class Mask(TaskBase):
-    """One class for each pixel: labels (batch, height, width), 255 where there is no class.
-
-    The loss is cross-entropy unless another one is named.
+    """One class for each pixel: labels (batch, height, width), 255 where there is no class. The default loss is
+    cross-entropy.
     """
 
     outputs: int
@@ -78,13 +76,13 @@ class Mask(TaskBase):
         return {name: value for name, value in fields.items() if name != MASK}
 
     def class_names(self, _classes: Sequence[str]) -> tuple[str, ...]:
-        """Return nothing: a cache does not name the classes of pixels."""
+        """Return nothing: a cache has no names for the classes of pixels."""
         return ()
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
-        """Yield all masks in batches of some megabytes: no image is read for them.
+        """Yield all masks in batches of some megabytes, without reading images.
 
-        If the dataset shows another variant in each epoch, they are those of the current one.
+        If the dataset changes the variant in each epoch, the masks are those of the current one.
         """
         return map(_without_channel, dataset.field_batches(MASK))
 
@@ -95,7 +93,7 @@ class Mask(TaskBase):
     def check(self, labels: Array) -> None:
         """Raise UsageError unless labels are (n, height, width) of numbers below `outputs`, or 255."""
         if labels.ndim != 3 or labels.dtype.kind not in "iu":
-            raise unfit(self.name, "a class number a pixel", labels)
+            raise unfit(self.name, "a class number for each pixel", labels)
         check_numbers(labels[labels != VOID], self.outputs)
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
@@ -103,11 +101,11 @@ class Mask(TaskBase):
         check_outputs(outputs, (samples, self.outputs), source, of_pixels=True)
 
     def count(self, labels: Array) -> Array:
-        """Return how many pixels each class has: int64 (outputs,)."""
+        """Return the number of pixels of each class: int64 (outputs,)."""
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where nearly all pixels have no class, or all that have one are 0, as in a black picture."""
+        """Raise UsageError where nearly all pixels have no class, or all with a class have class 0 and others none."""
         ignored = 1 - float(counts.sum()) / max(labels, 1)
         if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
             raise UsageError(
@@ -117,26 +115,26 @@ class Mask(TaskBase):
             )
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return pixels / (classes * pixels of the class) when "balanced", or the list."""
+        """Return pixels / (classes * pixels of the class) if "balanced", or the list."""
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 at each pixel's class, smoothed; 0 everywhere at a pixel of no class."""
+        """Return 1 at each pixel's class and 0 elsewhere, smoothed; 0 everywhere at a pixel without a class."""
         classes = one_hot(labels, self.outputs)
         return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over the pixels that have a class, or over samples; each class times its weight."""
+        """Return the mean loss over pixels with a class, or over samples; each class is multiplied by its weight."""
         check_shape(outputs, targets.shape)
         each = self._loss(outputs, targets, weights)
         return each.mean() if self.loss_name in OF_SAMPLES else each.sum() / targets.sum().clamp(min=1)
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Return the share of the pixels that have a class; None where the loss is the mean over samples."""
+        """Return the share of the pixels that have a class; None if the loss is a mean over samples."""
         return None if self.loss_name in OF_SAMPLES else targets.sum() / (targets.numel() // targets.shape[1])
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's loss: of a loss of pixels the mean over those that have a class."""
+        """Return each sample's loss; if it is a loss of pixels, the mean over the pixels that have a class."""
         targets = self.targets(labels)
         check_shape(outputs, targets.shape)
         each = self._loss(outputs, targets, None)
@@ -147,14 +145,15 @@ class Mask(TaskBase):
         return outputs.float().softmax(1)
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the samples' confusion."""
+        """Return each sample's confusion matrix."""
         return self.confusion(outputs, labels)
 
     def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's count of pixels by class and predicted class: float32 (batch, outputs, outputs).
+        """Return each sample's confusion matrix, pixels by class and predicted class: float32 (batch, outputs,
+        outputs).
 
-        Takes the model's outputs, or predictions. Exact for images of up to 2^24 pixels; add samples up in float64.
-        NaN for a sample where a pixel's largest output is not finite.
+        It takes the model's outputs, or predictions. It is exact for images of up to 2^24 pixels; add samples up in
+        float64. It is NaN for a sample where a pixel's largest output is not finite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
             truth = self.targets(labels).flatten(2)
@@ -164,23 +163,23 @@ class Mask(TaskBase):
             return torch.where(self.is_finite(outputs).view(-1, 1, 1), counts, torch.nan)
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
-        """Return whether the largest of every pixel's outputs is finite."""
-        # Not by the maximum: XLA's ignores NaN, and begins at the lowest finite number. Nor by isneginf and isposinf,
-        # which PyTorch/XLA does not have: it would read the outputs back and compile a graph for them in each batch.
+        """Return, for each sample, whether the largest output of every pixel is finite."""
+        # Not by max: XLA's ignores NaN, and begins at the lowest finite number. Not by isneginf and isposinf either:
+        # PyTorch/XLA lacks them, and would read the outputs back and compile a graph in each batch.
         has_none = (predictions == -torch.inf).all(1) | (predictions.isnan() | (predictions == torch.inf)).any(1)
         return ~has_none.flatten(1).any(1)
 
     def collect(self, scores: Array) -> Array:
-        """Return the sum of the samples' confusion, float64 (1, outputs, outputs)."""
+        """Return the sum of the samples' confusion matrices, float64 (1, outputs, outputs)."""
         total: Array = scores.astype(np.float64).sum(0, keepdims=True)
         return total
 
     def metrics(self, scores: Array, _labels: Array) -> dict[str, float]:
-        """Return pixel accuracy and IoU from the samples' confusion, or sums of it: (n, outputs, outputs)."""
+        """Return pixel accuracy and IoU from confusion matrices, or sums of them: (n, outputs, outputs)."""
         return mask_metrics(scores.astype(np.float64).sum(0))
 
     def errors(self, scores: Array, _labels: Array) -> Array:
-        """Return 1 less the sample's IoU, the mean over the classes that it has or is said to have."""
+        """Return 1 minus each sample's mean IoU, over the classes in its truth or in its prediction."""
         counts = scores.astype(np.float64)
         right = counts.diagonal(axis1=1, axis2=2)
         union = counts.sum(1) + counts.sum(2) - right
@@ -189,18 +188,18 @@ class Mask(TaskBase):
         return np.where(present.any(1), 1 - shares / np.maximum(present.sum(1), 1), 0)
 
     def record(self, scores: Array, _labels: Array) -> dict[str, Array]:
-        """Return the `confusion` of all pixels, float64 (outputs, outputs), a row a true class."""
+        """Return the `confusion` matrix of all pixels, float64 (outputs, outputs), with a row for each true class."""
         return {"confusion": scores.sum(0)}
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:
-        """Raise UsageError: a class a pixel is a picture, not a text."""
+        """Raise UsageError: a map of classes has no text."""
         raise UsageError(f"a map of {values.shape} is a picture: it has no text")
 
 
 def _without_channel(masks: Array) -> Array:
-    """Return masks (n, height, width) of those in a cache (n, height, width, 1)."""
+    """Return a cache's masks (n, height, width, 1) as (n, height, width)."""
     if masks.ndim != 4 or masks.shape[3] != 1:
         raise UsageError(
-            f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: warm the cache up with such"
+            f"masks are (height, width, 1) in a record, not {masks.shape[1:]}: warm the cache up with such masks"
         )
     return masks[..., 0]

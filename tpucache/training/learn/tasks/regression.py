@@ -1,4 +1,4 @@
-"""Numbers for each sample."""
+"""Regression: one or several numbers for each sample."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-#: How much of their deviation labels may lose as float32.
+#: The share of their deviation that labels may lose in float32.
 _MOST_LOST: Final = 0.01
 _SHOWN: Final = 80  # characters of a value in a message, at most
 
 
 @dataclass(frozen=True)
 class Regression(SampleTask):
-    """Numbers: labels (batch, outputs), mean squared error unless another loss is named.
+    """Numbers: labels (batch, outputs). The default loss is the mean squared error.
 
-    With `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned` gives them:
-    less the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the labels' own.
+    With `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned` returns them:
+    minus the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the labels' own.
     """
 
     name: str = "regression"
@@ -62,7 +62,9 @@ class Regression(SampleTask):
         check_matrix(self.name, labels, self.outputs)
 
     def learned_from(self, labels: Array) -> Regression:
-        """Return the task with mean and deviation of training labels (n, outputs); 1 for a column of equal labels."""
+        """Return the task with mean and deviation of training labels (n, outputs); a constant column has a deviation of
+        1.
+        """
         numbers = labels.astype(np.float64)
         spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))
         return replace(self, mean=tuple(numbers.mean(0).tolist()), std=tuple(spread.tolist()))
@@ -76,16 +78,16 @@ class Regression(SampleTask):
         return self.predictions(labels)
 
     def constants(self) -> dict[str, list[float]]:
-        """Return `mean` and `std`, nothing where labels are learned as they are."""
+        """Return `mean` and `std`; nothing where labels are not standardised."""
         return {"mean": [*self.mean], "std": [*self.std]} if self.mean else {}
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Regression:
-        """Return the task with what `constants` gave. Raises UsageError where that does not fit."""
+        """Return the task with the values that `constants` returned. Raises UsageError where they do not fit."""
         if constants == {}:
             return replace(self, mean=(), std=())
         if not isinstance(constants, dict):
-            raise UsageError(f"the labels' scale is a dict, not a {type(constants).__name__}")
-        mean, std = (_numbers(constants.get(name), self.outputs) for name in ("mean", "std"))
+            raise UsageError(f"the labels' scale must be a dict, not a {type(constants).__name__}")
+        mean, std = (finite_numbers(constants.get(name), self.outputs) for name in ("mean", "std"))
         if mean is None or std is None or min(std) <= 0 or {*constants} != {"mean", "std"}:
             raise UsageError(
                 f"the labels were standardised by {self.outputs} finite means and as many deviations above 0, not by "
@@ -94,23 +96,23 @@ class Regression(SampleTask):
         return replace(self, mean=mean, std=std)
 
     def count(self, labels: Array) -> Array:
-        """Return nothing to balance by: (0,)."""
+        """Return no counts: there are no classes to balance."""
         return np.empty(0, labels.dtype)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the list: a weight a column. Raises UsageError for "balanced", as there are no classes."""
+        """Return the list, with a weight for each column. Raises UsageError for "balanced": there are no classes."""
         if isinstance(wanted, str):
             raise UsageError(f"regression has no classes whose weights could be {wanted}: leave class weights out")
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return the labels of a batch of `as_learned`. Raises UsageError for smoothing, which needs classes."""
+        """Return the labels of a batch from `as_learned`. Raises UsageError for smoothing, which needs classes."""
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
         return labels.float()
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over samples and columns, each column times its weight."""
+        """Return the mean loss over samples and columns, with each column multiplied by its weight."""
         check_shape(outputs, targets.shape)
         return self._loss(outputs, targets, weights).mean()
 
@@ -123,7 +125,7 @@ class Regression(SampleTask):
         """Return the outputs in the unit of the labels: float32 (batch, outputs)."""
         if not self.mean:
             return outputs.float()
-        return outputs.float() * _on(self.std, outputs.device) + _on(self.mean, outputs.device)
+        return outputs.float() * _tensor_on(self.std, outputs.device) + _tensor_on(self.mean, outputs.device)
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
         """Return the root of the mean squared error."""
@@ -135,7 +137,7 @@ class Regression(SampleTask):
 
 
 def check_precision(values: Array) -> None:
-    """Raise UsageError where values (n, outputs) are lost as float32, as batches have them: each would look alike."""
+    """Raise UsageError where float32 cannot tell values (n, outputs) apart: batches have float32."""
     numbers = values.astype(np.float64)
     lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
     spread = numbers.std(0)
@@ -150,7 +152,7 @@ def check_precision(values: Array) -> None:
 
 
 class InLabelUnits(nn.Module):
-    """A model that learned standardised labels, with its outputs turned back into the labels' unit."""
+    """A model that learned standardised labels, with its outputs converted back to the labels' unit."""
 
     def __init__(self, model: nn.Module, task: Regression) -> None:
         super().__init__()
@@ -171,13 +173,13 @@ def describe_labels(labels: Array) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return numbers as a tensor that is uploaded once."""
+def _tensor_on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return numbers as a tensor on a device, which is uploaded once."""
     return torch.tensor(values, device=device)
 
 
-def _numbers(values: object, count: int) -> tuple[float, ...] | None:
-    """Return a number of finite numbers, None where the values are something else."""
+def finite_numbers(values: object, count: int) -> tuple[float, ...] | None:
+    """Return the values as a tuple; None unless they are `count` finite numbers."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
     is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)

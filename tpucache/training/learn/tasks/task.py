@@ -1,4 +1,4 @@
-"""The interface of a task, and what tasks share: checks of labels, and targets made of them."""
+"""The interface of a task, and functions that tasks share: checks of labels, and targets made from them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Own = TypeVar("Own", bound="TaskBase")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return float32 (batch, classes, …): 1 at the number, nothing for a number that is no class."""
+    """Return float32 (batch, classes, …): 1 at the class and 0 elsewhere; only 0 for a number that is no class."""
     places = torch.arange(classes, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (numbers[:, None] == places).float()
 
 
 def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tensor) -> torch.Tensor:
-    """Return targets moved by the share `smoothing` to `towards`. Raises UsageError unless it is within [0, 1)."""
+    """Return targets moved by the share `smoothing` towards `towards`. Raises UsageError unless it is in [0, 1)."""
     if not 0 <= smoothing < 1:
         raise UsageError(f"label smoothing is at least 0 and below 1, not {smoothing}")
     return targets * (1 - smoothing) + smoothing * towards if smoothing else targets
@@ -45,18 +45,16 @@ def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tenso
 def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
     """Raise UsageError unless a model's outputs have the targets' shape."""
     if tuple(outputs.shape) != tuple(shape):
-        raise UsageError(
-            f"the model gives {tuple(outputs.shape)}, the labels ask for {tuple(shape)}: use another model"
-        )
+        raise UsageError(f"the model returns {tuple(outputs.shape)}, the labels need {tuple(shape)}: use another model")
 
 
 def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixels: bool = False) -> None:
-    """Raise UsageError unless `source` gave floating-point outputs that begin with `shape`: (samples, outputs).
+    """Raise UsageError unless `source` returned floating-point outputs of (samples, outputs), which `shape` is.
 
-    Outputs of pixels have a height and a width, too.
+    Outputs of pixels also have a height and a width.
     """
     samples, numbers = shape
-    wanted = f"{numbers} numbers a {'pixel' if of_pixels else 'sample'}"
+    wanted = f"{numbers} numbers for each {'pixel' if of_pixels else 'sample'}"
     if not isinstance(outputs, torch.Tensor):
         given = f"a {type(outputs).__name__}"
     elif not outputs.is_floating_point():
@@ -66,13 +64,13 @@ def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixe
     else:
         return
     raise UsageError(
-        f"{source} gives {given} for {samples} samples, the labels ask for {wanted}, as a floating-point tensor: "
-        "use a model with that many outputs"
+        f"{source} returns {given} for {samples} samples, the labels need {wanted}, as a floating-point tensor: "
+        "use a model with as many outputs"
     )
 
 
 def check_numbers(numbers: Array, classes: int, hint: str = "") -> None:
-    """Raise UsageError, with a hint, unless all numbers are those of classes."""
+    """Raise UsageError, with a hint, unless all numbers are class numbers."""
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < classes):
         raise UsageError(
             f"labels reach from {numbers.min()} to {numbers.max()}, and there are {classes} classes, numbered from 0"
@@ -83,7 +81,7 @@ def check_numbers(numbers: Array, classes: int, hint: str = "") -> None:
 def check_matrix(name: str, labels: Array, outputs: int) -> None:
     """Raise UsageError unless labels are finite (n, outputs)."""
     if labels.ndim != 2 or labels.shape[1] != outputs:
-        raise unfit(name, f"{outputs} numbers a sample", labels)
+        raise unfit(name, f"{outputs} numbers for each sample", labels)
     bad = np.flatnonzero(~np.isfinite(labels).all(1))
     if len(bad):
         raise UsageError(
@@ -92,20 +90,20 @@ def check_matrix(name: str, labels: Array, outputs: int) -> None:
 
 
 def check_without_masks(name: str, mask_classes: int | None) -> None:
-    """Raise UsageError when a number of classes of masks was given for a task that has none."""
+    """Raise UsageError when the number of masks' classes is given for a task without masks."""
     if mask_classes is not None:
         raise UsageError(f"the task {name!r} has no masks to give a number of classes for: leave --mask-classes out")
 
 
 def unfit(name: str, wanted: str, labels: Array) -> UsageError:
-    """Return the error for labels of another kind than a task's."""
+    """Return the error for labels that a task cannot learn."""
     return UsageError(
         f"the task {name!r} needs {wanted}, and labels are {labels.dtype} {labels.shape}: use another task"
     )
 
 
 def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Array, over: Any) -> torch.Tensor | None:
-    """Return a weight an output, float32 (outputs,): over / counts when "balanced", or the list. Raises UsageError."""
+    """Return weights, float32 (outputs,): over / counts if "balanced", or the list. Raises UsageError."""
     if wanted is None:
         return None
     if isinstance(wanted, str):
@@ -120,13 +118,13 @@ def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Ar
 
 
 class Watched(NamedTuple):
-    """The metric that says which epoch is the best one, and whether more of it is better."""
+    """The metric that chooses the best epoch, and whether more is better."""
 
     metric: str
     more_is_better: bool
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
-        """Return a number that is higher for a better epoch: None without metrics, NaN without this one."""
+        """Return a number that is higher for a better epoch; None without metrics, NaN without this metric."""
         if not metrics:
             return None
         value = metrics.get(self.metric, math.nan)
@@ -134,7 +132,7 @@ class Watched(NamedTuple):
 
 
 class Task(Protocol):
-    """What training, evaluation and prediction ask of a task."""
+    """The methods of a task that training, evaluation and prediction call."""
 
     @property
     def name(self) -> str:
@@ -143,34 +141,34 @@ class Task(Protocol):
 
     @property
     def outputs(self) -> int:
-        """How many numbers the model gives for each sample or pixel."""
+        """The number of values that the model returns for each sample or pixel."""
         ...
 
     @property
     def form(self) -> Form:
-        """What a prediction is: a row of values for each sample, or a map of classes."""
+        """The form of a prediction: a row of values for each sample, or a map of classes."""
         ...
 
     @property
     def watched(self) -> Watched:
-        """The metric that says which epoch is the best one."""
+        """The metric that chooses the best epoch."""
         ...
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names of the metrics that `metrics` returns, where the labels allow them."""
+        """The names of the metrics that `metrics` returns, if the labels allow them."""
         ...
 
     def named_metric(self, name: str) -> NamedMetric:
-        """Return a further metric of the task by its name. Raises UsageError for one that it lacks."""
+        """Return an additional metric of the task by its name. Raises UsageError for one that it lacks."""
         ...
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the fields of a record, by name, that a model may be given: all but the labels."""
+        """Return the fields of a record, by name, that a model may get: all but the labels."""
         ...
 
     def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """Return the class names of a cache that the numbers of this task's labels stand for, in order."""
+        """Return the names, from a cache's classes, for the numbers of this task's labels, in order."""
         ...
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
@@ -178,56 +176,56 @@ class Task(Protocol):
         ...
 
     def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """Return this task's labels of a batch, given its records' fields and what the samples table has."""
+        """Return this task's labels of a batch, given its records' fields and its labels from the samples table."""
         ...
 
     def check(self, labels: Array) -> None:
-        """Raise UsageError when these labels, on the host, are not of this task or do not fit its outputs."""
+        """Raise UsageError when these labels, on the host, do not belong to this task or do not fit its outputs."""
         ...
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError, naming their source, unless outputs fit the labels of this number of samples."""
+        """Raise UsageError, with their source, unless outputs fit the labels of this number of samples."""
         ...
 
     def with_loss(self, name: str | None) -> Task:
-        """Return the task with its loss of this name, its own for None. Raises UsageError for one that it lacks."""
+        """Return the task with the loss of this name; None keeps its own. Raises UsageError for one that it lacks."""
         ...
 
     def learned_from(self, labels: Array) -> Task:
-        """Return the task with what it takes from the training labels on the host: of a regression their scale."""
+        """Return the task with its constants from the training labels on the host, such as a regression's scale."""
         ...
 
     def constants(self) -> dict[str, list[float]]:
-        """Return what the task took from the training labels, for the run's files; most tasks take nothing."""
+        """Return the task's constants from the training labels, for the run's files; most tasks have none."""
         ...
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
-        """Return the samples with labels in batches as `targets` and `losses` take them: of a regression standardised.
+        """Return the samples with labels as `targets` and `losses` take them; a regression's are standardised.
 
         Raises UsageError for labels of another kind.
         """
         ...
 
     def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return labels of such a batch in the unit of the samples table."""
+        """Return labels from `as_learned` in the unit of the samples table."""
         ...
 
     def with_constants(self, constants: Mapping[str, Sequence[float]]) -> Task:
-        """Return the task with the `constants` that a run's files kept. Raises UsageError where they do not fit."""
+        """Return the task with the constants from a run's files. Raises UsageError where they do not fit."""
         ...
 
     def count(self, labels: Array) -> Array:
-        """Return counts of labels, on the host, for balancing classes; counts of batches add up."""
+        """Return counts of labels, on the host, to balance classes by; the counts of batches can be added."""
         ...
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError unless there is something to learn from all labels, given their counts and number."""
+        """Raise UsageError where there is nothing to learn, given the counts and the number of all labels."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the classes' weights for `loss`, float32 (outputs,) on the host: "balanced" by counts, or a list.
+        """Return the classes' weights for `loss`, float32 (outputs,) on the host: "balanced" by the counts, or a list.
 
-        Raises UsageError for a list that does not fit, and where a task has no classes.
+        Raises UsageError for a list that does not fit, and for a task without classes.
         """
         ...
 
@@ -236,11 +234,11 @@ class Task(Protocol):
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean over the batch: (). Raises UsageError when the model's outputs have another shape."""
+        """Return the mean loss of the batch: (). Raises UsageError when the model's outputs have another shape."""
         ...
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Return the share of the targets that `loss` is the mean over, float32 (); None where that is all of them."""
+        """Return the share of the targets that count in the mean of `loss`, float32 (); None where all count."""
         ...
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -248,7 +246,7 @@ class Task(Protocol):
         ...
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return predictions from outputs, float32: probabilities, or values."""
+        """Return predictions from outputs: float32 probabilities or values."""
         ...
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -256,45 +254,44 @@ class Task(Protocol):
         ...
 
     def is_finite(self, predictions: torch.Tensor) -> torch.Tensor:
-        """Return for each sample whether its prediction follows from finite numbers: bool (batch,)."""
+        """Return, for each sample, whether its prediction follows from finite numbers: bool (batch,)."""
         ...
 
     def collect(self, scores: Array) -> Array:
-        """Return what to keep of a batch's scores, on the host, for `metrics`: the scores, or their sum."""
+        """Return the part of a batch's scores that `metrics` needs, on the host: the scores, or their sum."""
         ...
 
     def metrics(self, scores: Array, labels: Array) -> dict[str, float]:
-        """Return the metrics over all samples, given what `collect` kept. NaN for scores that are not finite."""
+        """Return the metrics over all samples, from the results of `collect`. NaN for scores that are not finite."""
         ...
 
     def errors(self, scores: Array, labels: Array) -> Array:
-        """Return how wrong each sample's prediction is, more where it is worse: float (batch,), given host arrays."""
+        """Return how wrong each sample's prediction is, from host arrays: float (batch,), larger where it is worse."""
         ...
 
     def record(self, scores: Array, labels: Array) -> dict[str, Array]:
-        """Return what a run keeps of the predictions for all samples, given what `collect` kept: arrays by name."""
+        """Return the predictions of all samples that a run keeps, from the results of `collect`: arrays by name."""
         ...
 
     def describe(self, values: Array, names: Sequence[str]) -> str:
-        """Return one sample's predictions, (outputs,), as text: by the names of classes, or as values."""
+        """Return one sample's predictions, (outputs,), as text: names of classes, or values."""
         ...
 
 
 class TaskBase:
-    """The base of all tasks: it takes nothing from the training labels, and its losses are means over all of them."""
+    """The base of all tasks: it takes no constants from training labels, and its losses are means over all targets."""
 
     name: str
     #: The name of its loss; "" is the task's own.
     loss_name: str = ""
-    #: Its losses by name, the first one its own. A subclass of a task does not inherit the names: it may have a loss of
-    #: its own.
+    #: Its losses by name; the first one is the default. Subclasses do not inherit them: their losses may differ.
     named_losses: ClassVar[Mapping[str, Loss]] = {}
-    #: The metrics that `--metric` names, besides F-beta where probabilities have thresholds.
+    #: Its metrics for `--metric`. Tasks with thresholds also have F-beta.
     named_metrics: ClassVar[Mapping[str, Metric]] = {}
     outputs: int
 
     def with_loss(self: Own, name: str | None) -> Own:
-        """Return the task with its loss of this name, its own for None. Raises UsageError for one that it lacks."""
+        """Return the task with the loss of this name; None keeps its own. Raises UsageError for one that it lacks."""
         if name is None:
             return self
         known = vars(type(self)).get("named_losses", {})
@@ -309,7 +306,7 @@ class TaskBase:
         return False
 
     def named_metric(self, name: str) -> NamedMetric:
-        """Return the metric of a name. Raises UsageError for one that the task lacks."""
+        """Return the metric with this name. Raises UsageError for one that the task lacks."""
         metric = find_metric(name, self.named_metrics, self.has_thresholds)
         if metric is not None:
             return metric
@@ -329,14 +326,14 @@ class TaskBase:
         return self
 
     def check_counts(self, _counts: Array, _labels: int) -> None:
-        """Take any counts."""
+        """Accept any counts."""
 
     def share(self, _targets: torch.Tensor) -> torch.Tensor | None:
         """Return None: the loss is the mean over all targets."""
         return None
 
     def constants(self) -> dict[str, list[float]]:
-        """Return nothing."""
+        """Return no constants."""
         return {}
 
     def as_learned(self, dataset: CachedDataset) -> CachedDataset:
@@ -350,7 +347,7 @@ class TaskBase:
     def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
         """Return the task itself. Raises UsageError unless there are no constants."""
         if constants != {}:
-            raise UsageError(f"the task {self.name!r} takes nothing from its labels, not {str(constants)[:80]}")
+            raise UsageError(f"the task {self.name!r} has no constants from labels, not {str(constants)[:80]}")
         return self
 
 
@@ -364,7 +361,7 @@ class SampleTask(TaskBase, ABC):
 
     @classmethod
     def count_outputs(cls, dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return the number of columns of the labels; of class numbers that of the classes."""
+        """Return the number of the labels' columns, or for class numbers the number of classes."""
         check_without_masks(cls.name, mask_classes)
         return dataset.labels.shape[1] if dataset.labels.dim() == 2 else len(dataset.classes)
 
