@@ -110,7 +110,7 @@ def test_a_matrix_of_too_many_classes_gives_way_to_what_is_mistaken_most_often(d
     few = parse(report_run(write_run(tmp_path / "few", dataset)).html)
     assert "A row for each true class" in few.text
     many = report_run(write_run(tmp_path / "many", dataset, predictions=np.full(12, 35)))
-    assert "What is taken for what most often." in parse(many.html).text
+    assert "The most frequent confusions." in parse(many.html).text
     assert 'class="matrix"' not in many.html
 
 

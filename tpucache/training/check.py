@@ -53,8 +53,8 @@ def check_fit(
         )
     if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
         raise UsageError(
-            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates only its "
-            "rows: leave --valid out, or train on one host"
+            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates its rows "
+            "alone: leave --valid out, or train on one host"
         )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch, settings.part_size

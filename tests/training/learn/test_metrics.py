@@ -52,7 +52,7 @@ def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(c
     aucs = [sklearn_metrics.roc_auc_score(labels == c, probabilities[:, c]) for c in (0, 1)]
     assert found["auc"] == pytest.approx(np.mean(aucs))
     assert [record.getMessage() for record in caplog.records] == [
-        "AUC leaves out class 2, 3: the samples are all, or none, of it"
+        "AUC leaves out class 2, 3: all samples have it, or none"
     ]
     assert class_metrics(probabilities[:1], labels[:1]).keys() == {"accuracy", "f1"}
 

@@ -112,9 +112,8 @@ class Pace:
             return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
         if (self.ceiling_idle or 0.0) > _MUCH:
             return (
-                f"Steps take {self.ceiling_idle:.0%} longer than on batches that are on the device already, though the "
-                "device always has a step: reading, uploading or other programs share the CPU with them; try fewer "
-                "--threads."
+                f"Steps take longer than on data already there ({self.ceiling_idle:.0%} of the time), though data is "
+                "never late: reading, uploading or other programs share the CPU with them; try fewer --threads."
             )
         faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--precision bf16, a smaller model"
         return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."

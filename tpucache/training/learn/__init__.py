@@ -1,1 +1,1 @@
-"""The learning part: model, task, loss, metrics, optimizer, schedule, averaged weights. It has no files and no clock."""
+"""The learning part: model, task, loss, metrics, optimizer, schedule and averaged weights. It opens no file."""

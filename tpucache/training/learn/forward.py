@@ -165,7 +165,7 @@ def channel_statistics(
         if given is not None and IMAGE not in dataset.names:
             raise UsageError(f"the cache has no images to normalise: leave --{name} out")
         if given is not None and len(given) != len(known):
-            raise UsageError(f"--{name} takes one number for each of {len(known)} channels, not {len(given)} numbers")
+            raise UsageError(f"--{name} is one number for each of {len(known)} channels, not {len(given)} numbers")
     if settings.mean and all(0 < value < 1 for value in settings.mean) and _image_field(dataset).dtype == "|u1":
         raise UsageError(f"--mean is in the unit of the pixels, 0 to 255, not {settings.mean}: multiply by 255")
     return list(settings.mean or mean), [spread or 1.0 for spread in settings.std or std]

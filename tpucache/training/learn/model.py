@@ -175,7 +175,7 @@ def build_model(
         )
     if columns and (name.startswith(_TIMM) or name in built_in):
         raise UsageError(
-            f"the model {name!r} takes only images: with --inputs give a model of your own, module:callable, which is "
+            f"the model {name!r} takes images alone: with --inputs give a model of your own, module:callable, which is "
             "called with images and columns"
         )
     if name.startswith(_TIMM):
@@ -306,7 +306,7 @@ class MatchedWeights:
             ("timm could not adapt them: ", [self.trouble] if self.trouble else []),
         )
         listed = "".join(f"; {text}{_listed(names)}" for text, names in parts if names)
-        return f"{taken:,} of the model's {total:,} tensors are loaded{listed}"
+        return f"{taken:,} of the model's {total:,} tensors are taken over{listed}"
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> MatchedWeights:

@@ -212,7 +212,7 @@ def make_optimizer(
         raise UsageError(f"the rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UsageError("the model has no parameter that requires gradients: there is nothing to train")
+        raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
     groups = parameter_groups(model, weight_decay, layer_decay, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):

@@ -55,7 +55,7 @@ def read_saved(path: str | Path) -> Any:
             "it again by today's `torch.save`, or as safetensors"
         ) from error
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
-        raise ContentError("it does not only hold tensors and plain values: loading it would run its code") from error
+        raise ContentError("it holds something else than tensors and plain values, whose code would be run") from error
     except (KeyboardInterrupt, MemoryError, OSError):
         raise
     except Exception as error:  # torch raises any error for a broken file

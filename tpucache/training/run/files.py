@@ -62,8 +62,8 @@ def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
 
     def refusal(holder: str) -> UsageError:
         return UsageError(
-            f"{holder} is training in {run}: wait until it ends, or stop it (--resume continues it then), or give "
-            "another folder"
+            f"{run} is being trained in by {holder}: wait until it ends, or stop it (--resume continues it then), or "
+            "give another folder"
         )
 
     def take(stack: contextlib.ExitStack) -> None:
@@ -135,7 +135,7 @@ def open_run(
     if changed:
         advice = "Give the same ones to continue, or another folder"
         if data.train_set.manifest.parents:
-            advice += ". If the cache has changed since, give the version that the run began with: --version N"
+            advice += ". If the cache has changed since, give the version that the run began on: --version N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
             advice = (
                 "It is finished, and its learning rate has completed the schedule: for more epochs begin a new run "
@@ -153,7 +153,7 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
     """
     before = read_folds(run)
     if before is None and is_run(run):
-        raise UsageError(f"{run} has a run without --folds: give another folder, or leave --folds out")
+        raise UsageError(f"{run} has a run that is not of all folds: give another folder, or leave --folds out")
     has_begun = any((fold_folder(run, name) / LAST_NAME).exists() for name in before or ())
     if has_begun and not resume:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
@@ -252,7 +252,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
     if changed:
         return changed
     return [
-        f"the {name} data have changed (their records, labels, selection or order)"
+        f"the {name} data are others (their records, labels, selection or order)"
         for name, digest in data.digests.items()
         if content["digests"].get(name) != digest
     ]

@@ -108,6 +108,6 @@ def load_run(run: Path) -> SavedRun:
         return SavedRun(run, load_best(run))
     if (run / LAST_NAME).exists():
         raise TrainingError(
-            f"{run} has no {BEST_NAME}, as none of its epochs has ended: continue it with train --resume first"
+            f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
         )
     raise TrainingError(f"{run} holds no run: give the folder that was train's --run")

@@ -78,7 +78,7 @@ def find_weights(text: str, model: str) -> Path:
         return Path(text)
     timms = timm_name(model)
     if timms is None:
-        raise UsageError(f"--weights pretrained is for models of timm, not for {model!r}: give a file or a folder")
+        raise UsageError(f"--weights pretrained are of a model of timm, not of {model!r}: give a file or a folder")
     import timm
 
     with calling("timm", TrainingError, _OTHER_WEIGHTS):

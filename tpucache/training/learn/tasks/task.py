@@ -45,7 +45,9 @@ def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tenso
 def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
     """Raise UsageError unless a model's outputs have the targets' shape."""
     if tuple(outputs.shape) != tuple(shape):
-        raise UsageError(f"the model returns {tuple(outputs.shape)}, the labels need {tuple(shape)}: use another model")
+        raise UsageError(
+            f"the model gives {tuple(outputs.shape)}, the labels ask for {tuple(shape)}: use another model"
+        )
 
 
 def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixels: bool = False) -> None:
@@ -64,7 +66,7 @@ def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixe
     else:
         return
     raise UsageError(
-        f"{source} returns {given} for {samples} samples, the labels need {wanted}, as a floating-point tensor: "
+        f"{source} gives {given} for {samples} samples, the labels ask for {wanted}, as a floating-point tensor: "
         "use a model with as many outputs"
     )
 
@@ -347,7 +349,7 @@ class TaskBase:
     def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
         """Return the task itself. Raises UsageError unless there are no constants."""
         if constants != {}:
-            raise UsageError(f"the task {self.name!r} has no constants from labels, not {str(constants)[:80]}")
+            raise UsageError(f"the task {self.name!r} takes nothing from its labels, not {str(constants)[:80]}")
         return self
 
 
