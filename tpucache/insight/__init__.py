@@ -1,6 +1,6 @@
-"""What a cache can tell of its data: copies of pictures, folds that do not divide them, and labels to look at again.
+"""Checks of a cache's data: copies of pictures, folds that keep copies together, and labels that may be wrong.
 
-Importing this loads nothing: each public name is imported when it is first used (PEP 562).
+Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 _DUPLICATES: Final = "duplicates"
 _SHOWN: Final = 20
-#: A group with a larger share of the samples is worth a look: it may be a chain of pictures that only look alike.
+#: Groups with a larger share of the samples are reported: they may be chains of pictures that only look alike.
 _LARGE_GROUP: Final = 0.01
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Find pictures that caches have in common, and how the caches differ; exit status 1 when there are some."""
+    """Find pictures that are in several caches, and differences between the caches; exit status 1 if pictures are
+    found.
+    """
     from tpucache.insight.comparison import compare as compare_two
     from tpucache.loading.find import open_cache
 
@@ -54,7 +56,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _hashes(cache: Cache, threads: int | None) -> Hashes:
-    """Return a cache's hashes, with a progress bar where they have to be computed."""
+    """Return a cache's hashes, with a progress bar while they are computed."""
     from tpucache.insight.hashing import hashes
     from tpucache.progress import Progress
 
@@ -63,7 +65,7 @@ def _hashes(cache: Cache, threads: int | None) -> Hashes:
 
 
 def _sample(cache: Cache, position: int) -> dict[str, Any]:
-    """Return a pair's values for one of its samples."""
+    """Return a sample of a pair as JSON values."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     label: Any = None
     if labels is not None:
@@ -115,21 +117,21 @@ def _search_dict(found: Pairs) -> dict[str, Any]:
 
 
 def _search_text(found: Pairs) -> str:
-    """Say how pairs were searched, and what the search may miss."""
+    """Return how pairs were searched, and what the search may miss, as text."""
     text = f"at most {found.threshold} of 256 bits apart"
     if found.search == "exact":
         text += ", all images compared"
     else:
-        text += f", searched by bands, which find {found.share:.1%} of pairs that far apart and more of closer ones"
+        text += f", searched by bands, which find {found.share:.1%} of pairs that far apart, and more of closer pairs"
     return f"{text}; {found.blank:,} blank images left out" if found.blank else text
 
 
 def _comparison_lines(one: Cache, two: Cache, found: Comparison) -> list[str]:
     exact, near, drift = found.exact, found.near, found.drift
-    said = f"not compared: {exact.reason}" if exact.reason else f"{len(exact):,}"
+    equal = f"not compared: {exact.reason}" if exact.reason else f"{len(exact):,}"
     lines = [
         f"{one.place} and {two.place}",
-        f"  equal records  {said}",
+        f"  equal records  {equal}",
         *_pair_lines(one, two, zip(exact.first.tolist(), exact.second.tolist(), strict=True), len(exact)),
         f"  look alike     {len(near):,} ({_search_text(near)}), of which {int(found.is_copy.sum()):,} are copies by "
         "details",
@@ -151,7 +153,7 @@ def _comparison_lines(one: Cache, two: Cache, found: Comparison) -> list[str]:
     furthest = sorted(drift.classes.items(), key=lambda each: -(each[1][0] - each[1][1]))[:_SHOWN]
     if furthest:
         texts = [f"{printable(name)} {apart:.1f} ({chance:.1f})" for name, (apart, chance) in furthest]
-        lines.append(f"  mean pictures  {', '.join(texts)} apart of 255 (and by chance)")
+        lines.append(f"  mean pictures  differ by {', '.join(texts)} of 255 (in brackets: by chance)")
     return lines
 
 
@@ -170,7 +172,7 @@ def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[s
 
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
-    """Make folds of a cache; return its manifest, and the result as JSON values and as lines."""
+    """Divide a cache into folds; return its manifest, and the result as JSON values and as lines."""
     from tpucache.insight.comparison import confirm_copies
     from tpucache.insight.matching import groups as join
     from tpucache.insight.matching import pairs
@@ -207,14 +209,14 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
         lines.append(f"  groups: {several:,} of more than one sample, none divided")
     lines += [
         f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at it, as it may be a "
-        "chain of pictures of which each is like the next"
+        "chain of pictures in which only neighbours look alike"
         for group in groups[:_SHOWN]
     ]
     return manifest, report, lines
 
 
 def suspects(options: argparse.Namespace) -> int:
-    """List the samples whose labels are least probable out of fold: they are worth a look, but may be right."""
+    """List the samples whose labels are least probable out of fold: look at them, as some may be right."""
     from tpucache.insight.labels import read_predictions
     from tpucache.insight.labels import suspects as rank
 
@@ -283,7 +285,7 @@ def add(commands: Any) -> None:
         "run",
         metavar="RUN|TABLE",
         type=local_path,
-        help="the folder of a run of all folds, or a .csv of predictions of samples that the model has not seen",
+        help="the folder of a run of all folds, or a .csv with predictions for samples that the model has not seen",
     )
     command.add_argument("--top", type=positive, default=50, metavar="N", help="samples to list, at most")
     command.add_argument(

@@ -1,4 +1,4 @@
-"""compare: what two caches have in common that they should not, and how they differ that should be alike."""
+"""Compares two caches: pictures that are in both, and differences between their images."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 
 Positions = npt.NDArray[np.int64]
 
-#: Settings of a recipe that say nothing of the bytes of a clean record.
+#: Settings of a recipe that do not change the bytes of a clean record.
 _NOT_IN_RECORDS: Final = {"variants", "augment", "augmentation", "seed", "shard_mb"}
 
-#: How much the details of copies correlate. Of 40 photographs of clothing and 23 others, encoded again, halved,
-#: brighter and mirrored, 0.96 at least; different photographs of clothing that look alike, 0.64 at most (238 pairs).
+#: The correlation of details from which on pictures count as copies. Copies of 63 photographs (encoded again, halved,
+#: brighter or mirrored) have at least 0.96; 238 pairs of different photographs that look alike have at most 0.64.
 _SAME_DETAILS: Final = 0.9
-_CONFIRMED_AT_ONCE: Final = 512  # pairs
+_CONFIRMED_AT_ONCE: Final = 512  # pairs of pictures
 
-#: Comparisons of hashes that take a few seconds, and pairs whose details do.
+#: The number of comparisons of hashes, and of comparisons of details, that takes a few seconds.
 _QUICK: Final = 1_000_000_000
 _QUICK_PAIRS: Final = 2048
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Samples of two caches whose clean records are equal byte for byte, which `first` and `second` give the positions
-    of: int64 (m,). `reason` says why none were compared where records of one picture differ; else it is empty.
+    """Samples of two caches whose clean records are equal byte for byte.
+
+    `first` and `second` are their positions in the two caches, int64 (m,). `reason` says why nothing was compared; it
+    is "" where records were.
     """
 
     first: Positions
@@ -52,11 +54,11 @@ class Exact:
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
     """Return the samples of two caches, or of one, that have the same clean record.
 
-    Lengths and checksums of all records are compared, then the bytes of those that agree in both. Of several equal
-    records of one cache, each further one is paired with the first. Where the two caches were made by other settings
-    or libraries, one picture has other bytes in each, and nothing is compared.
+    Lengths and checksums of all records are compared, then the bytes of records with equal ones. Among several equal
+    records of one cache, each is paired with the first. If the two caches were made with different settings or
+    libraries, their records of one picture differ, so nothing is compared.
 
-    Raises DamageError or FormatError for records that cannot be read, and what opening a cache raises.
+    Raises DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
     """
     first, second = (_Records.of(each) for each in (one, one if two is None else two))
     if reason := _difference(first.cache, second.cache):
@@ -66,7 +68,7 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 
 @dataclass(frozen=True)
 class _Records:
-    """The clean records of some samples: the rows of the index of each band, and the first band's length and CRC-32."""
+    """The clean records of samples: their rows of the index in each band, and the first band's length and CRC-32."""
 
     cache: Cache
     bands: list[Array]
@@ -88,7 +90,7 @@ class _Records:
 
 
 def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
-    """Return the pairs whose keys agree, as far as their bytes do."""
+    """Return the pairs of records with equal keys and equal bytes."""
     order = np.argsort(one.keys, kind="stable")
     places = np.searchsorted(one.keys[order], two.keys)
     is_there = places < len(order)
@@ -103,7 +105,7 @@ def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
 
 
 def _difference(one: Cache, two: Cache) -> str:
-    """Say why equal pictures have other records in two caches; "" where they have the same."""
+    """Return the reason why one picture has different records in two caches; "" where it has the same."""
     if one.manifest.fields != two.manifest.fields:
         return "their records have other fields, sizes or codecs"
     if one.manifest.variants[0] != two.manifest.variants[0]:
@@ -115,12 +117,12 @@ def _difference(one: Cache, two: Cache) -> str:
 
 @dataclass(frozen=True)
 class Drift:
-    """How the images of two caches differ on the whole: numbers to look at, no verdicts.
+    """The differences between the images of two caches on average: figures without a verdict.
 
-    `brightness` and `contrast` are the means over each cache's images of the mean and the standard deviation of a
+    `brightness` and `contrast` are averages over each cache's images: of the mean, and of the standard deviation, of a
     thumbnail, 0 to 255. `sizes` are the medians of the source images' width and height, None where a cache does not
-    know them. `classes` has, for each class of both, how far apart the mean thumbnails are (root mean square, 0 to
-    255), and how far they would be by chance, as the classes are no larger than they are.
+    have them. `classes` has, for each class of both caches, the distance of their mean thumbnails (root mean square, 0
+    to 255), and the distance to expect by chance in classes of that size.
     """
 
     brightness: tuple[float, float]
@@ -129,7 +131,7 @@ class Drift:
     classes: Mapping[str, tuple[float, float]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the figures as JSON values."""
         classes = {name: {"distance": far, "by_chance": chance} for name, (far, chance) in self.classes.items()}
         return {
             "brightness": list(self.brightness),
@@ -141,9 +143,10 @@ class Drift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found of two caches: equal records, pictures that look alike, and how they differ on the whole.
+    """The result of `compare`: equal records, pictures that look alike, and average differences.
 
-    `near` has no pair that is in `exact`. Which of its pairs are copies, a second test says: `is_copy`, bool (m,).
+    `near` has no pair that is in `exact`. `is_copy`, bool (m,), is the result of a second test: which of the pairs in
+    `near` are copies.
     """
 
     exact: Exact
@@ -153,7 +156,7 @@ class Comparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether there is any picture of one cache that is in the other, or looks like one there."""
+        """Whether any picture of one cache is in the other, or looks like one there."""
         return bool(len(self.exact) or len(self.near))
 
 
@@ -165,10 +168,10 @@ def compare(
     search: Search = "auto",
     hashed: tuple[Hashes, Hashes] | None = None,
 ) -> Comparison:
-    """Return the copies that two caches have of each other's pictures, and how they differ on the whole.
+    """Return the pictures that two caches have in common, and the average differences between the caches.
 
-    `hashed` are the hashes of both, if they are there already; else `hashes` gives them. Raises what `hashes`, `pairs`
-    and `exact_copies` raise.
+    `hashed` are the hashes of both, if they exist already; otherwise they are computed. Raises the errors of `hashes`,
+    `pairs` and `exact_copies`.
     """
     first, second = hashed or (hashes(one), hashes(two))
     exact = exact_copies(one, two)
@@ -182,9 +185,9 @@ def compare(
 def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> npt.NDArray[np.bool_]:
     """Return which of the pictures that look alike are copies, by details that hashes do not have: bool (m,).
 
-    Copies that were encoded again, made smaller or brighter, or mirrored, are confirmed; those that were cut, turned or
-    marked need not be. Raises DamageError or FormatError for records that cannot be read, and what opening a cache
-    raises.
+    It confirms copies that were encoded again, made smaller or brighter, or mirrored. Copies that were cut, rotated or
+    marked may stay unconfirmed. Raises DamageError or FormatError for records that cannot be read, and the errors of
+    opening a cache.
     """
     sets = [opened(each) for each in (one, one if two is None else two)]
     found = np.zeros(len(alike), np.bool_)
@@ -201,11 +204,12 @@ def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> np
 
 @dataclass(frozen=True)
 class Leak:
-    """How many samples that validate are copies of samples that train, and how many others look like one.
+    """How many validation samples are copies of training samples, and how many others look like one.
 
-    `compared` says by what: "hashes" of pictures and then their details, or equal "records" alone. `path` is that of
-    one of the copies, or "". `alike` is the number of the others, and `closest` the pair of them that differs the
-    least: the paths of the sample that validates and of the one that trains, and the bits of 256.
+    `compared` is "hashes" where hashes and then details of pictures were compared, "records" where only records were.
+    `path` is the path of one of the copies, or "". `alike` is the number of other validation samples that look like a
+    training sample. `closest` is the closest pair of these: the paths of the validation and the training sample, and
+    the number of bits, of 256, in which their hashes differ.
     """
 
     samples: int
@@ -216,10 +220,10 @@ class Leak:
 
 
 def find_leak(train: Samples, valid: Samples) -> Leak | None:
-    """Return how many samples that validate are copies of samples that train, by what takes no more than seconds.
+    """Return how many validation samples are copies of training samples; the search takes only seconds.
 
-    Pictures are compared by their hashes where these are kept already, and the closest pairs by their details; else
-    records are compared by their checksums. Return None where neither can be done.
+    If both caches have stored hashes, these are compared, then the details of the closest pairs. Otherwise the
+    checksums of records are compared. Return None where neither is possible.
     """
     sets = opened(train), opened(valid)
     known = [kept_hashes(cache) for cache, _ in sets]
@@ -237,7 +241,7 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
 
 
 def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
-    """Return which pictures that look alike are copies, of the closest pairs."""
+    """Return the leak found by hashes: which pictures that look alike are copies is tested for the closest pairs."""
     columns = {name: getattr(alike, name)[:_QUICK_PAIRS] for name in ("first", "second", "distance", "is_mirrored")}
     is_copy = np.zeros(len(alike), np.bool_)
     is_copy[:_QUICK_PAIRS] = confirm_copies(replace(alike, **columns), train, valid)
@@ -252,7 +256,7 @@ def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
 
 
 def _path(dataset: Samples, number: np.int64) -> str:
-    """Return the path of one of the samples of a dataset."""
+    """Return the path of a sample of a dataset."""
     cache, at = opened(dataset)
     return cache.samples.paths[int(number if at is None else at[number])]
 
@@ -273,7 +277,7 @@ def _drift(*sets: tuple[Samples, Hashes]) -> Drift:
 
 
 def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Array]]:
-    """Return the mean thumbnail of each class, and the variance of that mean."""
+    """Return each class's mean thumbnail, and the variance of that mean."""
     cache, positions = opened(dataset)
     labels, names = cache.samples.labels, cache.manifest.classes
     if labels is None or not names:
@@ -288,7 +292,7 @@ def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Arr
 
 
 def _median_size(dataset: Samples) -> tuple[float, float] | None:
-    """Return the median width and height of the source images, None where the cache does not know them."""
+    """Return the median width and height of the source images; None where the cache does not have them."""
     cache, positions = opened(dataset)
     sides = []
     for name in (WIDTH, HEIGHT):

@@ -1,4 +1,4 @@
-"""A perceptual hash of each clean image, by which copies of a picture are found."""
+"""Perceptual hashes of clean images, which are close for copies of a picture."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tpucache.types import Array
 if TYPE_CHECKING:
     from tpucache.insight.samples import Samples
 
-_GRID: Final = 32  # rows and columns that an image is averaged to
-_SIDE: Final = 16  # the lowest 16 x 16 frequencies of these averages give a bit each
+_GRID: Final = 32  # an image is averaged to this many rows and columns
+_SIDE: Final = 16  # each of the lowest 16 x 16 frequencies of these averages gives a bit
 
-# All is computed in whole numbers below 2^53, which float64 holds exactly: every machine finds the same bits.
+# Everything is computed in integers below 2^53, which float64 holds exactly, so that all machines get the same bits.
 _GRID_STEPS: Final = (1 << 14) - 1
 _COSINE_STEPS: Final = 1 << 12
 _LUMA: Final = (77, 150, 29)  # of 256: ITU-R BT.601
 
-_FINE: Final = 256  # parts of a step that averages are rounded to
+_FINE: Final = 256  # averages are rounded to this fraction of a level
 
 _BLANK_STD: Final = 2.0  # of 0 to 255
-_USUAL_STD: Final = 64.0  # of photographs
+_USUAL_STD: Final = 64.0  # of photographs, of 0 to 255
 _BATCH_BYTES: Final = 4 << 20
 _AHEAD: Final = 2  # batches for each thread
 
@@ -47,17 +47,18 @@ def hashes(
 ) -> Hashes:
     """Return a perceptual hash of each clean image of a dataset, an opened cache, or a cache's folder or URL.
 
-    Hashes that were kept in the cache's folder are read; others are computed from the records, by `threads` threads
-    (one a core if not given), and kept there with `keep`, where the folder can be written and all samples were
-    asked for. `on_progress` is called with the images done and all images.
+    Hashes that the cache's folder has are read. Others are computed from the records by `threads` threads (default: one
+    for each core). They are stored there if `keep` is set, the folder can be written and all samples were hashed.
+    `on_progress` is called with the number of images done and of all images.
 
     The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with 256
-    bits: the image as 32x32 grey averages, their cosine transform, and of the lowest 16x16 frequencies whether each is
-    above the median. It changes by a few bits with the decoder and the codec, so it compares pictures and identifies
-    nothing. Images of any channels and depth have one; a cache without the clean variant is hashed by its first one.
+    bits: the image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
+    16x16 frequencies is above their median. The decoder and the codec change a few bits, so that a hash compares
+    pictures and does not identify a file. Images may have any channels and depth. Without a clean variant, the first
+    one is hashed.
 
-    Raises UsageError for records without images, DamageError or FormatError for damaged ones, and what opening a cache
-    raises.
+    Raises UsageError for records without images, DamageError or FormatError for damaged ones, and the errors of opening
+    a cache.
     """
     cache, positions = opened(dataset)
     kept = kept_hashes(cache)
@@ -71,7 +72,7 @@ def hashes(
 
 
 def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Callable[[int, int], None]) -> Hashes:
-    """Hash the clean images at some positions, several batches at once."""
+    """Hash the clean images at some positions, several batches at a time."""
     manifest = cache.manifest
     image = manifest.fields[0]
     if image.name != IMAGE:
@@ -80,7 +81,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         )
     rows = cache.rows(manifest.variants[0], positions)
     unit, base = 1.0, 0.0
-    if image.is_deep:  # what their numbers reach to, only the cache itself shows
+    if image.is_deep:  # the range of deep images is only known from the cache's statistics
         unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
         base = float(np.mean(manifest.statistics.mean or (0.0,))) - 2 * _USUAL_STD * unit
     step = max(1, _BATCH_BYTES // max(1, image.nbytes))
@@ -111,10 +112,11 @@ def _read_grids(cache: Cache, rows: Positions) -> npt.NDArray[np.float64]:
 
 
 def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
-    """Return what is fine in clean images: float64 (n, 32, 32), of length 1 each, or 0 where an image has nothing fine.
+    """Return the fine structure of clean images: float64 (n, 32, 32) with a norm of 1, or of 0 for an image without
+    any.
 
-    From the averages of an image in grey the mean of each one and its neighbours is subtracted. A hash has the lowest
-    frequencies of these averages and no others.
+    It is an image's grey averages, each minus the mean of itself and its neighbours. Hashes do not have it: they have
+    only the lowest frequencies.
     """
     grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
     padded = np.pad(grids, ((0, 0), (1, 1), (1, 1)), mode="edge")
@@ -139,7 +141,7 @@ def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    """Yield what `work` returns for each start, in order; only a few are begun ahead."""
+    """Yield the results of `work` for all starts, in order; only a few are begun ahead."""
     with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
         waiting: deque[Future[int]] = deque()
         try:
@@ -155,10 +157,10 @@ def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iter
 
 
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
-    """Return the averages of images (n, height, width, channels) over a grid, in grey: float64 (n, 32, 32).
+    """Return images (n, height, width, channels) averaged over a grid, in grey: float64 (n, 32, 32), in the images'
+    scale.
 
-    Three channels of 8 bits are red, green and blue, and grey is their luma. Other channels are averaged. The grid has
-    the scale of the images.
+    Three channels of 8 bits are red, green and blue, and grey is their luma. Other channels are averaged.
     """
     levels, unit, low = images, np.ones(1), np.zeros(1)
     if images.dtype not in (np.uint8, np.uint16):
@@ -174,7 +176,7 @@ def grey_grids(images: Array) -> npt.NDArray[np.float64]:
 
 
 def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
-    """Return the hashes of grey grids (n, 32, 32), and of the same mirrored: uint64 (n, 4) each."""
+    """Return the hashes of grey grids (n, 32, 32), and the hashes of their mirror images: uint64 (n, 4) each."""
     low = grids.min((1, 2), keepdims=True)
     contrast = np.maximum(grids.max((1, 2), keepdims=True) - low, np.finfo(np.float64).tiny)
     steps = np.rint((grids - low) / contrast * _GRID_STEPS)
@@ -186,10 +188,10 @@ def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
 
 
 def _averages(values: Array) -> npt.NDArray[np.float64]:
-    """Return the means of (n, length, m) over 32 equal parts of the length, times 256, as whole float64 (n, 32, m).
+    """Return the means of (n, length, m) over 32 equal parts of the length, times 256, rounded: float64 (n, 32, m).
 
-    A part may begin and end within a value, of which it has a share. To be fast, values are first added up in runs,
-    which are at most a fourth of a part where they do not fit.
+    If a part begins or ends within a value, it has a share of it. To be fast, values are first summed in runs. Runs
+    that do not divide a part are at most a quarter as long as one.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -197,14 +199,14 @@ def _averages(values: Array) -> npt.NDArray[np.float64]:
     inner = values[:, :whole].reshape(count, -1, run, width)
     if values.dtype.kind == "f":
         sums = inner.sum(2)
-    else:  # of fewer than 257 values of 8 bits, 16 bits hold the sum
+    else:  # 16 bits hold the sum of up to 257 values of 8 bits
         sums = inner.sum(2, dtype=np.uint16 if values.dtype == np.uint8 and run <= 257 else np.uint32)
     if sums.shape[1] == _GRID:
         return _rounded(sums * (_FINE / run))
     sums = np.concatenate([sums, values[:, whole:]], axis=1, dtype=np.float64)
     ends = np.concatenate([np.arange(run, whole + 1, run), np.arange(whole + 1, length + 1)])
     starts = np.concatenate([[0], ends[:-1]])
-    borders = np.arange(_GRID + 1) * length  # of the parts, in 32nds of a value
+    borders = np.arange(_GRID + 1) * length  # between the parts, in 32nds of a value
     places = np.minimum(np.searchsorted(ends * _GRID, borders, "right"), len(ends) - 1)
     shares = (borders - starts[places] * _GRID) * np.where(ends - starts == run, 1, run)[places]
     before = np.cumsum(sums, axis=1) - sums
@@ -224,7 +226,7 @@ def _cosines() -> npt.NDArray[np.float64]:
 
 
 def _above_median(found: npt.NDArray[np.float64]) -> Words:
-    """Return whether each of (n, 256) values is above the row's median, as bits: uint64 (n, 4)."""
+    """Return which of (n, 256) values are above their row's median, as bits: uint64 (n, 4)."""
     middle = np.partition(found, (BITS // 2 - 1, BITS // 2), axis=1)[:, BITS // 2 - 1 : BITS // 2 + 1]
     packed = np.packbits(2 * found > middle.sum(1, keepdims=True), axis=1)
     words: Words = packed.view("<u8").astype(np.uint64)
@@ -232,7 +234,7 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
 
 
 def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
-    """Return images as whole numbers from each one's lowest value on, what a step is worth in each, and that value."""
+    """Return images as integers above their lowest values, with each image's step between integers and lowest value."""
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)
     contrast = values.max((1, 2, 3), keepdims=True) - low

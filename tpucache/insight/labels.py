@@ -1,4 +1,4 @@
-"""suspects: the samples whose labels are most worth a second look, by what models that have not seen them predict."""
+"""Finds suspects: samples whose labels are improbable to models that have not seen them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tpucache.types import Array
 
 Integers = npt.NDArray[np.int64]
 
-_ONE: Final = 1e-3  # by which probabilities that add up to 1 may miss it, as they are rounded
+_ONE: Final = 1e-3  # rounded probabilities may miss a sum of 1 by this much
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """Samples by how improbable their labels are, the most improbable first: a list to look through, no verdicts.
+    """Samples ranked by how improbable their labels are, the most improbable first, to be looked through.
 
     `positions` are rows of the predictions, int64 (m,); samples without a label are left out. `scores`, float64 (m,),
-    are 1 less the probability of the label: of several classes a sample, that of its least probable mark.
+    are 1 minus the probability of the label; if a sample can have several classes, of its least probable mark.
     `classes`, int64 (m,), are the most probable class, or the class of that mark.
     """
 
@@ -43,9 +43,9 @@ class Suspects:
 def suspects(predictions: Array, labels: Array) -> Suspects:
     """Rank samples by how improbable their labels are to models that were trained without them.
 
-    `predictions` are probabilities (n, classes), such as those of `read_predictions`; `labels` are class numbers (n,),
-    -1 for none, or 0 and 1 for each class (n, classes). Predictions of the samples that a model was trained on tell
-    little: it has learned their labels.
+    `predictions` are probabilities (n, classes), such as those of `read_predictions`. `labels` are class numbers (n,),
+    -1 for none, or 0 and 1 for each class (n, classes). Do not use predictions of a model's own training samples: it
+    has learned their labels.
 
     The score is 1 - p(label), "self-confidence" in Kuan and Mueller, "Model-agnostic label quality scoring to detect
     real-world label errors" (2022). Raises UsageError for shapes that do not fit, and for values that are no
@@ -78,10 +78,10 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A table of predictions, as `predict` and runs of all folds write it: n rows, one a sample.
+    """A table of predictions, as `predict` and runs of all folds write it, with n rows, one for each sample.
 
-    `numbers` are the samples' numbers, uint64 (n,), `labels` and `predictions` what the table says as text, and
-    `probabilities`, float64 (n, classes), those of each class.
+    `numbers` are the samples' numbers, uint64 (n,). `labels` and `predictions` are the table's texts. `probabilities`,
+    float64 (n, classes), has a column for each class.
     """
 
     path: Path
@@ -96,10 +96,10 @@ class Predictions:
         return len(self.numbers)
 
     def label_numbers(self) -> Array:
-        """Return the labels as `suspects` takes them: class numbers int64 (n,), or 0 and 1 (n, classes), bool.
+        """Return the labels in the form that `suspects` takes: class numbers int64 (n,), or 0 and 1 (n, classes), bool.
 
-        Samples whose probabilities add up to 1 have one class each. Raises UsageError for labels that are no classes,
-        and for predictions that are no probabilities.
+        If each sample's probabilities add up to 1, each has one class. Raises UsageError for labels that are no
+        classes, and for predictions that are no probabilities.
         """
         _check_probabilities(self.probabilities)
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -110,7 +110,7 @@ class Predictions:
         marks = np.zeros(self.probabilities.shape, np.bool_)
         for row, label in enumerate(self.labels):
             names = part_names(label)
-            if label in numbers and not numbers.keys() >= {*names}:  # as one whose name has a ; was written
+            if label in numbers and not numbers.keys() >= {*names}:  # one class whose name has a semicolon
                 names = [label]
             self._check(name for name in names if name not in numbers)
             marks[row, [numbers[name] for name in names]] = True
@@ -125,14 +125,14 @@ class Predictions:
 
 
 def _check_probabilities(values: Array) -> None:
-    if not np.all((values >= 0) & (values <= 1)):  # which NaN is not either
+    if not np.all((values >= 0) & (values <= 1)):  # also refuses NaN
         raise UsageError("predictions are no probabilities, 0 to 1: labels that are numbers have no suspects")
 
 
 def read_predictions(table: str | Path) -> Predictions:
-    """Read a table of predictions: the CSV itself, or the folder of a run of all folds, whose out-of-fold table it is.
+    """Read a table of predictions: a CSV, or the out-of-fold table in the folder of a run of all folds.
 
-    Raises UsageError for what is no such table, and where it cannot be read.
+    Raises UsageError for a file that is no such table or cannot be read.
     """
     path = Path(table)
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path

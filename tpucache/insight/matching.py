@@ -1,4 +1,4 @@
-"""pairs and groups: which pictures look alike, by their hashes."""
+"""Finds pairs and groups of pictures that look alike, by their hashes."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ Words = npt.NDArray[np.uint64]
 
 Search = Literal["auto", "exact", "bands"]
 
-#: Bits by which copies differ at most: re-encoded, resized, brighter and mirrored ones do, and few other pictures.
+#: The largest number of bits in which copies differ (re-encoded, resized, brighter, mirrored), and few other pictures.
 THRESHOLD: Final = 48
 
 _LARGEST_THRESHOLD: Final = 96
 _MOST_PAIRS: Final = 20_000_000
-#: Comparisons up to which each image is compared with each other one: about a minute of one core.
+#: The number of comparisons up to which all images are compared with each other: about a minute on one core.
 _MOST_COMPARED: Final = 20_000_000_000
 
-#: The share that is done, and pairs that are found: their numbers in both sets, and their distances.
+#: The share of the search that is done, and pairs: their numbers in both sets, and their distances.
 Task = tuple[float, Positions, Positions, Array]
 
 _ROWS: Final = 8
-_COLUMNS: Final = 8192  # with these rows, what is worked on stays in a processor's cache
+_COLUMNS: Final = 8192  # with this size, a block stays in a processor's cache
 
 _FLIPS: Final = 2
-_MOST_CANDIDATES: Final = 1 << 22  # looked at together
+_MOST_CANDIDATES: Final = 1 << 22  # compared at once
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images that look alike, two by two, the closest first.
+    """Pairs of images that look alike, the closest first.
 
-    `first` and `second` are positions among the hashes, int64 (m,): first < second, or of two sets the position in each
-    of them. `distance` is the number of bits by which the two differ, of 256: int64 (m,). Where `is_mirrored`, bool
-    (m,), it is the distance to the mirror image of the second. `samples` are how many there are in each set.
+    `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
+    in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). Where
+    `is_mirrored`, bool (m,), it is the distance to the mirror image of the second. `samples` has the number of images
+    in each set.
 
-    Images with equal hashes are paired with the first of them alone: a thousand equal ones are 999 pairs.
+    Several images with equal hashes are each paired with the first of them: a thousand equal ones are 999 pairs.
 
-    `search` is "exact", where all were compared, or "bands"; then `share` of the pairs at the threshold are found, if
-    bits differ at random, and more of closer ones. `blank` images were left out.
+    `search` is "exact" if all images were compared, or "bands". By bands, the share `share` of the pairs at the
+    threshold is found, if bits differ at random, and more of closer pairs. `blank` is the number of images left out.
     """
 
     first: Positions
@@ -74,12 +75,12 @@ def pairs(
     search: Search = "auto",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Pairs:
-    """Return which images of a set look alike, or which of a set look like which of the `other` set.
+    """Return which images of a set look alike, or which images of a set look like images of the `other` set.
 
-    Two do where their hashes, or that of one and that of the other's mirror image, differ by at most `threshold` of 256
-    bits, 0 to 96. Blank images are left out. `search` "exact" compares all; "bands" compares those that
-    differ by at most two bits in one of several bands of bits, as most copies do; "auto" is exact up to some 10^5
-    images. `on_progress` is called with the share that is done, 0 to 1.
+    Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; the hash of a mirror image
+    counts, too. Blank images are left out. `search` "exact" compares all images. "bands" compares those that differ in
+    at most two bits in one of several bands of bits, as most copies do. "auto" is exact up to about 10^5 images.
+    `on_progress` is called with the share that is done, 0 to 1.
 
     Raises UsageError for another threshold, and for more than 20 million pairs.
     """
@@ -117,9 +118,10 @@ def pairs(
 
 @dataclass(frozen=True)
 class _Distinct:
-    """The images of a set that are not blank, those of equal hashes once, in the order of their first positions.
+    """The images of a set that are not blank, with one entry for equal hashes, in the order of their first positions.
 
-    `members` are the positions of all, hash by hash, and `starts` where those of each begin, then where the last end.
+    `members` has the positions of all images, hash by hash. `starts` has the place in `members` where each hash begins,
+    and the end of the last one.
     """
 
     words: Words
@@ -129,10 +131,10 @@ class _Distinct:
 
     @classmethod
     def of(cls, hashes: Hashes) -> _Distinct:
-        """Return the distinct images of some hashes."""
+        """Return the distinct images of hashes."""
         positions = np.flatnonzero(~hashes.is_blank)
         both = np.concatenate([hashes.words, hashes.mirrored], axis=1)[positions]
-        order = np.lexsort(both.T)  # stable: equal ones stay in the order of their positions
+        order = np.lexsort(both.T)  # stable: equal hashes stay in the order of their positions
         is_new = np.ones(len(order), np.bool_)
         is_new[1:] = (both[order[1:]] != both[order[:-1]]).any(1)
         starts = np.append(np.flatnonzero(is_new), len(order))
@@ -153,13 +155,13 @@ class _Distinct:
         return self.members[self.starts[:-1]]
 
     def others(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """Return the positions of the further images of some hashes, and for each of them its place in `numbers`."""
+        """Return the positions of the images with these hashes but the first, and for each its place in `numbers`."""
         starts, counts = self.starts[numbers] + 1, np.diff(self.starts)[numbers] - 1
         return self.members[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
 
 
 def _ranges(starts: Positions, counts: Positions) -> Positions:
-    """Return the numbers of several ranges, one after the other."""
+    """Return the numbers of several ranges, one range after another."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
@@ -167,14 +169,14 @@ def _ranges(starts: Positions, counts: Positions) -> Positions:
 
 
 class _Found:
-    """Pairs of distinct images that are found, each once."""
+    """Collects pairs of distinct images, and keeps each pair once."""
 
     def __init__(self) -> None:
         self._parts: list[Array] = []
         self._count = 0
 
     def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
-        """Add pairs, which may be there already. Raises UsageError where they are too many."""
+        """Add pairs, even such as are there already. Raises UsageError when there are too many."""
         part = np.empty((len(rows), 4), np.int64)
         part[:, 0], part[:, 1], part[:, 2], part[:, 3] = rows, columns, distances, is_mirrored
         self._parts.append(part)
@@ -185,7 +187,7 @@ class _Found:
                 raise UsageError(f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold")
 
     def closest(self) -> Array:
-        """Return the pairs as rows of both numbers, distance and whether it is to the mirror image: int64 (m, 4)."""
+        """Return the pairs as rows: two numbers, the distance, and whether one is mirrored: int64 (m, 4)."""
         whole = np.concatenate([np.empty((0, 4), np.int64), *self._parts])
         whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
         is_new = np.ones(len(whole), np.bool_)
@@ -195,7 +197,7 @@ class _Found:
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
-    """Turn pairs of distinct hashes into pairs of positions, and add the pairs of images that have equal hashes."""
+    """Turn pairs of distinct hashes into pairs of positions, and add the pairs of images with equal hashes."""
     rows, columns = found[:, 0], found[:, 1]
     if two is None:
         further, places = one.others(np.arange(len(one)))
@@ -211,9 +213,9 @@ def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
 
 
 def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the pairs of hashes that differ by at most some bits, and the share that is done.
+    """Yield the pairs of hashes that differ in at most `threshold` bits, and the share that is done.
 
-    Half of the bits are compared first: most pairs differ by too many of them.
+    Half of the bits are compared first: most pairs differ in too many of them.
     """
     turned = np.ascontiguousarray(two.T)
     bits = np.empty((_ROWS, _COLUMNS), np.uint64)
@@ -235,7 +237,7 @@ def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 def _close(
     one: Words, two: Words, rows: Positions, columns: Positions, threshold: int, is_one_set: bool
 ) -> tuple[Positions, Positions, Array]:
-    """Return those of some pairs whose hashes differ by at most some bits; in one set, each pair in one order only."""
+    """Return the pairs whose hashes differ in at most `threshold` bits; within one set, each pair in one order only."""
     if is_one_set:
         is_first = rows < columns
         rows, columns = rows[is_first], columns[is_first]
@@ -248,7 +250,7 @@ def _close(
 
 
 def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
-    """Count the bits of each word that are set."""
+    """Count the set bits of each word."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         np.bitwise_count(words, out=out)
         return
@@ -261,10 +263,11 @@ def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
 
 
 def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the pairs of hashes that differ by at most some bits, and by at most two in one of several bands of bits.
+    """Yield the pairs of hashes that differ in at most `threshold` bits, and in at most two bits of one of several
+    bands.
 
-    Each band is a table of the images by the values of its bits. Looked up is each value, with none, one and two of its
-    bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
+    For each band there is a table of images by the values of its bits. Each value is looked up with none, one and two
+    of its bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
     """
     width, bands = _band_bits(len(two))
     order = np.random.RandomState(np.random.MT19937(0)).permutation(BITS)  # neighbours in frequency are alike
@@ -275,10 +278,10 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
         by_key, by_asked = np.argsort(keys, kind="stable"), np.argsort(asked, kind="stable")
         starts = np.zeros((1 << width) + 1, np.int32)
         np.cumsum(np.bincount(keys, minlength=1 << width), out=starts[1:])
-        asked = asked[by_asked]  # in order, as neighbours in the table are then looked up one after the other
+        asked = asked[by_asked]  # sorted, so that neighbours in the table are looked up one after the other
         for number, flip in enumerate(flips):
             done = (band + number / len(flips)) / bands
-            # In one table, two values that differ are looked up from one of them alone.
+            # Within one set, two different values are looked up from only one of them.
             is_from = asked & (1 << (flip.bit_length() - 1)) == 0 if one is two and flip else slice(None)
             values, sources = asked[is_from] ^ flip, by_asked[is_from]
             counts = starts[values + 1] - starts[values]
@@ -293,7 +296,7 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 
 
 def _parts(counts: Positions) -> Iterator[slice]:
-    """Yield runs of values that have about as many candidates as may be looked at together."""
+    """Yield slices of the values, each with about as many candidates as may be compared at once."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, np.arange(_MOST_CANDIDATES, total, _MOST_CANDIDATES), "right").tolist()
@@ -302,13 +305,13 @@ def _parts(counts: Positions) -> Iterator[slice]:
 
 
 def _band_bits(images: int) -> tuple[int, int]:
-    """Return how many bits a band has, so that few others share its value by chance, and how many bands there are."""
+    """Return the number of bits in a band, with which few images share a value by chance, and the number of bands."""
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width
 
 
 def _values(words: Words, places: Positions) -> Positions:
-    """Return the bits of hashes at some places as numbers: int64 (n,)."""
+    """Return the bits of hashes at some places, as numbers: int64 (n,)."""
     values = np.zeros(len(words), np.int64)
     for bit, place in enumerate(places.tolist()):
         values |= ((words[:, place // 64] >> np.uint64(place % 64)) & np.uint64(1)).astype(np.int64) << bit
@@ -319,16 +322,16 @@ _SEARCHES: Final[dict[str, Callable[[Words, Words, int, bool], Iterator[Task]]]]
 
 
 def found_share(threshold: int, images: int) -> float:
-    """Return the share that a search by bands finds, of pairs in which `threshold` random bits differ."""
+    """Return the share of pairs that a search by bands finds, if `threshold` random bits differ."""
     width, bands = _band_bits(images)
     ways = sum(math.comb(threshold, flips) * math.comb(BITS - threshold, width - flips) for flips in range(_FLIPS + 1))
     return 1 - (1 - ways / math.comb(BITS, width)) ** bands
 
 
 def groups(pairs: Pairs) -> Positions:
-    """Return the group of each image, which is the position of its first member: int64 (n,).
+    """Return the group of each image, as the position of the group's first member: int64 (n,).
 
-    A group has all images that pairs connect, also by way of other images. Where the pairs are between two sets, the
+    A group has all images that pairs connect, directly or through other images. For pairs between two sets, the
     positions of the second set follow those of the first.
     """
     first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)
@@ -338,7 +341,7 @@ def groups(pairs: Pairs) -> Positions:
         joined = found.copy()
         for ends in (first, second):
             np.minimum.at(joined, ends, lowest)
-            np.minimum.at(joined, found[ends], lowest)  # and all that is behind them, by way of their first member
+            np.minimum.at(joined, found[ends], lowest)  # and, through their first member, the rest of their group
         while not np.array_equal(joined, joined[joined]):
             joined = joined[joined]
         if np.array_equal(joined, found):

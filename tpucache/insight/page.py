@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-_MOST: Final = 2000  # findings of a kind that are shown
+_MOST: Final = 2000  # findings of a kind on the page
 _EXTREMES: Final = 24  # samples at each end of a scale
-_BYTES: Final = 28_000_000  # of pictures and texts, beyond which the page takes no further finding
-_BASE64: Final = 4 / 3  # how many bytes it makes of one
+_BYTES: Final = 28_000_000  # of pictures and texts: a larger page gets no further finding
+_BASE64: Final = 4 / 3  # the factor by which it enlarges
 _SIDE: Final = 128  # of a picture, in pixels, at most
-_BLOCK: Final = 16  # of JPEG, in pixels, with colours at half resolution
-_ACROSS, _DOWN = 8, 8  # pictures of a sprite
+_BLOCK: Final = 16  # pixels: a block of JPEG with colours at half resolution
+_ACROSS, _DOWN = 8, 8  # pictures in a sprite
 _QUALITY: Final = 75
-_SMALL: Final = 64  # images that are not larger have their pixels shown as squares
-_CLASSES: Final = 5000  # that a page offers
+_SMALL: Final = 64  # the pixels of images up to this size are shown as squares
+_CLASSES: Final = 5000  # that the page offers as labels, at most
 
 _CONFLICTS: Final = "look alike, different label"
 _ALIKE: Final = "look alike, same label"
@@ -56,7 +56,7 @@ _TYPES: Final = {
 }
 _HASH_BITS: Final = 256
 
-_PACKAGE: Final = "tpucache.insight"  # whose templates these are
+_PACKAGE: Final = "tpucache.insight"  # has the templates
 _WHOLE_PAGE: Final = "allow-scripts allow-downloads"
 
 
@@ -68,21 +68,24 @@ def report_findings(
     threshold: int = THRESHOLD,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Page:
-    """Return a page of findings about a cache's images, as pictures side by side, to look through and correct labels.
+    """Return a page of findings about a cache's images, as pictures side by side, for looking through and correcting
+    labels.
 
-    It has pictures that look alike, with different labels and with the same, those like one of the cache `against`, the
-    samples whose labels are the least probable by `predictions` (the table that a run of all folds wrote, or
-    the folder of that run), and the darkest, brightest and faintest images. Two pictures are alike where their hashes
-    differ by at most `threshold` of 256 bits (see `tpucache.insight`). Of each kind at most 2,000 are shown.
+    It shows pictures that look alike, with different labels or with the same one; pictures that look like one of the
+    cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all folds, or the
+    run's folder); and the darkest, brightest and faintest images. Two pictures look alike if their hashes differ in at
+    most `threshold` of 256 bits (see `tpucache.insight`). At most 2,000 findings of each kind are shown.
 
-    Ticks on the page become a table with the columns path and label, which `relabel` takes. The page is one file, needs
-    no server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is called with what is
-    done, and how much of how much of it.
+    Ticks on the page become a table with the columns path and label, for `relabel`. The page is one file, needs no
+    server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is called with the name of
+    the current work, the amount done and the whole amount.
 
-    Raises UsageError for records without images and predictions of other samples, what opening a cache raises, and
+    Raises UsageError for records without images and predictions of other samples, the errors of opening a cache, and
     DependencyError without jinja2 or Pillow.
     """
-    table = None if predictions is None else read_predictions(predictions)  # what is wrong with it shows at once
+    table = (
+        None if predictions is None else read_predictions(predictions)
+    )  # first, so that its errors are raised at once
     sets = [_Set.open(cache, on_progress)]
     if against is not None:
         sets.append(_Set.open(against, on_progress))
@@ -112,12 +115,12 @@ def report_findings(
 
 
 class _Set:
-    """A cache whose samples are shown, and the hashes of their images."""
+    """A cache whose samples are on the page, and the hashes of their images."""
 
     def __init__(self, records: Records, found: Hashes, cache: str | Path | CachedDataset) -> None:
         is_whole = isinstance(cache, (str, Path))
         self.records, self.hashes, self.place = records, found, str(cache if is_whole else records.directory)
-        #: What the places of samples here are places in.
+        #: The samples; places in this set are places in it.
         self.dataset: Cache | CachedDataset = records.cache if isinstance(cache, (str, Path)) else cache
         self.positions = records.positions
         self.classes = records.manifest.classes
@@ -142,11 +145,11 @@ class _Set:
         return self.records.name
 
     def path(self, at: int) -> str:
-        """Return the path of a sample, by its place among those that were hashed."""
+        """Return the path of a sample, by its place among the hashed ones."""
         return self.records.table.paths[int(self.positions[at])]
 
     def label(self, at: int) -> str:
-        """Return the label of a sample as a table for `relabel` has it; empty where it has none."""
+        """Return the label of a sample as in a table for `relabel`; empty where it has none."""
         if self._labels is None:
             return ""
         label = np.asarray(self._labels[int(self.positions[at])])
@@ -158,14 +161,14 @@ class _Set:
         return ",".join(f"{value:.6g}" for value in values)
 
     def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
-        """Return whether the labels of samples differ, pair by pair."""
+        """Return, for each pair of samples, whether their labels differ."""
         if self._labels is None:
             return np.zeros(len(first), np.bool_)
         labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]
         return np.asarray((labels[first] != labels[second]).any(1), np.bool_)
 
     def is_numbers(self) -> bool:
-        """Return whether labels are numbers and not classes."""
+        """Return whether labels are numbers, not classes."""
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
@@ -173,12 +176,12 @@ class _Set:
         return self._labels is not None and (bool(self.classes) or self._labels.ndim == 1 or self._labels.shape[1] == 1)
 
     def separator(self) -> str:
-        """Return what is between the classes of a sample; empty where it has one."""
+        """Return the text between several classes of a sample; empty where samples have one class."""
         return SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
 
 
 class _Finding(NamedTuple):
-    """Samples (number of the set, place in it), the new label that is proposed for each, and what is said of them."""
+    """Samples (number of the set, place in it), the new label proposed for each, and a text about them."""
 
     samples: Sequence[tuple[int, int]]
     labels: Sequence[str]
@@ -187,9 +190,9 @@ class _Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """Findings of one kind, the most worth a look first: `count` of them, made when they are shown.
+    """The findings of one kind, the most important first. There are `count` of them; `make` makes one when it is shown.
 
-    What every cache has, such as its darkest images, is nothing that was found, and is not counted.
+    `is_finding` is False for a kind that every cache has, such as its darkest images; it is not counted.
     """
 
     title: str
@@ -201,10 +204,14 @@ class _Kind:
 
 
 def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
-    """Yield the pictures that look alike: with different labels, and with the same."""
+    """Yield the pictures that look alike with different labels, then those with the same label."""
     differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
-        (_CONFLICTS, "A label is wrong, or the classes overlap, or these are not the same after all.", differs),
+        (
+            _CONFLICTS,
+            "A label is wrong, or the classes overlap, or the pictures show different things after all.",
+            differs,
+        ),
         (_ALIKE, "They have the same label. Keep each group of them in one fold.", ~differs),
     ):
         rows = np.flatnonzero(chosen)
@@ -246,13 +253,15 @@ def _is_copy(alike: Pairs, row: int, sets: Sequence[_Set]) -> bool:
 
 
 def _suspects(own: _Set, table: Predictions) -> _Kind:
-    """Return the samples by how improbable their labels are. Raises UsageError for predictions of other samples."""
+    """Return samples ranked by how improbable their labels are. Raises UsageError for predictions of other samples."""
     labels = table.label_numbers()
     found = suspects(table.probabilities, labels)
     places = {int(number): place for place, number in enumerate(own.records.table.numbers[own.positions].tolist())}
     unknown = next((number for number in table.numbers.tolist() if number not in places), None)
     if unknown is not None:
-        raise UsageError(f"{table.path} has the sample {unknown}, which {own.place} has not: give predictions of it")
+        raise UsageError(
+            f"{table.path} has the sample {unknown}, which {own.place} lacks: give predictions for that cache"
+        )
     rows = found.positions.tolist()
     wrong = next((row for row in rows if table.paths[row] != own.path(places[int(table.numbers[row])])), None)
     if wrong is not None:
@@ -269,12 +278,14 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
         text = f"p(label) {1 - found.scores[number]:.3f}, {name} {table.probabilities[row, found.classes[number]]:.3f}"
         return _Finding([(0, places[int(table.numbers[row])])], [proposed], text)
 
-    note = "By how improbable their labels are to models that have not seen them: a list to look through, no verdicts."
+    note = (
+        "Ranked by how improbable their labels are to models that have not seen them. Some of the labels may be right."
+    )
     return _Kind("suspects", note, len(found), make, is_pair=False)
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return blank images, files of another kind than their names say, and both ends of each scale that is known."""
+    """Return blank images, files whose name has a wrong suffix, and both ends of each known scale."""
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
     found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
     for (low, high), values, to_text in _scales(own):
@@ -288,12 +299,12 @@ def _extremes(own: _Set) -> _Kind:
         at, text = found[number]
         return _Finding([(0, at)], [own.label(at)], text)
 
-    note = f"The {_EXTREMES} samples at each end of what is known of the images. Most of them will be fine."
+    note = f"The {_EXTREMES} samples at each end of several scales. Most of them will be fine."
     return _Kind("extremes", note, len(found), make, is_pair=False, is_finding=False)
 
 
 def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
-    """Yield the samples whose files are not what their names end in, and what both are."""
+    """Yield the samples whose files have a suffix of another type, and a text with both types."""
     kinds = own.records.table.get(TYPE)
     if not isinstance(kinds, Strings):
         return
@@ -304,7 +315,7 @@ def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
 
 
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
-    """Yield what both ends of a scale are called, its value for each sample, and how a value is written."""
+    """Yield the scales of images: the names of both ends, each sample's value, and the format of a value."""
     table = own.records.table
 
     def column(name: str) -> Array | None:
@@ -325,7 +336,7 @@ def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float
 
 @dataclass
 class _Sprites:
-    """Pictures of a set, drawn into sprites of 64 as they are asked for."""
+    """The pictures of a set, drawn into sprites of 64 pictures when they are needed."""
 
     records: Records
     positions: Array
@@ -338,7 +349,7 @@ class _Sprites:
 
     @classmethod
     def of(cls, own: _Set) -> _Sprites:
-        """Return the sprites of a set, with no picture yet."""
+        """Return the sprites of a set, without pictures."""
         from tpucache.report.draw import fitted_size
 
         image = own.records.image
@@ -350,7 +361,7 @@ class _Sprites:
         return cls(own.records, own.positions, (width, height), tile)
 
     def add(self, at: int) -> None:
-        """Draw the picture of a sample, unless it is there."""
+        """Draw the picture of a sample, unless it is drawn already."""
         from PIL import Image
 
         from tpucache.report.draw import draw_record
@@ -378,7 +389,7 @@ class _Sprites:
 
 
 class _Shown:
-    """The findings that are on the page, as many as there is room for, and their samples."""
+    """The findings on the page, as many as there is room for, and their samples."""
 
     def __init__(self, sets: Sequence[_Set]) -> None:
         self._sets = sets
@@ -389,7 +400,7 @@ class _Shown:
     def choose(
         self, kinds: Sequence[_Kind], on_progress: Callable[[str, int, int], None]
     ) -> Sequence[Sequence[_Finding]]:
-        """Return the findings of each kind that there is room for, one of each kind in turn, with their pictures."""
+        """Return the findings that there is room for, taken from each kind in turn, and draw their pictures."""
         kept: list[list[_Finding]] = [[] for _ in kinds]
         counts = [min(_MOST, kind.count) for kind in kinds]
         total, done = sum(counts), 0
@@ -418,12 +429,12 @@ class _Shown:
         return self._sets[own].path(at), self._sets[own].label(at)
 
     def sources(self) -> list[str]:
-        """Return the sprites in base64, those of the first set first."""
+        """Return all sprites in base64, set by set."""
         every = itertools.chain.from_iterable(each.sources for each in self._sprites)
         return [base64.b64encode(source).decode() for source in every]
 
     def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
-        """Return what the script of the page makes its cards of."""
+        """Return the data from which the page's script makes its cards."""
         firsts = itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
         return {
             "kind": "image/jpeg",
@@ -477,22 +488,22 @@ def _note(kind: _Kind, shown: int) -> str:
 
 
 def _state(sets: Sequence[_Set], alike: Pairs) -> str:
-    """Return how pictures were compared."""
+    """Return how pictures were compared, as text."""
     parts = [f"Pictures are alike where their hashes of {_HASH_BITS} bits differ by at most {alike.threshold}."]
     if alike.search != "exact":
-        parts.append(f"Among so many, {alike.share:.0%} of such pairs or more are found.")
+        parts.append(f"In a set of this size, {alike.share:.0%} of such pairs or more are found.")
     if blank := sum(int(each.hashes.is_blank.sum()) for each in sets):
         parts.append(f"{blank:,} images with next to no contrast are left out: they all look alike.")
     return " ".join(parts)
 
 
 def _likeness(distance: int) -> str:
-    """Return how alike two pictures are, in per cent, and in bits of their hashes; unrelated ones differ in half."""
+    """Return how alike two pictures are, in per cent and in bits of their hashes; unrelated pictures differ in half."""
     return f"{max(0.0, 1 - distance / (_HASH_BITS / 2)):.0%} alike: {distance} of {_HASH_BITS} bits differ"
 
 
 def _table_name(own: _Set) -> str:
-    """Return what the downloaded table of a set is called."""
+    """Return the name of the table that is downloaded for a set."""
     return f"{''.join(one if one.isalnum() or one in '-_' else '-' for one in own.name)[:60] or 'cache'}-labels.csv"
 
 
@@ -501,6 +512,6 @@ def _command(own: _Set) -> str:
 
 
 def _script_hash() -> str:
-    """Return the hash of the page's script, by which a browser knows it."""
+    """Return the hash of the page's script; a browser runs only a script with this hash."""
     script = fill_template("findings.js", {}, _PACKAGE)
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

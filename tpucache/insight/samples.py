@@ -1,4 +1,4 @@
-"""The samples that are asked about: those of a dataset, or all of a cache."""
+"""The samples that functions of `insight` take: those of a dataset, or all of a cache."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpucache.store.cache import Cache
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-    #: A dataset, an opened cache, or what `CachedDataset` opens.
+    #: A dataset, an opened cache, or the folder or URL of a cache.
     Samples: TypeAlias = CachedDataset | Cache | str | Path
 
 Positions = npt.NDArray[np.int64]
 
 
 def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
-    """Return the cache of a dataset, and the positions of its samples in it; None where these are all, in order."""
+    """Return the cache of a dataset, and the positions of its samples there; None for all samples in order."""
     if isinstance(dataset, (str, Path)):
         return open_cache(dataset), None
     if isinstance(dataset, Cache):
@@ -33,9 +33,9 @@ def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
 
 
 def findings(dataset: Samples) -> facts.Findings:
-    """Return what is worth a look in the cache of a dataset, an opened cache, or a cache's folder or URL.
+    """Return possible problems of the cache of a dataset, of an opened cache, or of a cache's folder or URL.
 
-    All samples of the cache count. No record is read. Raises what opening a cache raises.
+    They concern all samples of the cache. No record is read. Raises the errors of opening a cache.
     """
     cache, _ = opened(dataset)
     return facts.findings(cache)

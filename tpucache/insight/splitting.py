@@ -1,4 +1,4 @@
-"""folds: parts of a cache for a cross-validation, alike in their classes, which never divide a group of samples."""
+"""Divides a cache into folds for a cross-validation, with equal shares of each class, and without splitting groups."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 
-_BINS: Final = 10  # of values that are numbers, with about equally many samples each
-_WHOLE: Final = 1 << 32  # what all samples of a class weigh, in whole numbers: every machine adds them up alike
+_BINS: Final = 10  # of numbers, with about equally many samples each
+_WHOLE: Final = 1 << 32  # the weight of all samples of a class; as integers, weights have the same sum on every machine
 
 
 def folds(
@@ -33,19 +33,19 @@ def folds(
 ) -> Integers:
     """Return the fold of each sample of a dataset, an opened cache, or a cache's folder or URL: int64 (n,), from 0.
 
-    All samples of a group come into one fold. `groups` is a column of the samples table, or an array (n,) of a value
-    for each sample, such as `tpucache.insight.groups` returns; a sample whose value is missing (empty, or NaN) is a
-    group of its own.
+    All samples of a group are in one fold. `groups` is a column of the samples table, or an array (n,) with a value for
+    each sample, such as `tpucache.insight.groups` returns; a sample whose value is missing (empty, or NaN) is a group
+    of its own.
 
-    The folds have equally many samples of each value of `stratify`, a column or an array (n,), as far as groups allow:
-    without groups, counts differ by one at most. Labels of several classes a sample, (n, m), are balanced class by
-    class, and numbers that are no classes by ten bins. None balances the sizes alone, as does "label" where there are
-    no labels.
+    As far as groups allow, the folds have equally many samples with each value of `stratify`, a column or an array
+    (n,). Without groups, counts differ by at most one. Labels of several classes a sample, (n, m), are balanced class
+    by class; numbers that are not classes, in ten bins. With None, and with "label" where there are no labels, only the
+    sizes of the folds are balanced.
 
     The same samples, groups, values and seed give the same folds on every machine.
 
-    Raises UsageError for fewer than two folds, more folds than groups, columns that are not there, and arrays that are
-    not of the samples.
+    Raises UsageError for fewer than two folds, for more folds than groups, for missing columns, and for arrays of
+    another length.
     """
     cache, positions = opened(dataset)
     total = cache.manifest.samples if positions is None else len(positions)
@@ -67,7 +67,7 @@ def folds(
 def column_groups(dataset: Samples, name: str) -> Integers:
     """Return the number of each sample's group by a column of the samples table, from 0: int64 (n,), as `folds` does.
 
-    Raises UsageError where there is no such column of one value a sample.
+    Raises UsageError unless there is such a column with one value for each sample.
     """
     cache, positions = opened(dataset)
     total = cache.manifest.samples if positions is None else len(positions)
@@ -75,7 +75,7 @@ def column_groups(dataset: Samples, name: str) -> Integers:
 
 
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
-    """Return a column or an array as a value for each sample. Raises UsageError."""
+    """Return a column or an array, with a value for each sample. Raises UsageError."""
     if not isinstance(given, str):
         values = np.asarray(given)
         if not values.ndim or len(values) != total:
@@ -92,7 +92,7 @@ def _units(values: Array) -> Integers:
     """Return the number of each sample's group, from 0, in the order of their first samples: int64 (n,)."""
     if values.ndim != 1:
         raise UsageError(f"groups have shape {values.shape}: they need one value a sample")
-    is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # NaN alone is not
+    is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # only NaN differs from itself
     _, found = np.unique(values, return_inverse=True)
     found = np.where(is_missing, len(values) + np.arange(len(values)), found.reshape(-1))
     _, firsts, found = np.unique(found, return_index=True, return_inverse=True)
@@ -101,7 +101,7 @@ def _units(values: Array) -> Integers:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Which samples have which classes: a sample and a class for each mark, and how many classes there are."""
+    """The marks of samples: for each mark a sample and a class. `count` is the number of classes."""
 
     samples: Integers
     classes: Integers
@@ -109,7 +109,7 @@ class _Marks:
 
 
 def _marks(values: Array, has_classes: bool) -> _Marks:
-    """Return the classes of samples by their values: (n,), or (n, m) with a class or several bins for each column."""
+    """Return the classes of samples from their values: (n,), or (n, m) with a class or several bins for each column."""
     if values.ndim == 1 and values.dtype.kind != "f":
         names, found = np.unique(values, return_inverse=True)
         return _Marks(np.arange(len(values)), found.reshape(-1).astype(np.int64), len(names))
@@ -128,14 +128,14 @@ def _marks(values: Array, has_classes: bool) -> _Marks:
 
 
 def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
-    """Return the fold of each sample, given its group and the order in which equals come."""
+    """Return the fold of each sample, given its group and an order that decides between equals."""
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)
     rank[order] = np.arange(len(units))
-    rank = rank[np.unique(units, return_index=True)[1]]  # of each group, that of its first sample
+    rank = rank[np.unique(units, return_index=True)[1]]  # a group has the rank of its first sample
     of_class = np.bincount(marks.classes, minlength=marks.count)
     has_one = np.bincount(marks.samples, minlength=len(units)) <= 1
-    is_single = (sizes[units] == 1) & has_one  # these can be dealt out class by class
+    is_single = (sizes[units] == 1) & has_one  # such samples are dealt out class by class
     content = _contents(units, marks, len(sizes))
     rarest = np.array([of_class[classes].min() if len(classes) else len(units) for classes, _ in content], np.int64)
 
@@ -166,7 +166,7 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
 
 
 def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
-    """Return the classes of each group, and how many of its samples have them."""
+    """Return the classes of each group, with the number of its samples in each."""
     keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
     owners, classes = np.divmod(keys, max(1, marks.count))
     ends = np.searchsorted(owners, np.arange(count + 1))
@@ -175,7 +175,7 @@ def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers
 
 
 def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
-    """Return each key with its values; equal keys are next to one another."""
+    """Return each key with its values; equal keys must be neighbours."""
     if not len(keys):
         return []
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -183,9 +183,11 @@ def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
-    """Return how many of `more` samples each fold gets so that levels come out equal; the smallest get what is left."""
+    """Return how many of `more` samples each fold gets so that levels become equal; the smallest folds get the
+    remainder.
+    """
     low, high = int(levels.min()), int(levels.max()) + more
-    while low < high:  # the highest level to which all can be filled
+    while low < high:  # search for the highest level to which all folds can be filled
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.maximum(middle - levels, 0).sum() <= more else (low, middle - 1)
     shares = np.maximum(low - levels, 0)

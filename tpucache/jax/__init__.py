@@ -1,6 +1,6 @@
-"""Batches for JAX programs: uploaded ahead as sharded arrays, finished and augmented on the device.
+"""Batches for JAX programs: uploaded ahead as sharded arrays, then decoded and augmented on the device.
 
-Importing this loads nothing: each public name is imported when it is first used (PEP 562).
+Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -32,7 +32,7 @@ from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.types import Array
 
-#: Waiting for the first batches of an epoch is not counted: reading begins then, and the first steps compile.
+#: The first batches of an epoch, for which waiting is not counted: reading begins then, and the first steps compile.
 _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
@@ -44,7 +44,7 @@ IS_SAMPLE: Final = "is_sample"  # the key in a dict that says which rows are sam
 #: (fields by name, labels, random numbers) -> (fields by name, labels), all on the device.
 Finish = Callable[[Mapping[str, Any], Any, Any], tuple[dict[str, Any], Any]]
 
-# Constants stay numpy arrays, so that no device is touched before the jitted function that holds them is called.
+# Constants stay numpy arrays, so that no device is used before the jitted function with them is called.
 _JAX: Final = ArrayLibrary(jnp, lambda constant: constant)
 
 
@@ -133,12 +133,12 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
 class Feed:
     """Batches of a loader as sharded JAX arrays; `feed` returns it.
 
-    An error in reading or uploading is raised where the batch would have come. A loop that is left early leaves no
-    thread. `waited_seconds` is how long the caller has been blocked here after the first two batches of each epoch, and
-    `waited` the fraction of the time since then.
+    An error in reading or uploading is raised in place of the batch. A loop that ends early leaves no thread.
+    `waited_seconds` is how long the caller was blocked here after the first two batches of each epoch, and `waited` is
+    the share of the time since then.
 
-    `state_dict` and `load_state_dict` are those of the loader, but count the batches that were handed out here, not
-    those that were read ahead.
+    `state_dict` and `load_state_dict` are those of the loader, but count the batches that were yielded here, not those
+    read ahead.
     """
 
     def __init__(self, epochs: _Epochs) -> None:
@@ -146,7 +146,7 @@ class Feed:
         self._current: Generator[Batch, None, None] | None = None  # the iteration that `next` continues
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch."""
+        """Return the number of batches of a whole epoch."""
         return len(self._epochs.loader)
 
     @property
@@ -156,7 +156,7 @@ class Feed:
 
     @property
     def waited(self) -> float:
-        """The fraction of the time after the first two batches of each epoch in which the caller was blocked here."""
+        """The share of the time after the first two batches of each epoch in which the caller was blocked here."""
         return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -177,11 +177,11 @@ class Feed:
             raise
 
     def metrics(self) -> dict[str, Any]:
-        """Return the loader's metrics, and under `upload` those of the feed.
+        """Return the loader's metrics, with those of the feed under `upload`.
 
         In the loader's metrics, the uploading thread is the one that waits. Under `upload`, `waited_seconds` and
-        `waited` are those of the caller, `sent_bytes` were sent to the devices, `cpu_seconds` is the processor time of
-        the uploading thread, and `resident` says whether records stay on the devices, and why.
+        `waited` are those of the caller, `sent_bytes` is the number of bytes sent to the devices, `cpu_seconds` the CPU
+        time of the uploading thread, and `resident` says whether records stay on the devices, and why.
         """
         epochs = self._epochs
         upload: dict[str, Any] = {"waited_seconds": self.waited_seconds, "waited": self.waited}
@@ -189,12 +189,11 @@ class Feed:
         return {**self._epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the loader's position, counting the batches handed out here; see CachedLoader.state_dict."""
+        """Return the loader's state, counting the batches yielded here; see CachedLoader.state_dict."""
         return self._epochs.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at the position of another loader or Feed: the next iteration begins there. An iteration of `next`
-        ends.
+        """Let the next iteration begin at the state of another loader or Feed. An iteration by `next` ends.
 
         Raises UsageError where data or order differ; see CachedLoader.load_state_dict.
         """
@@ -209,7 +208,7 @@ class Feed:
 
 
 class _Epochs:
-    """What Feed iterates over. A running iteration refers only to this, so that a dropped Feed is freed."""
+    """The iterations of a Feed. A running iteration refers only to this, so that a dropped Feed is freed."""
 
     def __init__(
         self,
@@ -244,7 +243,7 @@ class _Epochs:
             batches = self._kept.begin(stack)
             first = self._next_step() if self._draws else 0
             ahead = stack.enter_context(Ahead(batches, self._upload, self._depth, first, self._upload_together))
-            counted: tuple[float, float] | None = None  # when counting began, and how long the caller had waited before
+            counted: tuple[float, float] | None = None  # when counting began, and the seconds waited before
             try:
                 for number, uploaded in enumerate(ahead):
                     if number == _UNCOUNTED:
@@ -261,7 +260,7 @@ class _Epochs:
                     self.waited_seconds += ahead.waited_seconds - counted[1]
 
     def _next_step(self) -> int:
-        """Return the number of the first batch of an iteration that has just begun, counted from the first epoch on."""
+        """Return the number of the first batch of an iteration that has just begun, counted from the first epoch."""
         place = self.loader.state_dict()
         whole = self.loader.batch_size * self.loader.world_size
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
@@ -281,9 +280,9 @@ class _Epochs:
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
-        """Return a batch's fields, labels, random numbers, and which rows are samples; in the uploading thread.
+        """Return a batch's fields, labels, random numbers, and which rows are samples; called in the uploading thread.
 
-        For a batch of row numbers, these stand in place of the labels, and there are no fields.
+        A batch of row numbers has these in place of the labels, and no fields.
         """
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows(batch[0], batch[1], number)
@@ -306,7 +305,7 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send batches that are rows alone, as `_upload` does one of them."""
+        """Send batches that have only row numbers, as `_upload` sends one."""
         resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
         padded = [self._padded_rows(resident, read) for _, read in batches]
         self.sent_bytes += sum(read.slots.nbytes for read in padded)
@@ -316,15 +315,15 @@ class _Epochs:
         return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        """Return a batch with rows of zeros up to the loader's size, where it is padded."""
+        """Return a batch of row numbers; if batches are padded, with slots of zeros up to the loader's batch size."""
         self._kept.check_labels(read, self._draws)
         if not self._pads or resident.slots is None:
             return read
-        behind = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
-        return read._replace(slots=np.concatenate([read.slots, behind]))  # those behind all rows give zeros
+        padding = np.full(self.loader.batch_size - len(read.slots), resident.slots.rows, read.slots.dtype)
+        return read._replace(slots=np.concatenate([read.slots, padding]))  # a slot after all rows gives zeros
 
     def _arrays(self, batch: Any) -> tuple[dict[str, Array], Array]:
-        """Return a loader's batch as arrays that JAX takes: its fields by name, and its labels."""
+        """Return a loader's batch as arrays for JAX: its fields by name, and its labels."""
         named = dict(batch) if isinstance(batch, Mapping) else dict(zip((IMAGE, LABEL), batch, strict=True))
         arrays = {name: to_jax_dtype(name, np.asarray(value)) for name, value in named.items()}
         labels = arrays.pop(LABEL)
@@ -366,7 +365,7 @@ def _to_batch(fields: Mapping[str, Any], labels: Any, is_sample: Any) -> Batch:
 
 
 def _pad(array: Array, rows: int) -> Array:
-    """Return an array with rows of zeros appended, up to `rows` rows; the array itself if it has as many."""
+    """Return an array with rows of zeros appended, up to `rows` rows; the array itself if it has that many."""
     if len(array) == rows:
         return array
     padded = np.zeros((rows, *array.shape[1:]), array.dtype)
@@ -430,9 +429,9 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What is done to a batch; the key of the compiled functions.
+    """What the device does to a batch; the key of the compiled functions.
 
-    `image` is the field of images, None for records without one; `is_packed` says whether they come packed. `augment`
+    `image` is the field of images, None for records without one; `is_packed` says whether images come packed. `augment`
     is None where images are neither normalised nor augmented. `classes` is the number of outputs of mixed labels.
     """
 

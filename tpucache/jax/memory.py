@@ -1,4 +1,4 @@
-"""Records in the memory of JAX's devices, divided along the first axis of a batch."""
+"""The memory of JAX's devices for resident records, divided along the first axis of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpucache.types import Array
 
 
 class JaxMemory:
-    """The devices of a sharding. Each has its rows of a table; along other axes of a mesh devices have copies."""
+    """The memory of a sharding's devices. Each has its rows of a table, and copies along other axes of the mesh."""
 
     tile = XLA_TILE
 
@@ -32,7 +32,7 @@ class JaxMemory:
             raise UsageError("resident data lie on the devices of one process, and this sharding has those of several")
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
-        """Send an array or tensor of the host. JAX decides whether whole numbers of 64 bits become 32."""
+        """Send a host array or tensor. JAX's settings decide whether 64-bit integers become 32-bit ones."""
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
@@ -42,7 +42,7 @@ class JaxMemory:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return memory for the rows of these slots, for chunks like this one."""
+        """Return a table for the rows of these slots, for chunks like this one."""
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -50,8 +50,8 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the fullest device, times the number of devices that divide a batch; None if
-        unknown.
+        """Return the free bytes of the fullest device, times the number of devices that divide a batch; None if not
+        reported.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
@@ -64,7 +64,9 @@ class JaxMemory:
 
 
 class JaxTable:
-    """Rows stored as bits. Each row lies on one core, and adding up the bits of all cores returns it unchanged."""
+    """A table of rows that are stored as bits. Each row lies on one core, so that the sum over all cores is the row
+    itself.
+    """
 
     def __init__(self, form: TableForm, chunk: int) -> None:
         """Reserve memory for the rows. Raises DeviceFullError where there is not enough."""
@@ -88,12 +90,12 @@ class JaxTable:
 
 
 class TableForm:
-    """What decides which functions are compiled for a table. Two forms with the same values are equal."""
+    """The key of the functions that are compiled for a table. Two forms with the same values are equal."""
 
     def __init__(
         self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array
     ) -> None:
-        """Take the layout, and a chunk of records that was put on the devices."""
+        """Take the layout, and a chunk of records that is on the devices."""
         self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
         self.shape, self.dtype = chunk.shape[1:], chunk.dtype
         self._values = int(np.prod(self.shape))
@@ -119,7 +121,7 @@ class TableForm:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the rows with a chunk, of `each` rows for each core, at its place; traced."""
+        """Return the rows after writing a chunk, of `each` rows on each core, to its place; traced."""
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
             bits = bits.reshape(len(chunk), self._values)
@@ -135,7 +137,7 @@ class TableForm:
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
         """Return the rows in these slots, with the shape and dtype of the records; traced.
 
-        A slot behind the last row gives zeros, unless each core takes only its own rows.
+        A slot after the last row gives zeros, unless each core takes only its own rows.
         """
 
         def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -143,7 +145,7 @@ class TableForm:
             return own.at[places].get(mode="fill", fill_value=0)
 
         def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
-            """Send the other cores the rows that they ask for, and receive those that this core asks for."""
+            """Send the other cores the rows that they need, and receive those that this core needs."""
             axes = _axes(self.sharding)
             everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
             found = take_own(own, everybodys)
@@ -180,7 +182,7 @@ def _taker(form: TableForm) -> Callable[..., jax.Array]:
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    """Return a function that runs on each core's part of its arguments. Copies along other axes are equal."""
+    """Return a function that runs on each core's part of its arguments. Copies along other axes stay equal."""
     mapped: Callable[..., jax.Array]
     if hasattr(jax, "shard_map"):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -207,7 +209,7 @@ def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 
 def to_jax_dtype(name: str, array: Array) -> Array:
-    """Return an array with the dtype that JAX keeps: whole numbers of 64 bits become 32 unless JAX is set to 64.
+    """Return an array with the dtype that JAX uses: 64-bit integers become 32-bit, unless JAX is set to 64.
 
     Raises UsageError for numbers that do not fit into 32 bits, which JAX would change without a message.
     """

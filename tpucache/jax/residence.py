@@ -1,4 +1,4 @@
-"""Whether the records of a feed stay in the devices' memory."""
+"""Decides whether the records of a feed stay in the devices' memory."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tpucache.store.fields import LABEL
 
 
 class KeptRecords:
-    """Decides whether a loader's records stay on the devices, and makes the batches of its iterations either way."""
+    """Decides whether a loader's records stay on the devices, and gives the batches of its iterations in both cases."""
 
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Raises UsageError for "yes" where the records do not fit, or where the devices cannot keep any."""
+        """Raise UsageError for "yes" where the records do not fit, or where the devices cannot keep any."""
         self._loader, self._resident, self._decision = loader, None, None
-        self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row, used where classes are mixed
+        self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
             self._resident = resident
         elif resident != "no":
@@ -42,18 +42,18 @@ class KeptRecords:
     _decision: ResidentDecision | None
 
     def decide(self) -> None:
-        """Decide for "auto", now that the steps have allocated the memory that they need."""
+        """Decide for "auto", after the steps have allocated their memory."""
         if self._decision is not None:
             self._decision.decide()
 
     def describe(self) -> str:
-        """Return in words what was decided, and why."""
+        """Return the decision in words, with the reason."""
         if self._decision is not None:
             return self._decision.describe()
         return "no" if self._resident is None else "yes, in the Resident given"
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
-        """Begin an iteration of the loader; it ends when the stack is closed."""
+        """Begin an iteration of the loader, which ends when the stack is closed."""
         if self._decision is not None:
             if not self._decision.is_resident:
                 self._resident = None
@@ -68,7 +68,7 @@ class KeptRecords:
         return self._resident.pairs(self._loader)
 
     def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
-        """Raise UsageError where the labels of a batch cannot be mixed. Each label is checked when it is uploaded."""
+        """Raise UsageError where a batch's labels cannot be mixed. Each label is checked when it is uploaded."""
         if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
             return
         slots = self._resident.slots
@@ -85,13 +85,13 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return how many bytes a loader's records take on the devices, in the form in which the loader reads them."""
+    """Return the bytes that a loader's records take on the devices, in the form in which the loader reads them."""
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
-    """Return why the devices cannot keep a loader's records, or "" where they can."""
+    """Return the reason why the devices cannot keep a loader's records; "" where they can."""
     if not getattr(loader.dataset, "is_finished", True):
         return "the cache is not built yet"
     if not sharding.is_fully_addressable:
@@ -102,7 +102,7 @@ def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
 
 
 def _problem_of_auto(memory: JaxMemory | None) -> str:
-    """Return why "auto" does not keep records, or "" where it depends on the memory that steps leave."""
+    """Return the reason why "auto" keeps no records; "" where it depends on the memory that steps leave."""
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:

@@ -1,7 +1,7 @@
-"""What an accelerator does to whole batches, in operators that torch and JAX share. It imports no torch_xla and reads
-no files.
+"""The device's work on whole batches, in operators that torch and JAX share. It imports no torch_xla and reads no
+files.
 
-Importing this loads nothing: each public name is imported when it is first used (PEP 562).
+Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -27,9 +27,9 @@ Roll = Callable[[Array, int], Array]
 _BYTES: Final = "|u1"
 
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
-#: A channel is smallest where the sum of its hue, in sixths of a turn, and this is between 1 and 3; then it rises.
+#: Red, green and blue: where hue plus this, in sixths of a turn, is from 1 to 3, the channel is the smallest one.
 _SIXTHS: Final = (5, 3, 1)
-#: The number for white in images of each dtype. Other dtypes have none that is certain.
+#: The value of white by dtype. Other dtypes have no certain one.
 _WHITE: Final = {"|u1": 255, "<u2": 65535}
 
 
@@ -46,9 +46,9 @@ class BatchAugment:
         library: ArrayLibrary,
         dtype: str = _BYTES,
     ) -> None:
-        """Take the mean and standard deviation of each channel, in the images' own scale, and the images' dtype.
+        """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
 
-        Raises UsageError for sides that do not fit, and for a setting that such images cannot have.
+        Raises UsageError for an impossible size, and for a setting that such images cannot have.
         """
         if settings.rotate and height != width:
             raise UsageError(f"rotate turns only square images, not {height}x{width}: leave rotate out")
@@ -63,7 +63,7 @@ class BatchAugment:
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
 
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
-        """Return a batch's fields with the image normalised and, given `draws`, augmented; the mask moves with its
+        """Return a batch's fields, with the image normalised and, given `draws`, augmented; a mask moves with its
         image.
 
         An image is (batch, height, width, channels), a mask (batch, height, width, 1). With `draws`, every field has
@@ -96,7 +96,7 @@ class BatchAugment:
         """
         draws = self._by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
-        # torch flips few whole numbers other than bytes
+        # torch cannot flip most integer dtypes
         moved = self._move(images if self._dtype == _BYTES else self._float(images), draws, self._dtype)
         if self._auto is not None:
             moved = self._auto.images(moved, draws[:, drawn.COLUMNS :])
@@ -134,7 +134,7 @@ class BatchAugment:
         draws = self._by_view(draws)
         roll = roll or (lambda each, rows: self._functions.roll(each, rows, 0))
         others, other_targets = (roll(each, self.settings.views) for each in (images, targets))
-        # The weight of the sample's own image: 1 in a batch that is cut, and outside the cut in every batch.
+        # The weight of the sample's own image. It is 1 where cut-mix pastes nothing.
         share = number(draws, drawn.SHARE)
         if self.settings.cutmix:
             share = share * (1 - self._inside(draws[:, drawn.CUT]))
@@ -255,7 +255,7 @@ class BatchColours:
         return self._functions.clip(pixels, 0, self._white) if changes and self._white is not None else pixels
 
     def _turned(self, pixels: Array, turn: Array) -> Array:
-        """Return pixels with their hue moved by sixths of a whole turn, 0 to 6 from red over green and blue to red."""
+        """Return pixels with their hue moved by sixths of a turn: 0 is red, 2 green, 4 blue, and 6 red again."""
         functions = self._functions
         red, green, blue = (pixels[:, channel : channel + 1] for channel in range(3))
         largest = functions.maximum(functions.maximum(red, green), blue)
@@ -308,7 +308,7 @@ def check_fields(settings: AugmentSettings | None, names: Container[str]) -> Non
     if settings is None:
         return
     if IMAGE not in names:
-        raise UsageError("the cache has no images to normalise or augment: leave this out")
+        raise UsageError("the cache has no images to normalise or augment: leave normalise and augment out")
     points = [name for name in (BOXES, KEYPOINTS) if name in names]
     if settings.moves and points:
         raise UsageError(

@@ -22,7 +22,7 @@ from tpucache.ondevice.settings import AugmentSettings
 
 _WHITE: Final = 255
 _HALF: Final = 16  # values of 4 bits
-#: A number that is less than this below a whole number counts as that, so that all devices cut the same fractions.
+#: A value that is less than this below a whole number is rounded up to it, so that all devices cut the same fractions.
 _NEARLY: Final = 2.0**-10
 #: The number in masks that means no class; it fills what comes in from outside the image.
 _NO_CLASS: Final = 255
@@ -69,7 +69,7 @@ class AutoAugment:
         return [draws[:, at * op.COLUMNS : (at + 1) * op.COLUMNS] for at in range(self._count)]
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
-        """Return images rotated and sheared, uint8; `outside` fills what comes in."""
+        """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`."""
         library, functions, reach = self._library, self._functions, self._reach
         pixels = library.cast(pixels, "uint8")
         if reach.side:
@@ -100,8 +100,8 @@ class AutoAugment:
         return pixels.swapaxes(2, 3)
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
-        """Return float32 pixels, mixed, posterized, solarized, stretched and equalized as the numbers of each image
-        say.
+        """Return float32 pixels after the operations that change values: mix, posterize, solarize, stretch and
+        equalize.
         """
         functions = self._functions
         grey = functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if _is_rgb(pixels) else pixels
@@ -122,7 +122,7 @@ class AutoAugment:
         return self._equalized_some(pixels, _flag(numbers, op.EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with the chosen images equalized, at most one of each group of a view."""
+        """Return pixels with the chosen images equalized: in each group of neighbours at most one for each view."""
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, op.GROUP)
         grouped = pixels.reshape(-1, size, self._views, *shape[1:])
@@ -132,9 +132,7 @@ class AutoAugment:
         return functions.where(is_chosen, equalized, grouped).reshape(*shape)
 
     def _equalized(self, pixels: Array) -> Array:
-        """Return pixels in which each number is about equally frequent in each channel, as Pillow's ImageOps.equalize
-        does.
-        """
+        """Return pixels in which all values of a channel are about equally frequent, as ImageOps.equalize does."""
         functions = self._functions
         flat = pixels.reshape(-1, 1, pixels.shape[2] * pixels.shape[3])
         high = functions.floor(flat / _HALF)
@@ -164,7 +162,7 @@ class AutoAugment:
 
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
-    """Return whole numbers: means of 3 x 3 pixels in which the middle one counts 5 times; the border is kept."""
+    """Return means of 3 x 3 pixels, rounded, in which the middle one counts 5 times; the border is kept."""
     if min(pixels.shape[2:]) < 3:
         return pixels
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]

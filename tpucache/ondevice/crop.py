@@ -1,8 +1,8 @@
-"""Random resized crops of packed images: each sample's own part is resized while it is decoded.
+"""Random resized crops of packed images: a part of each sample is resized while it is decoded.
 
-A crop is one matrix of rows and one of columns for each sample. Each is a product of two matrices: Lanczos' weights for
-the pixels of the part, as Pillow has them (so that nothing aliases), and the matrix that makes these pixels from a
-plane's numbers. No pixel outside the result is computed.
+A crop is a matrix for rows and a matrix for columns, for each sample. Each is a product of two matrices: Lanczos'
+weights for the pixels of the part, as Pillow has them (so that nothing aliases), and the matrix that computes these
+pixels from a plane's numbers. No pixel outside the result is computed.
 
 The device computes the weights. The eight pixels of a block lie along the first dimension, so that no tensor ends in a
 dimension of 8: the transform is a sum of arrays.
@@ -57,7 +57,7 @@ class CropDecoder:
         reversed_places = len(column_places) - 1 - column_places
         is_reversed = draws[:, drawn.COLUMNS_REVERSED : drawn.COLUMNS_REVERSED + 1] > 0
         turned = library.functions.where(is_reversed, reversed_places, column_places)
-        made: dict[tuple[Axis, bool], Array] = {}  # both planes of chroma share theirs
+        made: dict[tuple[Axis, bool], Array] = {}  # both chroma planes use the same weights
         planes = []
         for (down, across), plane in zip(
             self._decoder.axes, self._decoder.planes(library, packed, constants), strict=True

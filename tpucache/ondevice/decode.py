@@ -27,8 +27,8 @@ from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Pla
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
-# Numbers are split into a multiple of one of these, which takes 8 bits and a sign, and a rest. Coefficients are
-# whole and within 2048, so both parts are exact; after the first of two products numbers are within 1024.
+# Numbers are split into a multiple of one of these, which needs 8 bits and a sign, and a rest. Coefficients are
+# integers within 2048, so both parts are exact; after the first of two products, numbers are within 1024.
 _OF_COEFFICIENTS: Final = 8.0
 _OF_HALF_DONE: Final = 4.0
 
@@ -43,7 +43,7 @@ Size = int | tuple[int, int]
 
 
 class Resize(NamedTuple):
-    """The size of the images to make, in pixels, and how an image of another shape is fitted to it, as `Recipe.fit`."""
+    """The size of the images to make, in pixels, and `Recipe.fit`, which fits an image of another shape to it."""
 
     height: int
     width: int
@@ -51,7 +51,7 @@ class Resize(NamedTuple):
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
-    """Return how to make images of a size from those of a field. Raises UsageError for a size that is impossible."""
+    """Return the Resize that makes images of this size from a field. Raises UsageError for an impossible size."""
     sides = size if isinstance(size, tuple) else (size, size)
     if fit not in get_args(Fit):
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
@@ -91,7 +91,7 @@ class Axis(NamedTuple):
 
 
 class PackedDecoder(ABC):
-    """Makes images from packed batches, with static shapes, in the stored size or another one."""
+    """Makes images from packed batches, with static shapes, in the stored size or in another one."""
 
     def __init__(self, stored: tuple[int, int], resize: Resize | None) -> None:
         #: The stored size of an image in pixels, (height, width).
@@ -100,7 +100,7 @@ class PackedDecoder(ABC):
         self.constants: dict[str, Matrix] = {}
         sides = _sides(stored, resize)
         for number, (rows, columns) in enumerate(self.axes):
-            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else they are its pixels
+            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # otherwise they are pixels already
                 down, across = (side.weights @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
                 self.constants.update(_constants_of(_float32(down), _float32(across.T), number))
         above, beside = (side.is_inside for side in sides)
@@ -114,7 +114,7 @@ class PackedDecoder(ABC):
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's planes as the numbers of their axes, whole and within 2048: float32 (B, rows, columns)."""
+        """Return a batch's planes, as the numbers of their axes: float32 (B, rows, columns), integers within 2048."""
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
         """Return float32 (B, channels, height, width) from the pixels of the planes, centred at 0, by JFIF's matrix.
@@ -154,7 +154,7 @@ class CoefficientDecoder(PackedDecoder):
     """Decodes quantised coefficients, uint8 (B, N)."""
 
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
-        """Take the layout of the packed bytes, and how many frequencies of each block to use (default: all)."""
+        """Take the layout of the packed bytes, and the number of frequencies of each block to use (default: all)."""
         self.layout = layout
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
         super().__init__((layout.height, layout.width), resize)
@@ -176,7 +176,7 @@ class CoefficientDecoder(PackedDecoder):
         ]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's dequantised coefficients. Raises UsageError for images of another length."""
+        """Return a batch's dequantised coefficients. Raises UsageError for packed images of another length."""
         if packed.shape[1] != self.layout.nbytes:
             raise UsageError(
                 f"packed images have {packed.shape[1]:,} bytes, and this decoder takes {self.layout.nbytes:,}: "
@@ -237,12 +237,12 @@ class PixelDecoder(PackedDecoder):
         return [values[:, channel] for channel in range(self.channels)]
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return the channels as they are."""
+        """Return the channels unchanged, except that 0 is `middle` again."""
         return library.functions.stack([plane + middle for plane in planes], 1)
 
 
 def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder | None:
-    """Return the decoder of a field's packed form, or the resizer of its pixels; None where there is nothing to do."""
+    """Return the decoder of a field's packed form, or the resizer of its pixels; None if neither is needed."""
     is_packed = isinstance(CODECS[field.codec], PackedCodec)
     return packed_or_pixels(field, resize) if is_packed or resize is not None else None
 
@@ -281,20 +281,16 @@ def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array],
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the product of two sums. It leaves out the product of the rests, which is smaller than bfloat16's
-    rounding.
-    """
+    """Return the product of two sums, without the product of the rests, which is below bfloat16's rounding."""
     coarse, rest = left
     wide: Array = functions.matmul(coarse, right[0])
     return wide + functions.matmul(rest, right[0]) + functions.matmul(coarse, right[1])
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
-    """Return coefficients from low and high bits. The mean of each block is stored as a difference along its row of
-    blocks.
-    """
+    """Return coefficients from low and high bits. Block means are stored as differences along a row of blocks."""
     functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
-    # Kept apart, each part is a whole number that bfloat16 holds exactly.
+    # Separately, both parts are integers that bfloat16 holds exactly.
     first, second = (functions.matmul(part[:, :rows, :columns], ones) for part in (low, high))
     matrix = low + 256 * high
     top = functions.concatenate([first + 256 * second, matrix[:, :rows, columns:]], 2)
@@ -302,12 +298,12 @@ def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, on
 
 
 def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
-    """Return numbers from 0 to 15 as the two's complement numbers with these 4 bits."""
+    """Return the signed values of 4-bit two's complement numbers, given as 0 to 15."""
     return nibbles - 16 * library.cast(nibbles >= 8, "float32")
 
 
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
-    """Return low and high bits of each plane's coefficients, (B, rows, columns), from the packed bytes of the bands."""
+    """Return the low and high bits of each plane's coefficients, (B, rows, columns), from the bands' packed bytes."""
     found: list[list[Array]] = []
     at = 0
     for band in layout.parts:
@@ -409,7 +405,7 @@ def doubling(size: int) -> npt.NDArray[Any]:
 
 
 def to_bfloat16(matrix: Matrix) -> Matrix:
-    """Return finite float32 numbers rounded to the nearest that bfloat16 holds, halves to even."""
+    """Return finite float32 numbers rounded to bfloat16, with ties to even, as float32."""
     bits = matrix.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 

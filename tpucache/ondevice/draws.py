@@ -21,7 +21,7 @@ ERASED: Final = slice(8, 12)  # top, bottom, left, right as shares of the side
 SHARE: Final = 12  # the weight of the sample's own image in a mix-up
 CUT: Final = slice(13, 17)  # as ERASED
 CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
-TILT_ROWS, TILT_COLUMNS = 21, 22  # columns by which a row moves for each row below the centre, and rows for each column
+TILT_ROWS, TILT_COLUMNS = 21, 22  # slopes: a row moves by this many columns for each row below the centre
 HUE, BLUR, GREY = 23, 24, 25  # HUE: in whole turns
 COLUMNS: Final = 26  # the columns of RandAugment's and TrivialAugment's operations follow
 
@@ -29,9 +29,9 @@ _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
 _CROPPED_ASPECT: Final = (3 / 4, 4 / 3)  # torchvision's defaults
 _CROP_TRIES: Final = 10
-#: The standard deviation of a Gaussian so narrow that it changes no pixel.
+#: The standard deviation of a Gaussian that changes no pixel.
 _LEAST_BLUR: Final = 0.1
-# The streams of random numbers. Each setting has its place in one of them, so that it never moves another's draws.
+# Streams of random numbers. Each setting has fixed places in one of them, so that it never changes another's draws.
 _FIRST, _SECOND, _THIRD = range(3)
 #: Columns of whole numbers.
 _WHOLE: Final = frozenset((*range(RIGHT + 1), *range(CROPPED.start, CROPPED.stop), GREY))
@@ -43,8 +43,8 @@ def draw(
 ) -> npt.NDArray[np.float32]:
     """Return the random numbers of one step, float32 (batch, views x columns): a pure function of the arguments.
 
-    `size` is the images' height and width, which a crop and operations need. Turning one setting on or off does not
-    change the draws of others, and the numbers of the first view are those of a single view. Raises UsageError for a
+    `size` is the images' height and width, which crops and operations need. Turning a setting on or off does not change
+    the draws of the others, and the first view's numbers do not depend on the number of views. Raises UsageError for a
     crop or operations without a size.
     """
     if settings.operations and size is None:
@@ -56,12 +56,12 @@ def draw(
 
 
 def columns_of(settings: AugmentSettings) -> int:
-    """Return how many random numbers each view of a sample needs."""
+    """Return the number of random numbers for each view of a sample."""
     return COLUMNS + settings.operations * operations.COLUMNS
 
 
 def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
-    """Return which of a view's numbers the device looks at; at least one."""
+    """Return the columns of a view's numbers that the device reads; at least one."""
     turns = settings.rotate
     uses: dict[int | range, object] = {
         TRANSPOSED: turns,
@@ -88,10 +88,10 @@ def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
 def pack(
     settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
 ) -> npt.NDArray[np.float32 | np.int16]:
-    """Return random numbers as they are sent: the used ones alone, as int16 where all of them are whole numbers.
+    """Return the random numbers to send: only the used ones, as int16 if all of them are integers.
 
-    `drawn` and `size` are as `draw` returns and takes them, (batch, views x columns). Augmentation takes either form,
-    and makes the same images of both.
+    `drawn` and `size` are the result and an argument of `draw`. Augmentation takes both forms and makes the same
+    images.
     """
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
@@ -115,7 +115,7 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Draw the numbers of the first stream, those whose settings are on, into the rows of a view."""
+    """Write the first stream's numbers, for the settings that are on, into the rows of a view."""
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
@@ -144,7 +144,7 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Draw the numbers of the second stream, those whose settings are on, into the rows of a view."""
+    """Write the second stream's numbers, for the settings that are on, into the rows of a view."""
     if settings.tilt:
         angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
         draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
@@ -159,7 +159,7 @@ def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: 
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
-    """Return the random generator for one stream of a view. The first stream of the first view uses the seed alone."""
+    """Return the random generator of one stream of a view. The first stream of the first view uses only the seed."""
     key = (view, number) if view or number else ()
     # RandomState's distributions never change between releases of NumPy; a Generator's may.
     return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))
@@ -198,7 +198,7 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
     centred.
     """
     crops, found = _tried(uniform, 1, zoom, height, width)
-    if len(left := np.flatnonzero(~found)):  # few
+    if len(left := np.flatnonzero(~found)):  # few samples need more than one try
         crops[left], found = _tried(uniform[left], _CROP_TRIES, zoom, height, width)
         rows = min(height, max(1, round(width / _CROPPED_ASPECT[0])))
         columns = min(width, max(1, round(height * _CROPPED_ASPECT[1])))
@@ -207,7 +207,7 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
 
 
 def _tried(uniform: Array, tries: int, zoom: float, height: int, width: int) -> tuple[Array, Array]:
-    """Return crops as `_cropped` does, each the first of some tries that fits, and whether one of them does."""
+    """Return crops as `_cropped` does, each from the first try that fits, and whether any try fits."""
     low, high = np.log(_CROPPED_ASPECT)
     areas = height * width * (zoom + uniform[:, 2 : 2 + tries] * (1 - zoom))
     aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES : 2 + _CROP_TRIES + tries] * (high - low))

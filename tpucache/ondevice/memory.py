@@ -11,12 +11,12 @@ import torch
 from tpucache.errors import UsageError
 from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots
 
-#: Integer types by their size: rows are gathered as the largest type that divides them, which needs fewest reads.
+#: Integer types by size. Rows are gathered as the largest type that divides their bytes, which needs the fewest reads.
 _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TorchMemory:
-    """A CPU, a GPU, or another torch device that runs operations as they come."""
+    """The memory of a CPU, a GPU, or another torch device that runs operations one by one."""
 
     cores, tile = 1, NO_TILE
 
@@ -33,11 +33,11 @@ class TorchMemory:
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
     def put_all(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-        """Send arrays of one shape and dtype in one piece."""
+        """Send arrays of one shape and dtype in one transfer."""
         return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for the rows of these slots, for chunks like this one."""
+        """Return a table with the rows of these slots, for chunks like this one."""
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -54,7 +54,7 @@ class TorchMemory:
 
 
 class TorchTable:
-    """Rows of bytes. So rows of any dtype are gathered the same way, even where torch has few operations for it."""
+    """A table whose rows are bytes, so that rows of any dtype are gathered in the same way."""
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
         """Reserve memory on the chunk's device. Raises DeviceFullError where there is not enough."""
@@ -72,7 +72,7 @@ class TorchTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write a chunk after those before it."""
+        """Write a chunk to its place."""
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
         places = number * self._count + torch.arange(self._count, device=self.rows.device)
         self.rows.index_copy_(0, places, rows)

@@ -35,7 +35,7 @@ class Normalise(BatchNormalise):
     """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        """Take the mean and standard deviation of each channel; a channel without spread is only centred."""
+        """Take each channel's mean and standard deviation; a constant channel is only centred."""
         super().__init__(mean, std, _torch_on(device))
 
 
@@ -52,9 +52,9 @@ class Augment(BatchAugment):
         device: torch.device,
         dtype: str = "|u1",
     ) -> None:
-        """Take the mean and standard deviation of each channel, in the images' own scale, and the images' dtype.
+        """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
 
-        Raises UsageError for sides that do not fit, and for a setting that such images cannot have.
+        Raises UsageError for an impossible size, and for a setting that such images cannot have.
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
         self._device = device
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
 
 
 class Resizer(nn.Module):
-    """Keeps one Decoder for each size that is asked for: `decoder(...)(batch, 160)`.
+    """Decodes to the size that is asked for, `decoder(...)(batch, 160)`, with one Decoder for each size.
 
     XLA compiles one graph for each size.
     """
@@ -112,7 +112,7 @@ class Resizer(nn.Module):
         self._of(size)
 
     def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch in the first size, or in this one. Raises UsageError."""
+        """Return the images of a batch in `size`, by default the first one. Raises UsageError."""
         images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
         return images
 
@@ -144,11 +144,11 @@ class Cropper(nn.Module):
 
 
 def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
-    """Return a module that turns batches of `CachedLoader(finish="device")` into uint8 (B, channels, height, width).
+    """Return a module that decodes batches of `CachedLoader(finish="device")` to uint8 (B, channels, height, width).
 
-    `size` is the size of the resulting images, (height, width) in pixels or one number for both, from 8 to twice the
-    stored size. `fit` says how an image of another shape is fitted to it, as warmup's `--fit`. The module also takes
-    another size with each batch: `module(batch, 160)`.
+    `size` is the size of the decoded images, (height, width) in pixels or one number for both, from 8 to twice the
+    stored size. `fit` says how an image of another shape is fitted to it, as warmup's `--fit`. Each call may give
+    another size: `module(batch, 160)`.
 
     With `crop` it resizes a random part of each image to that size (default: the stored one), without aliasing, and
     mirrors some of them: `module(batch, draws)`. Here `draws` are the numbers of `draw(AugmentSettings(crop=True,

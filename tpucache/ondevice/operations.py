@@ -1,6 +1,6 @@
-"""The random operations of RandAugment and TrivialAugment for each image: their numbers, drawn on the host.
+"""The random operations of RandAugment and TrivialAugment, as numbers that are drawn on the host for each image.
 
-An operation is a row of numbers; those that it does not need are neutral. So one graph can do all operations, and the
+An operation is a row of numbers; those that it does not use are neutral. So one graph does all operations, and the
 device never chooses between them. Operations and magnitudes are those of torchvision's `RandAugment` (arXiv:1909.13719)
 and `TrivialAugmentWide` (arXiv:2103.10158).
 """
@@ -51,7 +51,7 @@ class Space(NamedTuple):
     bits: int
 
     def magnitudes(self, operation: str) -> Array:
-        """Return the magnitudes of an operation by number, 0 to MOST_MAGNITUDE, as torchvision's 31 bins."""
+        """Return an operation's magnitudes for the numbers 0 to MOST_MAGNITUDE, which are torchvision's 31 bins."""
         if operation == "Posterize":
             return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
         if operation == "Solarize":
@@ -64,7 +64,9 @@ class Space(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """How far the three shears move pixels at most, and the `side` of the square in which images turn, 0 for none."""
+    """The largest distances that the three shears move pixels, and the `side` of the square for rotating, 0 without
+    one.
+    """
 
     rows: int
     columns: int
@@ -73,14 +75,14 @@ class Reach(NamedTuple):
 
 
 def space_of(settings: AugmentSettings, height: int, width: int) -> Space:
-    """Return the magnitudes of RandAugment or TrivialAugment for images of a size."""
+    """Return the largest magnitudes of RandAugment or TrivialAugment for images of this size."""
     if settings.trivial_augment:
         return Space(0.99, 32.0, 32.0, 135.0, 0.99, 6)
     return Space(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
 
 
 def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
-    """Return how far the operations of these settings move pixels of images of a size."""
+    """Return the largest distances that the settings' operations move pixels of images of this size."""
     space = space_of(settings, height, width)
     number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
     shear, across, down, rotation = (
@@ -159,7 +161,7 @@ def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int)
 
 
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
-    """Return a rotation around a point off the centre, as an optional turn by a right angle and three shears."""
+    """Return a rotation around a point off the centre: a turn by a right angle, where needed, and three shears."""
     turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
     tilt = np.radians(degrees - 90 * turn)
     slope, sine, cosine = np.tan(tilt / 2), np.sin(tilt), np.cos(tilt)
@@ -173,8 +175,8 @@ def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
 
 
 def _even(first: float, last: float) -> Array:
-    """Return the magnitudes by number, rounded to decimals so that whole ones are whole.
+    """Return evenly spaced magnitudes, rounded to decimals so that integers are exact.
 
-    In torchvision they are float32: a translation of 16 pixels is 15.99 there, and moves only 15.
+    In torchvision they are float32: there a translation of 16 pixels is 15.99, and moves only 15.
     """
     return np.round(np.linspace(first, last, MOST_MAGNITUDE + 1), 9)

@@ -80,7 +80,7 @@ def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Arr
 
 
 def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
-    """Return pixels (batch, channels, height, width) as weighted means of their rows, then of their columns."""
+    """Return pixels (batch, channels, height, width) after weighted means of their rows, then of their columns."""
     half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)
     # In a crop, means of bytes have 16 bits; in a blur, they lose less than 1/100 of a level.
@@ -88,7 +88,7 @@ def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> 
 
 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
-    """Return by how many columns and rows a rotation moves pixels at most, in one shear.
+    """Return the largest number of columns and of rows by which one shear of a rotation moves pixels.
 
     Raises UsageError where that is more than the image has.
     """
@@ -106,8 +106,8 @@ def tilted(
 ) -> Array:
     """Rotate float32 (batch, channels, height, width) around the centre; the border is reflected.
 
-    Row y moves by `along_rows` (batch,) times its distance from the centre, then each column in the same way, then the
-    rows again. `reach` is the most columns and rows that anything moves.
+    Row y moves by `along_rows` (batch,) times its distance from the centre, then each column by `along_columns`, then
+    the rows again. `reach` has the largest moves, in columns and rows.
     """
     pixels = _sheared(library, pixels, along_rows, reach[0], nearest)
     pixels = _sheared(library, pixels.swapaxes(2, 3), along_columns, reach[1], nearest).swapaxes(2, 3)
@@ -158,7 +158,7 @@ def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> 
 def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
     """Return float32 pixels whose rows are read `move` (batch, 1, height, 1) columns to the right, without the border.
 
-    The border has `reach` columns on either side, and fills what is moved in.
+    The border has `reach` columns on either side, which the moves read.
     """
     functions = library.functions
     move = functions.clip(move + reach, 0, 2 * reach)

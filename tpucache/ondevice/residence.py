@@ -19,13 +19,13 @@ _log = logging.getLogger("tpucache")
 class ResidentDecision:
     """Says whether records stay on a device, how many bytes they take there, and why.
 
-    With "auto", this is unknown until the first steps have shown how much memory they take; until `decide`, it is no.
+    With "auto" the decision waits until the first steps have allocated their memory; until `decide` the answer is no.
     """
 
     def __init__(
         self, choice: ResidentChoice, memory: Memory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
-        """Take the reasons why the device cannot keep records, and why "auto" does not keep them; "" for no reason.
+        """Take the reasons why the device cannot keep records (`never`) and why "auto" does not (`not_auto`), or "".
 
         Raises UsageError for "yes" where the records do not fit, or the device cannot keep any.
         """
@@ -43,7 +43,7 @@ class ResidentDecision:
             self.reason = never or not_auto or "the first steps have not ended yet"
 
     def decide(self) -> bool:
-        """Decide for "auto", now that the steps have allocated the memory that they need.
+        """Decide for "auto", after the steps have allocated their memory.
 
         Return whether records stay from now on and did not before.
         """
@@ -56,14 +56,14 @@ class ResidentDecision:
         return self.is_resident
 
     def give_up(self, error: DeviceFullError) -> None:
-        """From now on, send batches as they are needed, and log that. Raises the error where "yes" was asked for."""
+        """Send batches as they are needed from now on, and log a warning. If "yes" was asked for, raise the error."""
         if self.choice == "yes":
             raise error
         self.is_resident, self.reason = False, str(error)
         _log.warning("%s. From now on, batches are sent as they are needed", error)
 
     def describe(self) -> str:
-        """Return in words what was decided, how much memory it takes, and why."""
+        """Return the decision in words, with the memory that it takes and the reason."""
         if self.is_resident:
             return f"yes, {self._gigabytes} of records in the device's memory: {self.reason}"
         return f"no, {self._gigabytes} of records are sent as they are needed: {self.reason}"

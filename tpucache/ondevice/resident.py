@@ -1,6 +1,6 @@
 """Resident: the records of a dataset in an accelerator's memory, uploaded while the first epoch uses them.
 
-Afterwards a batch costs the host the numbers of its rows: the device gathers them.
+Afterwards the host sends only row numbers for a batch, and the device gathers the rows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Table(Protocol):
     """One field of all records, in a device's memory."""
 
     def write(self, number: Any, chunk: Any) -> None:
-        """Write a chunk that was put, given its number, which was put, too."""
+        """Write a chunk. The chunk and its number are on the device."""
         ...
 
     def take(self, slots: Any) -> Any:
-        """Return the rows that slots say, which were put, with the shape and dtype of the chunks."""
+        """Return the rows of these slots, which are on the device, with the shape and dtype of the chunks."""
         ...
 
 
@@ -37,46 +37,47 @@ class Memory(Protocol):
 
     @property
     def cores(self) -> int:
-        """How many parts a batch is divided into."""
+        """The number of parts that a batch is divided into."""
         ...
 
     @property
     def tile(self) -> Tile:
-        """What a table's rows take whole multiples of, so that they may take more than their own bytes."""
+        """The tile of the memory. A table's rows take whole tiles, which may be more than their own bytes."""
         ...
 
     def put(self, array: Any, name: str = "rows") -> Any:
-        """Send an array of the host, divided over the cores. Any thread may do so. `name` is for errors."""
+        """Send a host array, divided over the cores. Any thread may call this. `name` is for errors."""
         ...
 
     def put_all(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Send arrays of one shape and dtype together; what is returned is that of `put`, one after another."""
+        """Send arrays of one shape and dtype together; return the results that `put` would return."""
         ...
 
     def reserve(self, slots: RecordSlots, chunk: Any) -> Table:
-        """Return memory for the rows of these slots, of chunks like this one, which was put.
+        """Return a table for the rows of these slots, with chunks like this one, which is on the device.
 
-        Raises DeviceFullError where there is not as much.
+        Raises DeviceFullError where the memory is not enough.
         """
         ...
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value there."""
+        """Return the bytes of a value in this memory."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Return how much is left on all cores together; None where it is the host's or not reported."""
+        """Return the free bytes on all cores together; None where the memory is the host's, or not reported."""
         ...
 
     def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels) as batches have them there."""
+        """Return images (batch, height, width, channels) in the form that this library's batches have."""
         ...
 
 
 class SentBatch(NamedTuple):
-    """A RecordBatch on its way to the device: its rows, and each chunk as its numbers, here and there, and fields.
+    """A RecordBatch that was sent to the device.
 
-    `numbers` are those of its records, on the host.
+    `slots` are its rows. `uploads` has each chunk's number, the same number on the device, and the chunk's fields
+    there. `numbers` are the numbers of its records, on the host.
     """
 
     slots: Any
@@ -85,7 +86,7 @@ class SentBatch(NamedTuple):
 
 
 class Resident:
-    """The records of a dataset in the memory of a device, where each is uploaded once, when it is first asked for.
+    """The records of a dataset in the memory of a device. Each is uploaded once, when it is first needed.
 
         resident = Resident(dataset, "cuda")
         loader = CachedLoader(dataset, 256, shuffle=True, finish="device")
@@ -93,15 +94,15 @@ class Resident:
             for images, labels in resident.batches(loader):
                 ...
 
-    Batches are those of the loader, in its order, and on the device. Records stay packed there, where their codec has
-    such a form: `tpucache.ondevice.decoder` makes images of them. A CachedLoader with any order, weights or sampler
-    will do, and a MixedLoader, for whose `dataset` this is then made.
+    Batches are those of the loader, in its order, on the device. Records stay packed there if their codec has a packed
+    form: `tpucache.ondevice.decoder` decodes them. The loader may be a CachedLoader with any order, weights or sampler,
+    or a MixedLoader; for that, make this from the loader's `dataset`.
     """
 
     def __init__(self, dataset: Any, device: Any = "cpu") -> None:
-        """Upload nothing yet. `device` is as torch takes it, or a Sharding of JAX that divides a batch's first axis.
+        """Make an empty one. `device` is as in torch, or a JAX Sharding that divides the first axis of a batch.
 
-        Raises UsageError for a device that is not here, or a sharding that divides other axes.
+        Raises UsageError for a device that this machine does not have, or a sharding that divides other axes.
         """
         self.dataset = dataset.packed() if hasattr(dataset, "packed") else dataset
         self._memory: Memory = device if hasattr(device, "reserve") else _memory_of(device)
@@ -109,10 +110,10 @@ class Resident:
         self._tables: dict[str, Table] = {}
         self._is_pair = False
         self._has_begun = False
-        #: Called with the error where there is no room for the records: batches are then read again. Else it is raised.
+        #: Called with the error if the records do not fit; batches are then read again. None: the error is raised.
         self.on_no_room: Callable[[DeviceFullError], None] | None = None
         self._has_room = True
-        #: Bytes that were put so far: records, and the numbers of rows.
+        #: Bytes that were sent so far: of records, and of row numbers.
         self.uploaded_bytes = self.row_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -123,7 +124,7 @@ class Resident:
 
     @classmethod
     def of(cls, loader: Any, memory: Memory) -> Resident:
-        """Return one for a loader's records as that reads them, also where the host decodes them."""
+        """Return a Resident for records as a loader reads them, even where the host decodes them."""
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
         return resident
@@ -132,32 +133,32 @@ class Resident:
     def planned_bytes(self) -> int:
         """The bytes of all records with their labels and columns, on all cores together.
 
-        From the first batch on, those of whole chunks and of the tiles that they take.
+        After the first batch it also counts the rest of the last chunks and tiles.
         """
         rows = int(self.dataset.records) if self._slots is None else self._slots.rows
         return rows * bytes_a_row(self.dataset, self._memory)
 
     @property
     def is_full(self) -> bool:
-        """Whether all records are in the device's memory, or on their way."""
+        """Whether all records are in the device's memory, or being sent."""
         return self._slots is not None and self._slots.is_full
 
     @property
     def slots(self) -> RecordSlots | None:
-        """Where each record lies; None before the first iteration."""
+        """The places of the records; None before the first iteration."""
         return self._slots
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """The fields, labels and columns that are there, by name."""
+        """The tables of the fields, labels and columns, by name."""
         return self._tables
 
     def batches(self, loader: Any) -> Iterator[Batch]:
-        """Yield the batches of one iteration of a loader, on the device: (images, labels), or dicts, as it gives them.
+        """Yield the batches of one iteration of a loader, on the device: (images, labels) or dicts, as the loader does.
 
-        Images are uint8 (batch, channels, height, width), channels last in memory, or packed (batch, n); of JAX (batch,
-        height, width, channels). The loader's state counts them. Raises UsageError for a loader of other samples, and
-        while another loop takes batches here.
+        Images are uint8 (batch, channels, height, width), channels last in memory, or packed (batch, n); in JAX they
+        are (batch, height, width, channels). The loader's state counts these batches. Raises UsageError for a loader of
+        other samples, and while another loop takes batches here.
         """
         self.begin()
         try:
@@ -171,9 +172,9 @@ class Resident:
             self.end()
 
     def begin(self) -> None:
-        """Begin to give batches to one loop. Raises UsageError where another one has not ended.
+        """Begin to give batches to one loop. Raises UsageError while another loop takes batches.
 
-        Uploads of both would overwrite one another.
+        Two loops would overwrite each other's uploads.
         """
         if self._has_begun:
             raise UsageError(
@@ -182,15 +183,15 @@ class Resident:
         self._has_begun = True
 
     def end(self) -> None:
-        """End what `begin` began; records that were read and not received are uploaded when they are needed again."""
+        """End the loop. Records that were read and not received will be uploaded when they are needed again."""
         self._has_begun = False
         if self._slots is not None:
             self._slots.forget_unconfirmed()
 
     def iterate(self, loader: Any) -> Generator[Any, None, None]:
-        """Begin an iteration of a loader whose batches are `RecordBatch`, as `CachedLoader.iterate_records` does.
+        """Begin an iteration of a loader that yields `RecordBatch`, as `CachedLoader.iterate_records` does.
 
-        Raises UsageError for a loader of other samples, and for one whose order="local" divides them otherwise over
+        Raises UsageError for a loader of other samples, and for one whose order="local" divides them differently over
         the cores than the first loader did.
         """
         self._check(loader)
@@ -199,8 +200,8 @@ class Resident:
             self._slots = RecordSlots(self.dataset.records, loader.batch_size, cores, owners, self._memory.tile)
         elif not _are_same(owners, self._slots.owners):
             raise UsageError(
-                'resident data lie where one order needs them, and shuffle="local" needs them elsewhere than another '
-                "order, seed, or number of cores or ranks: make another Resident for this loader"
+                'with shuffle="local" the places of resident data depend on order, seed, cores and ranks, and this '
+                "loader has others: make another Resident for it"
             )
         return self._handed_out(loader.iterate_records(self._slots), self._slots)
 
@@ -211,11 +212,11 @@ class Resident:
                 for read in batches:
                     slots.hand_out(upload.chunk for upload in read.batch.uploads)
                     yield read
-        finally:  # where the loop is left early, batches were read ahead
+        finally:  # if the loop ends early, batches were read ahead
             slots.forget_planned()
 
     def pairs(self, loader: Any) -> Generator[Any, None, None]:
-        """Begin an iteration as `iterate` does, whose batches are `(resident, RecordBatch)`, for a Feeder."""
+        """Begin an iteration as `iterate` does, but yield `(resident, RecordBatch)`, for a Feeder."""
         return self._paired(self.iterate(loader))
 
     def _paired(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -224,7 +225,7 @@ class Resident:
                 yield read._replace(batch=(self, read.batch))
 
     def put(self, batch: RecordBatch) -> SentBatch:
-        """Send a batch's numbers of rows, and the records that are not there yet. Any thread may do so."""
+        """Send a batch's row numbers, and the records that are not on the device yet. Any thread may call this."""
         if self._slots is not None:
             self._slots.check_owners(batch.slots)
         uploads = []
@@ -239,7 +240,7 @@ class Resident:
         return SentBatch(self._memory.put(batch.slots), uploads, batch.numbers)
 
     def put_rows(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
-        """Send the numbers of rows of many batches of one size together, none of which has records to be uploaded."""
+        """Send the row numbers of several batches of one size together. None of them may have records to upload."""
         for batch in batches:
             if self._slots is not None:
                 self._slots.check_owners(batch.slots)
@@ -248,9 +249,9 @@ class Resident:
         return [SentBatch(slots, (), batch.numbers) for slots, batch in zip(sent, batches, strict=True)]
 
     def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
-        """Write the records that were sent with a batch to where they stay; in the thread that computes.
+        """Write the records that were sent with a batch to their places; call this in the thread that computes.
 
-        `written` is called after each chunk. Where this is interrupted, all records are uploaded again when they are
+        `written` is called after each chunk. If this is interrupted, all records are uploaded again when they are
         needed. Raises DeviceFullError.
         """
         if self._slots is None:
@@ -265,14 +266,14 @@ class Resident:
                     self._tables[name].write(number, array)
                 written()
                 self._slots.confirm(chunk)
-        except BaseException:  # a table may be half written, or given up for its successor
+        except BaseException:  # a table may be half written
             self._slots, self._tables = None, {}
             raise
 
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
-        """Receive a batch and return None; where there is no room for the records, return it as the loader reads it.
+        """Receive a batch and return None; if the records do not fit, return the batch as the loader reads it.
 
-        Without room it calls `on_no_room` once; raises DeviceFullError where that is not given.
+        In that case `on_no_room` is called once, or DeviceFullError raised if it is None.
         """
         if self._has_room:
             try:
@@ -289,7 +290,7 @@ class Resident:
         return self.dataset.to_batch(pool.lend(buffer, len(numbers)), self.dataset.record_indices(numbers))
 
     def take(self, slots: Any) -> dict[str, Any]:
-        """Return the fields, labels and columns of a batch, given its rows as they were sent.
+        """Return the fields, labels and columns of a batch, given its slots on the device.
 
         An image is (batch, height, width, channels), or packed (batch, n).
         """
@@ -301,16 +302,16 @@ class Resident:
         return (fields[IMAGE], fields[LABEL]) if self._is_pair else fields
 
     def _check(self, loader: Any) -> None:
-        """Raise UsageError unless a loader reads the samples that are here."""
+        """Raise UsageError unless a loader reads these samples in this form."""
         own, other = self.dataset, loader.dataset
         if other.record_fields != own.record_fields:
             raise UsageError(
-                'the loader gives records of another form than the resident ones: give it finish="device", and the '
-                "resident data a dataset of the same resolution"
+                'the loader gives records of another form than the resident ones: give it finish="device", and make '
+                "the Resident from a dataset of the same resolution"
             )
         if other.digest != own.digest:
             raise UsageError(
-                "the loader has other samples than the resident data, or the same in another order: make both of one "
+                "the loader has other samples than the resident data, or the same in another order: make both from one "
                 "dataset"
             )
 
@@ -321,16 +322,16 @@ def bytes_a_record(dataset: Any, memory: Memory) -> int:
 
 
 def bytes_a_row(samples: Any, memory: Memory) -> int:
-    """Return the bytes of a record as it is read in a device's memory, its label and columns included, with tiles."""
+    """Return the bytes of a record, with its label, its columns and the padding of tiles, in a device's memory."""
     values = as_named(samples.to_batch([np.empty((0, *f.shape), f.dtype) for f in samples.record_fields], np.arange(0)))
     arrays = [np.asarray(array) for array in values.values()]
     return sum(memory.itemsize(each.dtype) * memory.tile.padded(math.prod(each.shape[1:])) for each in arrays)
 
 
 def table_bytes(dataset: Any, memory: Memory, batch_size: int, ranks: int = 1) -> int:
-    """Return the bytes that records take on all cores together, uploaded in batches of this size.
+    """Return the bytes of all records on all cores together, if they are uploaded in batches of this size.
 
-    Of several `ranks`, each has an equal share of the records.
+    With several `ranks`, each has an equal share of the records.
     """
     records = -(-int(dataset.records) // ranks)
     return rows_of(records, batch_size, memory.cores, memory.tile) * bytes_a_record(dataset, memory)
@@ -349,17 +350,17 @@ def as_named(batch: Batch) -> Mapping[str, Any]:
 
 
 def channels_last(name: str, array: Any) -> Any:
-    """Return an image as (batch, height, width, channels), which is how its memory lies: nothing is copied."""
+    """Return an image as a view (batch, height, width, channels), as it lies in memory; nothing is copied."""
     if name != IMAGE or array.ndim != 4:
         return array
     return np.moveaxis(array, 1, 3) if isinstance(array, np.ndarray) else array.permute(0, 2, 3, 1)
 
 
 def _memory_of(device: Any) -> Memory:
-    """Return the memory of a device of torch, or of the devices of a JAX sharding; each library where it is needed."""
+    """Return the memory of a torch device, or of a JAX sharding's devices; import only the library needed."""
     if type(device).__module__.partition(".")[0] in ("jax", "jaxlib"):
         memory: Memory = load_callable("tpucache.jax.memory:JaxMemory")(device)
         return memory
-    from tpucache.ondevice.memory import TorchMemory  # torch, which a program of JAX does not need
+    from tpucache.ondevice.memory import TorchMemory  # it imports torch, which JAX programs do not need
 
     return TorchMemory(device)

@@ -112,5 +112,5 @@ class AugmentSettings:
 
     @property
     def operations(self) -> int:
-        """How many random operations of RandAugment or TrivialAugment each image gets."""
+        """The number of random operations that RandAugment or TrivialAugment applies to each image."""
         return 1 if self.trivial_augment else self.rand_augment

@@ -1,7 +1,7 @@
-"""RecordSlots: which records lie in an accelerator's memory, and in which row. It needs numpy alone.
+"""RecordSlots: the rows of records in an accelerator's memory. It needs only numpy.
 
-Memory is filled by chunks of equally many records. Over several cores, a chunk is divided as a batch is: each core gets
-its rows of it, and lays them behind those that it has. So no core sends anything to another, and every upload has one
+Memory is filled by chunks with equally many records. With several cores, a chunk is divided as a batch is: each core
+puts its rows of the chunk after those that it has. So no core sends anything to another, and all uploads have one
 shape.
 """
 
@@ -17,45 +17,45 @@ from tpucache.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]
 
-#: What becomes of a chunk: it has no records, they are being read, they were given to whoever uploads, they are there.
+#: The states of a chunk: it has no records; they are being read; they are being uploaded; they are on the device.
 _FREE, _PLANNED, _SENT, _WRITTEN = range(4)
 
 
 class Tile(NamedTuple):
-    """The rows and values of which an accelerator's memory takes whole multiples for an array of two dimensions.
+    """The rows and values of a tile: an accelerator stores arrays of two dimensions in whole tiles.
 
-    A TPU lays 32 x 128 values of 1 byte in a tile, and 8 x 128 of 4 bytes (https://openxla.org/xla/tiled_layout).
+    A tile of a TPU has 32 x 128 values of 1 byte, or 8 x 128 of 4 bytes (https://openxla.org/xla/tiled_layout).
     """
 
     rows: int
     values: int
 
     def padded(self, values: int) -> int:
-        """Return how many values a row takes with its padding. A single value has none: its array has one dimension."""
+        """Return the values of a row with its padding. A single value has none: its array has one dimension."""
         return values if values == 1 else _whole(values, self.values)
 
 
-#: Of memory that takes arrays as they are.
+#: The tile of memory without tiles.
 NO_TILE: Final = Tile(1, 1)
-#: Of what XLA compiles for, with values of 1 byte; it holds whole tiles of larger ones, too.
+#: The tile of XLA's devices for values of 1 byte. It contains whole tiles of larger values, too.
 XLA_TILE: Final = Tile(32, 128)
 
 
 class DeviceFullError(UsageError):
-    """A device has not as much memory as the records need."""
+    """A device has less memory than the records need."""
 
 
 class RecordUpload(NamedTuple):
-    """A chunk of records to be brought to the device: its number, and its records as a loader gives a batch."""
+    """A chunk of records to upload: its number, and its records as a loader's batch."""
 
     chunk: int
     batch: Any
 
 
 class RecordBatch(NamedTuple):
-    """A batch as the rows of its records in the device's memory, int32 (batch,), and what has to be uploaded before.
+    """A batch as its records' rows in the device's memory, int32 (batch,), and the chunks to upload before.
 
-    `numbers` are those of its records, int64 (batch,).
+    `numbers` are the numbers of its records, int64 (batch,).
     """
 
     slots: npt.NDArray[np.int32]
@@ -64,45 +64,44 @@ class RecordBatch(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The rows of some records, and of those that have to be read first, by chunk, the numbers."""
+    """The rows of some records, and the records to read first: numbers of chunks, each with numbers of records."""
 
     slots: npt.NDArray[np.int32]
     missing: Sequence[tuple[int, Numbers]]
     numbers: Numbers
 
     def part(self, rows: slice) -> RecordBatch:
-        """Return some of the records as a batch, where none is to be read."""
+        """Return some of the records as a batch that has nothing to upload."""
         return RecordBatch(self.slots[rows], (), self.numbers[rows])
 
     def with_arrays(self, batches: Sequence[Any]) -> RecordBatch:
-        """Return the batch, given what was read of each chunk."""
+        """Return the batch, given the records that were read for each chunk."""
         uploads = [RecordUpload(chunk, batch) for (chunk, _), batch in zip(self.missing, batches, strict=True)]
         return RecordBatch(self.slots, uploads, self.numbers)
 
 
 class RecordSlots:
-    """Gives records rows of a device's memory, in the order in which they are first asked for.
+    """Gives records rows of a device's memory, in the order in which they are first needed.
 
-    Records are numbered from 0 to below `records`. A chunk has `chunk` of them, the last one fewer. `place` belongs to
-    one thread, `confirm` may be called by another. An interrupt anywhere loses nothing: what a chunk's state does not
-    call written is forgotten.
+    Records have numbers from 0 to `records` - 1. A chunk has `chunk` of them, the last one fewer. One thread calls
+    `place`; another may call `confirm`. An interrupt loses nothing: chunks that are not confirmed are forgotten.
     """
 
     def __init__(
         self, records: int, chunk: int, cores: int = 1, owners: Numbers | None = None, tile: Tile = NO_TILE
     ) -> None:
-        """Begin empty. `owners` is the core on which each record has to lie, -1 for one that is never asked for.
+        """Begin empty. `owners` has the core of each record, -1 for a record that is never needed.
 
-        Raises UsageError where a chunk does not divide over the cores.
+        Raises UsageError where a chunk does not divide evenly over the cores.
         """
         if chunk % cores:
             raise UsageError(f"batches of {chunk:,} do not divide evenly over {cores} cores: choose another batch size")
         self.records, self.chunk, self.cores, self.owners = records, chunk, cores, owners
         counts = [records] if owners is None else np.bincount(owners[owners >= 0], minlength=cores).tolist()
-        self._width = chunk // len(counts)  # rows of a chunk that are filled by records of one owner
+        self._width = chunk // len(counts)  # rows of a chunk for one owner
         self.chunks = max(-(-count // self._width) for count in counts)
         self._each = chunk // cores  # rows of a chunk on each core
-        #: Rows on each core, whole tiles of them.
+        #: Rows on each core, rounded up to whole tiles.
         self.rows_a_core = _whole(self.chunks * self._each, tile.rows)
         self._slots = np.full(records, -1, np.int32)
         self._states = np.full(self.chunks, _FREE, np.int8)
@@ -110,30 +109,30 @@ class RecordSlots:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, on all cores together."""
+        """The number of rows on all cores together."""
         return self.cores * self.rows_a_core
 
     @property
     def is_local(self) -> bool:
-        """Whether each core gets those records alone that lie there."""
+        """Whether each core only uses records in its own memory."""
         return self.owners is not None and self.cores > 1
 
     @property
     def is_full(self) -> bool:
-        """Whether each record has a place."""
+        """Whether every record has a place."""
         return not self._left.any()
 
     def hand_out(self, chunks: Iterable[int]) -> None:
-        """Note that what was read of these chunks was given to whoever uploads it, and `confirm` will follow."""
+        """Note that the records of these chunks are being uploaded; `confirm` will follow."""
         for chunk in chunks:
             self._states[chunk] = _SENT
 
     def forget_planned(self) -> None:
-        """Take their places from the records of chunks that were not handed out: nobody will upload them."""
+        """Free the places of records in chunks that were not handed out: nobody will upload them."""
         self._forget((_PLANNED,))
 
     def forget_unconfirmed(self) -> None:
-        """Take their places from the records of all chunks that were not confirmed."""
+        """Free the places of records in all chunks that were not confirmed."""
         self._forget((_PLANNED, _SENT))
 
     def _forget(self, states: tuple[int, ...]) -> None:
@@ -146,10 +145,10 @@ class RecordSlots:
         self._states[is_gone] = _FREE
 
     def place(self, numbers: Numbers) -> Placed:
-        """Return the rows of records, with places for those that had none, and which of these are to be uploaded.
+        """Return the rows of records. Records without a place get one, and the result lists them for upload.
 
-        Chunks are filled up with the records of the lowest numbers that have no place. The last few records, fewer than
-        a chunk, follow as soon as they are the last. Raises UsageError for a record that no core owns.
+        A chunk that is not full also takes the records with the lowest numbers that have no place. The last records,
+        fewer than a chunk, are uploaded with the chunk before them. Raises UsageError for a record without an owner.
         """
         missing: list[tuple[int, Numbers]] = []
         if self._left.any():
@@ -158,21 +157,21 @@ class RecordSlots:
                 missing = self._place_chunks(found[np.argsort(first)])
         slots = self._slots[numbers]
         if (slots < 0).any():
-            raise UsageError("records of other samples are asked for than those that lie here: make another Resident")
+            raise UsageError("this Resident has no place for some of the records: make another Resident")
         return Placed(slots, missing, numbers)
 
     def check_owners(self, slots: npt.NDArray[np.int32]) -> None:
-        """Raise UsageError where records have owners and a core's part of a batch has one of another core.
+        """Raise UsageError where records have owners, and a core's part of a batch has a record of another core.
 
-        The cores exchange nothing then, so that it would get another record.
+        The cores exchange nothing in that case, so the core would read a wrong record.
         """
         if not self.is_local:
             return
         own = np.arange(len(slots)) * self.cores // max(1, len(slots))
         if len(slots) % self.cores or (slots // self.rows_a_core != own).any():
             raise UsageError(
-                'shuffle="local" gives each core the samples that lie there, and this batch is divided otherwise: give '
-                "the loader the cores that divide a batch, and leave pad_last out"
+                'shuffle="local" gives each core the samples in its own memory, and this batch is divided differently: '
+                "give the loader the number of cores that divide a batch, and leave pad_last out"
             )
 
     def confirm(self, chunk: int) -> None:
@@ -202,7 +201,7 @@ class RecordSlots:
         ]
 
     def _filled(self, group: Numbers, owner: int, most: int) -> Numbers:
-        """Return these records of one owner, and the first of its others that have no place, up to the chunk's size."""
+        """Return these records of one owner, followed by its first others without a place, at most `most` in all."""
         more = min(most, int(self._left[owner])) - len(group)
         if not more:
             return group
@@ -213,25 +212,25 @@ class RecordSlots:
         return np.concatenate([group, np.flatnonzero(is_left)[:more]])
 
     def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
-        """Give a chunk's records their places; return the numbers of what is to be read, to its last record.
+        """Give a chunk's records their places; return the numbers of the records to read, up to its last record.
 
-        A row without a record, -1, is read as another one's: so all that is read is one piece.
+        A row without a record, -1, is read as another record, so that the chunk is read in one piece.
         """
         is_record = numbers >= 0
-        self._states[chunk] = _PLANNED  # before any record has its place, so that it is taken back
+        self._states[chunk] = _PLANNED  # first, so that an interrupt frees the places again
         self._slots[numbers[is_record]] = self.rows_of_chunk(chunk)[is_record]
         self._left -= np.bincount(np.flatnonzero(is_record) // self._width, minlength=len(self._left))
         last = int(np.flatnonzero(is_record)[-1]) + 1
         return np.where(is_record, numbers, numbers[is_record][0])[:last]
 
     def rows_of_chunk(self, chunk: int) -> npt.NDArray[np.int32]:
-        """Return the rows of a chunk's records: each core's are one after another."""
+        """Return the rows of a chunk's records; those on one core are consecutive."""
         cores, places = np.divmod(np.arange(self.chunk), self._each)
         return (cores * self.rows_a_core + chunk * self._each + places).astype(np.int32)
 
 
 def rows_of(records: int, chunk: int, cores: int, tile: Tile) -> int:
-    """Return how many rows a number of records take on all cores together, given the records of a chunk."""
+    """Return the number of rows for this number of records on all cores together, given the size of a chunk."""
     return cores * _whole(-(-records // chunk) * (chunk // cores), tile.rows)
 
 

@@ -20,7 +20,7 @@ from tpucache.training.learn.tasks.find import make_task
 
 @pytest.fixture(autouse=True)
 def said_anew():
-    metrics._say_once.cache_clear()
+    metrics._warn_once.cache_clear()
 
 
 def softmax(scores):
