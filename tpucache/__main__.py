@@ -1,6 +1,6 @@
 """`python -m tpucache`, and the `tpucache` command."""
 
-# Signals come first. All else that takes time is imported where they are handled already.
+# Signals are handled first: all imports that take time come later.
 from tpucache import signals
 
 if __name__ == "__main__":
@@ -10,9 +10,9 @@ import sys
 
 
 def run() -> int:
-    """Run the installed command like `python -m tpucache`: modules of the working folder can be imported.
+    """Run the installed command like `python -m tpucache`: it can import modules from the working folder.
 
-    As there, not where Python was asked for safe paths.
+    It cannot where Python was started with a safe path, like `python -m`.
     """
     signals.begin(is_own=True)
     if not sys.flags.safe_path:
@@ -27,22 +27,21 @@ def run() -> int:
 def run_command() -> int:
     """Run the command that this process was started for, and return its exit status.
 
-    It ends in at most one line of complaint from its first moment on: also before numpy is imported, and where it
-    cannot be.
+    An error prints at most one line, from the first moment on: also before numpy is imported, and if that fails.
     """
     import atexit
 
     from tpucache import process
 
     process.open_standard_files()
-    atexit.register(process.end_soon)  # it is called after all that is registered later; no account has its seconds
+    atexit.register(process.end_soon)  # called after all functions that are registered later
     try:
         process.end_with_parent()
         process.prepare_memory()
         from tpucache.cli import main
 
         status = main()
-    except SystemExit as leaving:  # argparse has printed what it had to say
+    except SystemExit as leaving:  # argparse has printed its message
         status = int(leaving.code or 0)
     except (MemoryError, ImportError, OSError) as error:
         text = process.shortage(error)

@@ -1,4 +1,4 @@
-"""Everything tpucache raises on purpose, in one tree.
+"""The errors that tpucache raises on purpose, as a tree.
 
 TpucacheError
 ├── UsageError              an argument with a value that is not allowed (also a ValueError)
@@ -9,11 +9,11 @@ TpucacheError
 │   └── SampleError         one sample of it that cannot be used: names the sample and the reason
 ├── StoreError              a cache that cannot be read or written
 │   ├── NotACacheError      there is no manifest
-│   ├── FormatError         a file of a cache holds what no version of tpucache writes
+│   ├── FormatError         a file of a cache has content that no version of tpucache writes
 │   │   └── UnknownCodecError   a codec that neither tpucache nor an installed package has
 │   └── DamageError         bytes differ from what the manifest states
-├── BuildError              warmup could not finish; what is finished stays usable
-│   └── NoRoomError         the disk has no room for what it writes
+├── BuildError              warmup could not finish; the finished part is kept
+│   └── NoRoomError         the disk is full
 ├── TrainingError           training or evaluation could not continue
 ├── PublishError            a cache could not be published, or did not arrive whole
 └── UnfinishedError         a time limit was reached: run the same command again to continue
@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 
 class TpucacheError(Exception):
-    """The root: catch it to catch everything tpucache raises on purpose."""
+    """The root: catch it to catch every error that tpucache raises on purpose."""
 
 
 class UsageError(TpucacheError, ValueError):
@@ -40,11 +40,11 @@ class OutOfRangeError(UsageError, IndexError):
 
 
 class DependencyError(TpucacheError, ImportError):
-    """An optional library is missing, or is not one that can be used."""
+    """An optional library is missing, or its version cannot be used."""
 
 
 class RecipeError(TpucacheError):
-    """A recipe cannot be built, or is not the one the cache was begun with."""
+    """A recipe cannot be built, or differs from the one that the cache was begun with."""
 
 
 class SourceError(TpucacheError):
@@ -54,11 +54,12 @@ class SourceError(TpucacheError):
 class SampleError(SourceError):
     """One sample cannot be used; `path` names it and `reason` says why.
 
-    `file` is where its file was looked for on this machine, which is no part of the reason: caches keep reasons.
+    `file` is the path on this machine where its file was looked for. It is not part of the reason, because caches keep
+    reasons.
     """
 
     def __init__(self, path: str, reason: str, file: str = "") -> None:
-        reason = " ".join(reason.split("\n")).strip()  # of libraries' errors, some have several lines
+        reason = " ".join(reason.split("\n")).strip()  # errors of libraries may have several lines
         super().__init__(path, reason, file)
         self.path = path
         self.reason = reason
@@ -77,7 +78,7 @@ class NotACacheError(StoreError):
 
 
 class FormatError(StoreError):
-    """A file of a cache holds something that no version of tpucache writes."""
+    """A file of a cache has content that no version of tpucache writes."""
 
 
 class UnknownCodecError(FormatError):
@@ -93,7 +94,7 @@ class BuildError(TpucacheError):
 
 
 class NoRoomError(BuildError):
-    """The disk has no room for what a warmup writes."""
+    """The disk is full."""
 
 
 class TrainingError(TpucacheError):
@@ -105,14 +106,14 @@ class PublishError(TpucacheError):
 
 
 class UnfinishedError(TpucacheError):
-    """Warmup or training stopped at its time limit, with all it did kept; the next run continues."""
+    """Warmup or training stopped at its time limit. The finished part is kept, and the next run continues."""
 
 
 @contextlib.contextmanager
 def calling(library: str, kind: type[TpucacheError], advice: str) -> Iterator[None]:
-    """Raise an error of `kind`, in one line, for whatever a library raises within: each has ways of its own to fail.
+    """Return a context that turns any error of a library into an error of `kind`, in one line.
 
-    Errors of tpucache's own and a lack of memory pass.
+    Errors of tpucache and MemoryError are not changed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where an image goes when it gets another size or is turned, with its boxes and points, and its pixels' weights.
+"""Geometry of images that are resized or turned: the places of pixels, boxes and points, and the weights of pixels.
 
 Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, right, bottom).
 """
@@ -20,21 +20,21 @@ Box = tuple[float, float, float, float]
 
 _SCALED_DECODE_FACTOR: Final = 2
 _LOBES: Final = 3  # of Lanczos' filter, to either side
-#: What a row holds that is no box.
+#: The value in rows without a box.
 _NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
-    """How an image gets its size: which box (left, top, right, bottom) is resized, to what (width, height)."""
+    """The `box` (left, top, right, bottom) of an image that is resized, and the `size` (width, height) that it gets."""
 
     box: Box
     size: tuple[int, int]
 
 
 def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
-    """Return how the image area `box` is resized to `target` (width, height).
+    """Return which part of the image area `box` is resized to which size, to fit `target` (width, height).
 
-    The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so the crop is to the sub-pixel.
+    The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so a crop may begin within a pixel.
     """
     width, height = box[2] - box[0], box[3] - box[1]
     if fit == "stretch":
@@ -48,7 +48,7 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
         return Placement(box, size)
     kept = min(width / target[0], height / target[1])
     crop = (kept * target[0], kept * target[1])
-    # Clamped, because kept * target may round to a little more than the side it came from.
+    # Clamped, because kept * target may be rounded to slightly more than the side.
     left, top = max(box[0], box[0] + (width - crop[0]) / 2), max(box[1], box[1] + (height - crop[1]) / 2)
     right, bottom = min(box[2], left + crop[0]), min(box[3], top + crop[1])
     return Placement((left, top, right, bottom), target)
@@ -62,8 +62,8 @@ def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
 def lanczos(length: int, start: float, stop: float, size: int) -> Array:
     """Return float64 (size, length): the weights by which Pillow's Lanczos resizes [start, stop) of a side.
 
-    Made smaller, the filter is as much wider, so that nothing aliases. Each row adds up to 1. After Pillow's
-    `precompute_coeffs` (Resample.c).
+    If the result is smaller, the filter is wider in proportion, so that nothing aliases. Each row adds up to 1. After
+    Pillow's `precompute_coeffs` (Resample.c).
     """
     scale = (stop - start) / size
     wide = max(scale, 1.0)
@@ -78,20 +78,20 @@ def lanczos(length: int, start: float, stop: float, size: int) -> Array:
 
 
 def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
-    """Return which pixel, of `length`, lies under the middle of each of `count` equal steps from start to stop."""
+    """Return the pixel, of `length`, under the middle of each of `count` equal steps from start to stop."""
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
     return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
 
 
 def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) as float32 (rows, 5), rows of -1 after the last."""
+    """Return boxes (n, 5) as float32 (rows, 5), with rows of -1 after the last box."""
     filled = np.full((rows, 5), _NO_BOX, np.float32)
     filled[: len(boxes)] = boxes
     return filled
 
 
 def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) clipped to left, top, right, bottom, without those that lie outside."""
+    """Return boxes (n, 5) clipped to `area` (left, top, right, bottom), without those outside of it."""
     clipped = boxes.astype(np.float32)
     clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
     clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
@@ -101,9 +101,9 @@ def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDA
 def within(
     points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
 ) -> npt.NDArray[np.bool_]:
-    """Return which points x, y (n, 2) lie in left, top, right, bottom.
+    """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom).
 
-    Of two edges the right and bottom ones lie outside, or the others where that axis was `flipped`.
+    The right and the bottom edge are outside of it; on an axis that was `flipped`, the left or top edge is.
     """
     low, high = np.array(area[:2]), np.array(area[2:])
     inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
@@ -113,10 +113,9 @@ def within(
 def mark_points(
     points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
 ) -> npt.NDArray[np.float32]:
-    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 or 0.
+    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 for visible ones, else 0.
 
-    Visible ones on the right or bottom edge of left, top, right, bottom come just before it, so that the pixel that a
-    visible point lies in is always there.
+    Visible points on the right or bottom edge of `area` move just inside it, so that each lies in an existing pixel.
     """
     last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
     placed = np.where(visible[:, None], np.minimum(points, last), points)
@@ -124,7 +123,7 @@ def mark_points(
 
 
 class Turn(NamedTuple):
-    """An EXIF orientation as what is done to the stored pixels: axes swapped first, then each perhaps flipped."""
+    """An EXIF orientation, as operations on the stored pixels: first swap the axes, then flip each or not."""
 
     swap: bool = False
     flip_x: bool = False
@@ -145,25 +144,25 @@ TURNS: Final = {
 
 
 def turn(pixels: Array, by: Turn) -> Array:
-    """Return pixels (height, width, …) turned: a view of them, not a copy."""
+    """Return a view of pixels (height, width, …) after a turn."""
     turned = pixels.swapaxes(0, 1) if by.swap else pixels
     return turned[:: -1 if by.flip_y else 1, :: -1 if by.flip_x else 1]
 
 
 def turn_back(pixels: Array, by: Turn) -> Array:
-    """Return turned pixels (height, width, …) as they were stored: a view of them, not a copy."""
+    """Return a view of turned pixels (height, width, …) as they were stored."""
     flipped = turn(pixels, by._replace(swap=False))
     return flipped.swapaxes(0, 1) if by.swap else flipped
 
 
 def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return where points x, y (n, 2) of a stored image (width, height) lie once it is turned: float64 (n, 2)."""
+    """Return points x, y (n, 2) of a stored image (width, height) after a turn: float64 (n, 2)."""
     swapped, size = (points[:, ::-1], stored[::-1]) if by.swap else (points, stored)
     return np.where(by[1:], np.subtract(size, swapped), swapped).astype(np.float64)
 
 
 def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int], fit: Fit) -> Framing:
-    """Return how an image stored as (width, height), with an EXIF orientation, gets onto a canvas (width, height)."""
+    """Return the Framing of an image stored as (width, height), with an EXIF orientation, on a canvas."""
     turned = TURNS[orientation]
     whole = (0.0, 0.0, float(stored[0]), float(stored[1]))
     place = placement(whole, canvas[::-1] if turned.swap else canvas, fit)
@@ -172,10 +171,10 @@ def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int
 
 @dataclass(frozen=True)
 class Framing:
-    """How an image gets into its record: `box` of the image as stored is resized to `size`, turned, put on a canvas.
+    """The way of an image into its record: `box` of the stored image is resized to `size`, turned, and put on a canvas.
 
-    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are
-    (width, height).
+    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are (width,
+    height).
     """
 
     stored: tuple[int, int]
@@ -186,22 +185,22 @@ class Framing:
 
     @property
     def area(self) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the image on the canvas: all of it, but for padding."""
+        """Left, top, right and bottom of the image on the canvas: the whole canvas, except for padding."""
         width, height = self.size[::-1] if self.turn.swap else self.size
         left, top = margins((width, height), self.canvas)
         return left, top, left + width, top + height
 
     def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
-        """Return the (width, height) of the source's image, as stored or as displayed."""
+        """Return the (width, height) of the source image, as stored or as displayed."""
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
     def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
-        """Return whether the source's image has this (width, height), give or take a pixel."""
+        """Return whether the source image has this (width, height), within a pixel."""
         own = self.stored_as(coordinates)
         return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
 
     def least(self) -> tuple[int, int]:
-        """Return the (width, height) that the whole image must at least be decoded at."""
+        """Return the smallest (width, height) at which the whole image may be decoded."""
         shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
         width, height = (
             math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)
@@ -209,7 +208,7 @@ class Framing:
         return width, height
 
     def place(self, resized: Array) -> Array:
-        """Return pixels of `size`, (height, width, …), turned and on a canvas of zeros."""
+        """Return pixels (height, width, …) of `size`, turned, on a canvas of zeros."""
         turned = turn(resized, self.turn)
         if turned.shape[:2] == self.canvas[::-1]:
             return np.ascontiguousarray(turned)
@@ -219,13 +218,13 @@ class Framing:
         return canvas
 
     def nearest(self, pixels: Array) -> Array:
-        """Return pixels of the image as stored, (height, width, …), on the canvas: the nearest, never a mixture."""
+        """Return pixels of the stored image (height, width, …) on the canvas, each the nearest one, never a mixture."""
         columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
         rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
         return self.place(pixels[rows[:, None], columns])
 
     def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
-        """Return where points x, y (n, 2) of the image as stored or as displayed lie on the canvas: float64 (n, 2)."""
+        """Return points x, y (n, 2) of the image, as stored or as displayed, on the canvas: float64 (n, 2)."""
         if coordinates == "displayed":
             return self._displayed().points(points)
         left, top, right, bottom = self.box
@@ -234,7 +233,7 @@ class Framing:
         return np.asarray(turn_points(moved, self.turn, self.size) + self.area[:2])
 
     def _displayed(self) -> Framing:
-        """Return the framing of the displayed image that shows the same as this one of the stored image."""
+        """Return the framing of the displayed image that gives the same result as this framing of the stored image."""
         corners = turn_points(np.reshape(self.box, (2, 2)), self.turn, self.stored)
         (left, top), (right, bottom) = corners.min(axis=0).tolist(), corners.max(axis=0).tolist()
         stored, size = (self.stored[::-1], self.size[::-1]) if self.turn.swap else (self.stored, self.size)

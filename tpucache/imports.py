@@ -1,4 +1,4 @@
-"""Imports by name: of what an option names, and of public names when they are first used."""
+"""Imports of names that options give, and of public names when they are first used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tpucache.errors import DependencyError, UsageError
 
-#: What pip calls a module that is called otherwise, or is wanted in one version only.
+#: The packages of modules with another name in pip, or which are needed in one version.
 _PACKAGES: Final = {
     "PIL": "pillow",
     "albumentations": "albumentations==2.0.8",
@@ -23,17 +23,18 @@ _PACKAGES: Final = {
 
 
 def package_of(module: str) -> str:
-    """Return what to give to `pip install` for a module that cannot be imported."""
+    """Return the argument of `pip install` for a module that cannot be imported."""
     return _PACKAGES.get(module, module)
 
 
 def lazy_names(
     package: str, file: str, hidden: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, `__dir__` and `__all__` of a package, whose public names are listed in its stub file.
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package that imports its public names when they are first
+    used.
 
-    The stub, `__init__.pyi` beside `file`, has one import for each name; the name is imported when it is first used
-    (PEP 562). Names out of the module `hidden` can be imported, too, but are not shown.
+    The stub file next to `file`, `__init__.pyi`, lists the names: it has one import for each (PEP 562). Names from the
+    module `hidden` can be imported, too, but are not listed.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
@@ -52,7 +53,9 @@ def lazy_names(
 
 
 def load(reference: str) -> Any:
-    """Import what `module:name` names in tpucache. Raises DependencyError where that part of it is not installed."""
+    """Import the object at `module:name` in tpucache. Raises DependencyError where its part of tpucache is not
+    installed.
+    """
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -63,7 +66,7 @@ def load(reference: str) -> Any:
 
 
 def missing_part(reference: str) -> str:
-    """Return what is missing and what to do, where the part of tpucache that has a module is not installed; else ""."""
+    """Return a message if the part of tpucache with a module is not installed; else ""."""
     from importlib.util import find_spec
 
     part = _part_of(reference)
@@ -73,18 +76,18 @@ def missing_part(reference: str) -> str:
 
 
 def _part_of(reference: str) -> str:
-    """Return the folder or file of the package in which a module is, such as tpucache.training."""
+    """Return the folder or file of the package that has a module, such as tpucache.training."""
     return ".".join(reference.partition(":")[0].split(".")[:2])
 
 
 def load_callable(name: str) -> Callable[..., Any]:
-    """Import the callable that `module:name` or `module:name.attribute` names. Raises UsageError."""
+    """Import the callable at `module:name` or `module:name.attribute`. Raises UsageError."""
     module_name, _, path = name.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
         for part in path.split("."):
             target = getattr(target, part)
-    except Exception as error:  # importing somebody's module raises whatever it raises
+    except Exception as error:  # importing a user's module may raise any error
         raise UsageError(f"{name!r} cannot be imported as module:name: {error}") from error
     if not callable(target):
         raise UsageError(f"{name!r} is a {type(target).__name__}, not a callable")

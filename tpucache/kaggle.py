@@ -1,4 +1,4 @@
-"""Kaggle's rules, for warmup and for publishing: what `/kaggle/working` keeps, what a dataset has and is called."""
+"""Kaggle's rules for building and publishing: the size of `/kaggle/working`, the limits and names of datasets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final
 
 from tpucache.errors import UsageError
 
-#: What /kaggle/working keeps, in bytes.
+#: The size of /kaggle/working, in bytes.
 WORKING_BYTES: Final = 20_000_000_000
-#: What a dataset may have, in bytes.
+#: The largest size of a dataset, in bytes.
 MAX_BYTES: Final = 200_000_000_000
-#: With more files kagglehub zips all of them, and so does the web page. The metadata beside them is not uploaded.
+#: With more files, kagglehub and the web page zip all of them. The metadata file is not uploaded, and does not count.
 MAX_FILES: Final = 50
-#: What a published cache has beside its shards: manifest, index, samples, card, and tpucache's wheel.
+#: The files of a published cache other than shards: manifest, index, samples, card, and tpucache's wheel.
 COMPANIONS: Final = 5
 #: The most shards that can be published.
 MAX_SHARDS: Final = MAX_FILES - COMPANIONS
-#: The most shards that `--target kaggle` makes: they leave room for the sheet of samples, too.
+#: The most shards that `--target kaggle` makes, which leaves room for the contact sheet.
 TARGET_SHARDS: Final = MAX_SHARDS - 1
 
 SLUG_LENGTH: Final = range(6, 51)
@@ -25,7 +25,7 @@ _ID: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/([a-z0-9]+(?:-[a-z0-9]+)*)
 
 
 def check_id(dataset_id: str, what: str = "--id") -> str:
-    """Return an owner/slug that Kaggle takes. Raises UsageError."""
+    """Return an owner/slug if Kaggle accepts it. Raises UsageError."""
     found = _ID.fullmatch(dataset_id)
     if not found or len(found[2]) not in SLUG_LENGTH:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, disk space, TPU chips."""
+"""The machine's resources: cores, memory, disk space, TPU chips."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tpucache.system import usable_cores
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
-_NO_LIMIT: Final = 1 << 60  # the first version of cgroups says so by a limit that no machine reaches
+_NO_LIMIT: Final = 1 << 60  # in version 1 of cgroups, a limit that no machine reaches means none
 
-#: PCI numbers of TPU chips, as jax/_src/hardware_utils.py lists them; v2 and v3 share one.
+#: PCI device numbers of TPU chips, from jax/_src/hardware_utils.py; v2 and v3 have the same one.
 _GOOGLE: Final = "0x1ae0"
 _TPUS: Final = {
     "0x0027": "v2 or v3",
@@ -31,20 +31,22 @@ _TPUS: Final = {
     "0x0076": "7x",
 }
 
-#: File systems whose files come over a network; what FUSE mounts does so, too, but for a few.
+#: Types of network file systems. All of FUSE's count, too, except a few local ones.
 _NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs")
 _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
 
 
 class _Version(NamedTuple):
-    """Where a version of cgroups says how much memory a group may use and uses; its statistics' names of lines."""
+    """The files in which a version of cgroups gives a group's memory limit and use, and the names of lines in its
+    statistics.
+    """
 
     controller: str  # its name in /proc/self/cgroup, and its folder
     limits: tuple[str, ...]
     usage: str
     cached: str  # the page cache, which includes files in /dev/shm and shared memory
-    shared: str  # of these, so many bytes
-    hierarchical: str  # the smallest limit of a group and all above it, also of those that are not visible here
+    shared: str  # the part of the page cache that is shared memory
+    hierarchical: str  # the smallest limit of a group and all groups above it, even if they are not visible here
 
 
 _CGROUPS: Final = (
@@ -62,7 +64,7 @@ _CGROUPS: Final = (
 
 @dataclass(frozen=True)
 class Cores:
-    """Logical cores: the machine's, those this process may run on, and how many its container pays for (None: all)."""
+    """Logical cores: the machine's, those that this process may run on, and the container's quota (None: no limit)."""
 
     machine: int
     affinity: int
@@ -70,13 +72,13 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """How many processes can work at once."""
+        """The number of processes that can work at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, math.ceil(self.quota)))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: the machine's, the container's limit (None: there is none), and what is available."""
+    """Bytes of memory: the machine's, the container's limit (None without one), and the available ones."""
 
     machine: int
     limit: int | None
@@ -85,7 +87,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes of a file system, and those that are free."""
+    """The bytes of a file system, and its free bytes."""
 
     path: str
     total: int
@@ -94,7 +96,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Tpu:
-    """TPU chips on the PCI bus: their generation and how many; and the device files they are opened by."""
+    """TPU chips on the PCI bus: their generation, their number, and the device files that open them."""
 
     generation: str
     chips: int
@@ -102,12 +104,12 @@ class Tpu:
 
 
 def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
-    """Count the cores, by the affinity and by the container's quota of processor time."""
+    """Count the cores, with the process's affinity and the container's CPU quota."""
     return Cores(os.cpu_count() or 1, usable_cores(), _core_quota(cgroup, own))
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
-    """Measure the memory. Numbers that cannot be read are 0."""
+    """Measure the memory. Unknown figures are 0."""
     try:
         machine = _lines(meminfo)["MemTotal:"] << 10
     except (OSError, KeyError, ValueError):
@@ -117,7 +119,7 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
 
 
 def measure_space(path: str | Path) -> Space | None:
-    """Measure the file system that a path is on; None where there is no such path."""
+    """Measure the file system of a path; None where the path does not exist."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -126,9 +128,9 @@ def measure_space(path: str | Path) -> Space | None:
 
 
 def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """Return the type of the file system that a path is on, such as nfs4 or fuse.gcsfuse, if it is across a network.
+    """Return the type of a path's file system, such as nfs4 or fuse.gcsfuse, if it is a network file system.
 
-    Return None for a disk of this machine, and where the system does not say. Format: `man 5 fstab`.
+    Return None for a local disk, and where the system does not tell. Format: `man 5 fstab`.
     """
     place = os.path.realpath(path)
     found = ("", "")
@@ -146,7 +148,7 @@ def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts
 
 
 def process_began(stat: Path = Path("/proc/self/stat")) -> float:
-    """Return when this process began, by `time.monotonic`; now where the kernel does not say."""
+    """Return the time at which this process began, by `time.monotonic`; the current time if unknown."""
     now = time.monotonic()
     try:
         fields = stat.read_text().rpartition(")")[2].split()
@@ -157,10 +159,10 @@ def process_began(stat: Path = Path("/proc/self/stat")) -> float:
 
 
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
-    """Return why a torch that is built for these architectures cannot run on a GPU, "" where it can.
+    """Return the reason why a torch built for these architectures cannot run on a GPU; "" where it can.
 
-    Code of `sm_XY` runs on GPUs of capability X.Z where Z is Y or more, and `compute_XY` on all of X.Y or more; with a
-    letter at the end, on X.Y alone (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
+    Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y; code for `compute_XY` on all from X.Y on; with a
+    letter at the end, only on X.Y (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
     """
     major, minor = capability
     for name in architectures:
@@ -171,7 +173,7 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
         if of == (major, minor) or (not suffix and of <= (major, minor) and (kind == "compute" or of[0] == major)):
             return ""
     if not architectures:
-        return ""  # torch does not say
+        return ""  # unknown
     return f"its architecture is sm_{major}{minor}, and this torch is built for {', '.join(architectures)}"
 
 
@@ -190,11 +192,11 @@ def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
-    """Return the bytes a process may still take without pushing others out: the machine's, or its container's.
+    """Return the bytes that a process may still allocate without displacing others, on the machine or in its container.
 
-    Of a container in a container, the fewest of all. The page cache counts as free, because the kernel gives it up;
-    files in /dev/shm do not. Where the system does not say what is free, as on macOS, it is half of the memory. Returns
-    0 where nothing can be learnt.
+    For nested containers it is the smallest figure. The page cache counts as free, because the kernel gives it up;
+    files in /dev/shm do not. Where the system has no figure for free memory, as on macOS, it is half of the memory; 0
+    where nothing is known.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
@@ -210,7 +212,7 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
 
 
 def _physical_memory() -> int:
-    """Return the bytes of memory that POSIX knows of; 0 on systems that do not say, such as Windows."""
+    """Return the bytes of memory by POSIX; 0 on systems without it, such as Windows."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -222,9 +224,9 @@ def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:
 
 
 def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it, as far as they are visible.
+    """Yield the folders of this process's cgroup and of the groups above it, if they are visible.
 
-    The first version of cgroups has a folder for each controller, the second ("") one for all.
+    Version 1 of cgroups has a folder for each controller, version 2 ("") one for all.
     """
     paths = []
     for line in _read(own).splitlines():
@@ -233,19 +235,19 @@ def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None)
             paths.append(PurePosixPath(text.strip("/")))
     for path in (*paths, PurePosixPath()):
         for above in (path, *path.parents):
-            if ".." not in above.parts:  # a process outside of what is mounted here
+            if ".." not in above.parts:  # a group outside of the mounted ones
                 yield cgroup / (controller if folder is None else folder) / above
 
 
 def _memory_limit(group: Path, version: _Version) -> int:
-    """Return the bytes that a cgroup may use; _NO_LIMIT where that is not limited."""
+    """Return the bytes that a cgroup may use; _NO_LIMIT if it has no limit."""
     texts = [_read(group / name) for name in version.limits]
-    limits = [int(text) for text in texts if text.isdecimal()]  # "max" where there is none
+    limits = [int(text) for text in texts if text.isdecimal()]  # "max" means no limit
     return min((*limits, _statistics(group).get(version.hierarchical, _NO_LIMIT)))
 
 
 def _statistics(group: Path) -> dict[str, int]:
-    """Return the lines of a cgroup's memory.stat, none where it cannot be read."""
+    """Return the lines of a cgroup's memory.stat; nothing if it cannot be read."""
     try:
         return _lines(group / "memory.stat")
     except (OSError, ValueError):
@@ -253,7 +255,7 @@ def _statistics(group: Path) -> dict[str, int]:
 
 
 def _core_quota(cgroup: Path, own: Path) -> float | None:
-    """Return how many cores' time a container may take, by either version of cgroups; None where it is not limited."""
+    """Return the container's CPU quota as a number of cores, in both versions of cgroups; None without a limit."""
     quotas = [_quota(_read(group / "cpu.max").split()) for group in _groups("", cgroup, own)]
     for folder in ("cpu", "cpu,cpuacct"):
         for group in _groups("cpu", cgroup, own, folder):
@@ -262,16 +264,16 @@ def _core_quota(cgroup: Path, own: Path) -> float | None:
 
 
 def _quota(words: Sequence[str]) -> float | None:
-    """Read a quota of processor time, as microseconds in a period of so many; None where there is none."""
+    """Return a CPU quota as a number of cores, from microseconds and the length of a period; None without a limit."""
     try:
-        quota, period = map(int, words)  # "max 100000" where there is none
+        quota, period = map(int, words)  # "max 100000" means no limit
     except ValueError:
         return None
     return quota / period if quota > 0 and period > 0 else None
 
 
 def _read(path: Path) -> str:
-    """Return a small file's text, nothing where it cannot be read."""
+    """Return a small file's text; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -279,6 +281,6 @@ def _read(path: Path) -> str:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """Return the first number of each line of a file, by its first word."""
+    """Return the first number of each line of a file, by the line's first word."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -1,8 +1,8 @@
-"""Compiled loops, which run without the interpreter's lock: they copy rows, read records and unpack them.
+"""Compiled loops that run without the interpreter's lock: they copy rows, read records and unpack them.
 
-Python's own loop holds the lock for a microsecond or two a record, in which no other thread gets on. llvmlite compiles
-these where it is installed, as it is wherever numba is; numpy does the same without it, slower. All memory is given by
-addresses.
+A loop in Python would hold the lock for one or two microseconds for each record, and stop all other threads. llvmlite
+compiles these loops if it is installed (numba installs it); without it numpy does the same more slowly. All memory is
+given by addresses.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.int64]
 
-_LARGE: Final = 8 << 20  # of a smaller batch much is still in the cache when it is read: ordinary stores are as fast
-_LONG: Final = 1 << 10  # bytes of a row; shorter ones have too few whole lines
-_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap does not name
+_LARGE: Final = 8 << 20  # much of a smaller batch is still in the cache when it is read, so ordinary stores are as fast
+_LONG: Final = 1 << 10  # bytes of a row; shorter rows have too few whole cache lines
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ, which Python's mmap lacks
 
 _FREE_PART: Final = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 
 _log: Final = logging.getLogger("tpucache")
 
 
-#: Held while loops are compiled: llvmlite is not for several threads at once.
+#: Held while loops are compiled, because llvmlite must not run in several threads at once.
 compiling: Final = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    # A process that is forked meanwhile would wait for a thread that it has not.
+    # A fork during a compile would have the lock held by a thread that it does not have.
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
 _FAILED: Final = ctypes.c_void_p(-1).value
 
-_LINE: Final = 64  # bytes of a cache line; shorter stores past the cache would each write a line
-_AHEAD: Final = 4096  # bytes; by itself a processor looks ahead within a page only
-_TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: to read; 2 is L2, 3 would be L1; data
+_LINE: Final = 64  # bytes of a cache line; each shorter store past the cache would write a whole line
+_AHEAD: Final = 4096  # bytes to prefetch ahead; a processor's own prefetch stops at the end of a page
+_TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: read; into L2 (3 would be L1); data
 
-_GROUP: Final = 64  # bytes that a byte of the second mask is for
-_INT_MAX: Final = (1 << 31) - 1  # the longest record whose length a C int holds
-_PREFIX: Final = 4  # bytes of a record's length in front of it in a file
-# What moves the bytes of a vector to places, by their numbers: 128 or more gives 0. Of 16 bytes, eight are used.
+_GROUP: Final = 64  # bytes that a byte of the second mask describes
+_INT_MAX: Final = (1 << 31) - 1  # the largest C int, and so the longest record
+_PREFIX: Final = 4  # bytes of the length that a file has before each record
+# Instructions that shuffle the bytes of a vector by index; an index of 128 or more gives 0. Eight of 16 bytes are used.
 _SHUFFLES: Final = {"x86_64": "llvm.x86.ssse3.pshuf.b.128", "aarch64": "llvm.aarch64.neon.tbl1.v16i8"}
-# What puts 64 bytes in place at once, where a processor has AVX-512 VBMI2: dct-lz4 is unpacked in half of the time.
+# The instruction of AVX-512 VBMI2 that expands 64 bytes at once: it unpacks dct-lz4 in half of the time.
 _EXPAND: Final = "llvm.x86.avx512.mask.expand.v64i8"
 
 
 def _find_libc() -> Any:
-    """Return the C library, None on Windows, where none is found without a name."""
+    """Return the C library; None on Windows, which does not find it without a name."""
     try:
         library = ctypes.CDLL(None)
     except (TypeError, OSError):
@@ -68,34 +68,35 @@ libc: Final = _find_libc()
 
 
 class LoopWork(NamedTuple):
-    """What a compiled loop is given: records to unpack, each to exactly `size` bytes. All memory is given by addresses.
+    """The arguments of a compiled loop: records to unpack, each to exactly `size` bytes. All memory is given by
+    addresses.
 
-    Records are bytes in memory or, where there are `descriptors`, in files, each with its length in front as u32.
+    Records are bytes in memory or, with `descriptors`, in files, where each follows its length as u32.
     """
 
-    #: A library's function. With a context it is Zstandard's, (context, target, room, source, length); without one
-    #: LZ4's, (source, target, length, room), which counts bytes in C ints: more are refused.
+    #: The function that decompresses. With a context it is Zstandard's, (context, target, room, source, length);
+    #: without one LZ4's, (source, target, length, room), which counts bytes in C ints: longer records are refused.
     function: int
-    #: The function's context, 0 where it takes none.
+    #: The function's context, 0 without one.
     context: int
-    #: The files that records are in: int64 (records,), or 0 for records in memory.
+    #: The records' file descriptors: int64 (records,), or 0 for records in memory.
     descriptors: int
-    #: Where records are: addresses, or positions in the files; int64 (records,).
+    #: The records' addresses, or their positions in the files: int64 (records,).
     sources: int
-    #: How many bytes each takes, in a file with the length in front of it: int64 (records,).
+    #: The bytes of each record, in a file with the length before it: int64 (records,).
     lengths: int
-    #: Where each is unpacked to: addresses, int64 (records,).
+    #: The addresses to unpack to: int64 (records,).
     targets: int
-    #: How many records there are.
+    #: The number of records.
     records: int
-    #: Bytes of each unpacked.
+    #: The bytes of an unpacked record.
     size: int
-    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and its bytes.
+    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and the size of this memory.
     sparse: int
     sparse_bytes: int
-    #: Memory for the values of a sparse form that has them as nibbles (`store.codecs.dct.sparse`), 0 for others.
+    #: Memory for the values of a sparse form with nibbles (`store.codecs.dct.sparse`); 0 for other forms.
     values: int
-    #: Memory for a record out of a file, and its bytes; longer ones are refused.
+    #: Memory for a record from a file, and the size of this memory; longer records are refused.
     record: int
     record_bytes: int
 
@@ -109,22 +110,22 @@ class FileRecords(NamedTuple):
 
 
 class Native(NamedTuple):
-    """Compiled loops; all arrays are given by their addresses."""
+    """Compiled loops. All arrays are given by their addresses."""
 
-    #: (targets, sources, count, length): copy rows past the processor's caches, each to and from an address of its own.
+    #: (targets, sources, count, length): copy rows past the processor's caches, each from one address to another.
     copy: Callable[[int, int, int, int], None]
-    #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts;
-    #: returns how many were read before the first that is not as long as it should be.
+    #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts.
+    #: Returns the number of records before the first one with a wrong length.
     read: Callable[[int, int, int, int, int, int], int]
-    #: Unpack records until one does not become exactly `size` bytes; returns how many did.
+    #: Unpack records up to the first one that does not give exactly `size` bytes; returns the number before it.
     unpack: Callable[[LoopWork], int]
 
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops, or None where they cannot be compiled; that is logged once.
+    """Return the compiled loops, or None where they cannot be compiled; a warning says so once.
 
-    Threads that ask at the same time wait for one that compiles them.
+    If several threads call this, one compiles and the others wait.
     """
     with compiling:
         return _compiled()
@@ -140,9 +141,9 @@ def _compiled() -> Native | None:
 
 
 def populate(start: int, length: int) -> bool:
-    """Read pages of a map and enter them in the page table; return whether that is possible.
+    """Read the pages of a map and enter them in the page table; return whether that is possible.
 
-    Pages that cannot be read are an answer here, and end the process when they are first touched otherwise.
+    If pages cannot be read, this returns False; the first access to them would end the process.
     """
     if libc is None:
         return False
@@ -152,13 +153,13 @@ def populate(start: int, length: int) -> bool:
 
 @functools.cache
 def can_populate() -> bool:
-    """Return whether the kernel has such a call: Linux has since 5.14."""
+    """Return whether the kernel has this call: Linux has it since 5.14."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
 
 
 def map_file(descriptor: int, size: int) -> int:
-    """Return the address of a shared, read-only map of an open file; 0 where there is none."""
+    """Return the address of a shared, read-only map of an open file; 0 if it cannot be mapped."""
     start: int | None = libc.mmap(
         None, ctypes.c_size_t(size), mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0)
     )
@@ -166,36 +167,36 @@ def map_file(descriptor: int, size: int) -> int:
 
 
 def file_system(descriptor: int) -> int:
-    """Return the type of the file system of an open file, `f_type` of `man 2 statfs`; 0 where that cannot be learnt."""
-    found = (ctypes.c_long * 64)()  # more than any system's struct statfs
+    """Return the type of an open file's file system, `f_type` of `man 2 statfs`; 0 if unknown."""
+    found = (ctypes.c_long * 64)()  # larger than any system's struct statfs
     fstatfs = getattr(libc, "fstatfs", None)
     return int(found[0]) & 0xFFFFFFFF if fstatfs is not None and fstatfs(descriptor, found) == 0 else 0
 
 
 def free_part(descriptor: int, start: int, stop: int) -> bool:
-    """Free what some bytes of a file take of the disk, which read as zeros then; return whether that is possible."""
+    """Free the disk space of some bytes of a file, which then read as zeros; return whether that is possible."""
     if stop <= start:
         return True
-    fallocate = getattr(libc, "fallocate", None)  # of Linux alone
+    fallocate = getattr(libc, "fallocate", None)  # only on Linux
     length = ctypes.c_int64(stop - start)
     return fallocate is not None and fallocate(descriptor, _FREE_PART, ctypes.c_int64(start), length) == 0
 
 
 def is_large(rows: int, nbytes: int) -> bool:
-    """Return whether a batch of so many rows and bytes is copied faster past the caches."""
+    """Return whether copying past the caches is faster for a batch with this number of rows and bytes."""
     return nbytes >= max(_LARGE, rows * _LONG)
 
 
 def address(array: Array) -> int:
-    """Return where an array's memory begins."""
+    """Return the address of an array's memory."""
     found: int = array.__array_interface__["data"][0]
     return found
 
 
 def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_caches: bool) -> None:
-    """Copy `length` bytes from each source to its target, both given by their addresses: int64 (n,), contiguous.
+    """Copy `length` bytes from each source to its target, both given by addresses: int64 (n,), contiguous.
 
-    Threads may do so at once. The caller keeps the memory alive, and checks that it is large enough.
+    Several threads may call this. The caller keeps the memory alive and checks that it is large enough.
     """
     loops = native() if past_caches else None
     if loops is not None:
@@ -207,17 +208,17 @@ def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_cache
 
 
 def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
-    """Copy rows into `target`: target[i] = source[rows[i]]. Threads may do so at once.
+    """Copy rows into `target`: target[i] = source[rows[i]]. Several threads may call this.
 
-    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row that is not there,
-    ValueError where the target has another shape, TypeError where it has another dtype.
+    `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row out of range, ValueError
+    where the target has another shape, TypeError where it has another dtype.
     """
     _check_fit(source, len(rows), target)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
         raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, of {len(source)}")
     large = is_large(len(rows), target.nbytes) and source.flags.c_contiguous and target.flags.c_contiguous
     if not large or native() is None:
-        # "clip" is what lets numpy write into the target at once.
+        # With "clip", numpy writes to the target without a buffer.
         np.take(source, rows, axis=0, out=target, mode="clip")
         return
     length = target.nbytes // len(rows)
@@ -226,7 +227,7 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
 
 
 def _check_fit(source: Array, rows: int, target: Array) -> None:
-    """Refuse another shape or dtype: the compiled loop looks at addresses alone, and numpy may cast silently."""
+    """Refuse another shape or dtype: the compiled loop sees only addresses, and numpy may cast without a message."""
     shape = (rows, *source.shape[1:])
     if target.shape != shape:
         raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")
@@ -235,9 +236,9 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 
 
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
-    """Compile the loops for this processor, or for the processor features given by LLVM's names for them.
+    """Compile the loops for this processor, or for processor features by LLVM's names.
 
-    Raises ImportError without llvmlite, OSError and RuntimeError where it cannot compile.
+    Raises ImportError without llvmlite, OSError and RuntimeError where they cannot be compiled.
     """
     if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
         raise OSError("the system's C library has no preadv")
@@ -257,10 +258,12 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
 
 def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
-    """Compile what `write` writes, and return the function that gives each of it: (name, arguments, result=None).
+    """Compile the code that `write` writes; return a function (name, arguments, result=None) that returns each compiled
+    one.
 
-    `write` is given llvmlite's module `ir`, the module to write into, and LLVM's names of this processor and of what it
-    can do. All arguments are 64-bit numbers. Raises ImportError without llvmlite, RuntimeError where it cannot compile.
+    `write` is called with llvmlite's module `ir`, the module to write into, and LLVM's names of this processor and of
+    its features. All arguments are 64-bit numbers. Raises ImportError without llvmlite, RuntimeError where it cannot
+    compile.
     """
     from llvmlite import binding, ir
 
@@ -280,18 +283,18 @@ def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]
     def function(name: str, arguments: int, result: Any = None) -> Any:
         prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * arguments)  # releases the lock
         found = prototype(engine.get_function_address(name))
-        found.engine = engine  # type: ignore[attr-defined]  # it owns the memory of the compiled code
+        found.engine = engine  # type: ignore[attr-defined]  # keeps the compiled code's memory alive
         return found
 
     return function
 
 
 def write_copy(ir: Any, module: Any) -> None:
-    """Write copy(targets, sources, count, length), as `Native` has it.
+    """Write copy(targets, sources, count, length); see `Native`.
 
-    An ordinary store reads from memory the line it is about to overwrite, and leaves it in the cache, where it
-    displaces another: of a batch larger than the cache, the first rows are gone when the last are written. A
-    non-temporal store does neither, and copies such a batch nearly twice as fast. numpy has none.
+    An ordinary store first reads the cache line that it overwrites, and leaves it in the cache, where it displaces
+    another line. If a batch is larger than the cache, its first rows are gone when the last are written. A non-temporal
+    store does neither, and copies such a batch nearly twice as fast. numpy has none.
     """
     code = FunctionWriter(ir, module, "copy", 4, returns=False)
     build, byte, word = code.build, code.byte, code.word
@@ -303,7 +306,9 @@ def write_copy(ir: Any, module: Any) -> None:
         return code.store(code.load(kind, build.add(row, at)), build.add(to, at), size)
 
     def fetch_ahead(at: Any) -> None:
-        """Ask for what is copied so many bytes later, or, in a shorter row, for the same place of the next row."""
+        """Prefetch the bytes that are copied later: further on in the row, or near its end the same place of the next
+        row.
+        """
         ahead = build.add(at, word(_AHEAD))
         there = build.add(next_row, code.smaller(build.sub(ahead, length), at))
         place = build.select(build.icmp_unsigned("<", ahead, length), build.add(row, ahead), there)
@@ -323,12 +328,12 @@ def write_copy(ir: Any, module: Any) -> None:
             move(line, at, _LINE).set_metadata("nontemporal", module.add_metadata([code.half(1)]))
         with code.counting(tail, length, 1) as at:
             move(byte, at, 1)
-    build.fence("seq_cst")  # stores past the cache are not in order with others
+    build.fence("seq_cst")  # orders stores past the cache before later ones
     build.ret_void()
 
 
 def write_read(ir: Any, module: Any) -> None:
-    """Write read(descriptors, offsets, parts, width, lengths, count, preadv): as `Native` has it, by libc's preadv."""
+    """Write read(descriptors, offsets, parts, width, lengths, count, preadv), by libc's preadv; see `Native`."""
     code = FunctionWriter(ir, module, "read", 7)
     build, half, word = code.build, code.half, code.word
     descriptors, offsets, parts, width, lengths, count, preadv = code.arguments
@@ -343,9 +348,9 @@ def write_read(ir: Any, module: Any) -> None:
 
 
 class UnpackWriter:
-    """Writes the loop for a processor, given by LLVM's names of it and of what it can do.
+    """Writes the loop that unpacks, for a processor given by LLVM's names of it and of its features.
 
-    `ir` is llvmlite's module of that name. Raises RuntimeError for a processor that there is no loop for.
+    `ir` is llvmlite's module. Raises RuntimeError for a processor without a loop.
     """
 
     def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
@@ -353,10 +358,10 @@ class UnpackWriter:
             raise RuntimeError(f"there are no loops for {processor}")
         self._ir, self._module, self._shuffle = ir, module, _SHUFFLES[processor]
         self._has_expand = features.get("avx512vbmi2", False)
-        self._step = 64 if self._has_expand else 16  # bytes put in place by one store
+        self._step = 64 if self._has_expand else 16  # bytes written by one store
 
     def write(self) -> None:
-        """Write unpack: the arguments are those of `LoopWork`, and libc's `pread`."""
+        """Write unpack; its arguments are the fields of `LoopWork`, and libc's `pread`."""
         spread = self._write_spread(self._write_widen())
         names = (*LoopWork._fields, "pread")
         code = FunctionWriter(self._ir, self._module, "unpack", len(names))
@@ -378,7 +383,7 @@ class UnpackWriter:
             place, whole, target = (code.item(work[name], turn) for name in ("sources", "lengths", "targets"))
             length = build.sub(whole, prefix)
             with build.if_then(in_files):
-                stop_if(">", length, build.sub(work["record_bytes"], prefix))  # also where it is too short for one
+                stop_if(">", length, build.sub(work["record_bytes"], prefix))  # also refuses one that is too short
                 file = build.trunc(code.item(work["descriptors"], turn), half)
                 stop_if("!=", build.call(pread, [file, work["record"], whole, place]), whole)
                 stop_if("!=", build.zext(code.load(half, work["record"]), word), length)
@@ -387,7 +392,7 @@ class UnpackWriter:
                 with by_zstd:
                     build.store(build.call(zstd, [work["context"], form, most, source, length]), found)
                 with by_lz4:
-                    stop_if(">", build.or_(length, most), word(_INT_MAX))  # either of them
+                    stop_if(">", build.or_(length, most), word(_INT_MAX))  # refuses if either is too large
                     written = build.call(lz4, [source, form, *(build.trunc(each, half) for each in (length, most))])
                     build.store(build.sext(written, word), found)
             bytes_found = build.load(found)
@@ -397,7 +402,7 @@ class UnpackWriter:
         build.ret(work["records"])
 
     def _write_spread(self, widen: Any) -> Any:
-        """Write the decoder of a sparse form, `store.codecs.dct.sparse`: 1 where its length is right, else 0."""
+        """Write the decoder of a sparse form (`store.codecs.dct.sparse`); it returns 1 for a right length, or 0."""
         code = FunctionWriter(self._ir, self._module, "spread", 5)
         build, byte, word = code.build, code.byte, code.word
         source, length, target, size, widened = code.arguments
@@ -409,7 +414,7 @@ class UnpackWriter:
         has_nibbles = build.icmp_unsigned("!=", widened, word(0))
         with build.if_then(has_nibbles):
             count = _count_all(code, masks, build.sub(values, masks))
-            build.store(build.call(widen, [values, count, widened]), end)  # where the form ends, by its nibbles
+            build.store(build.call(widen, [values, count, widened]), end)  # the end of the form, by its nibbles
         carried = [masks, build.select(has_nibbles, widened, values)]
         with code.counting(word(0), groups, 1, carried) as group:
             masks, values = carried
@@ -429,7 +434,7 @@ class UnpackWriter:
         return code.function
 
     def _write_widen(self) -> Any:
-        """Write the decoder of nibbles, `store.codecs.dct.sparse`: it returns where those of so many values end."""
+        """Write the decoder of nibbles (`store.codecs.dct.sparse`); it returns the end of a number of values."""
         ir, step = self._ir, self._step
         code = FunctionWriter(ir, self._module, "widen", 3)
         build, word = code.build, code.word
@@ -452,7 +457,9 @@ class UnpackWriter:
         return code.function
 
     def _expand(self, code: FunctionWriter, mask: Any, values: Any) -> tuple[Any, Any]:
-        """Write the next value for each lowest bit of a mask that is set, else 0; return where the others are, too."""
+        """Write, for each lowest bit of a mask, the next value if it is set, else 0; return the place of the next
+        value, too.
+        """
         build, word, size = code.build, code.word, self._step
         line = self._ir.VectorType(code.byte, size)
         if self._has_expand:
@@ -469,7 +476,7 @@ class UnpackWriter:
         return build.bitcast(words, line), values
 
     def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
-        """Write eight bytes as a word: the next value for each bit of a mask that is set, else 0."""
+        """Write eight bytes as a word: for each bit of a mask the next value if it is set, else 0."""
         build, half, word = code.build, code.half, code.word
         words, vector = self._ir.VectorType(word, 2), self._ir.VectorType(code.byte, 16)
         shuffle = code.instruction(self._shuffle, vector, [vector, vector])
@@ -484,7 +491,7 @@ class UnpackWriter:
 
 
 def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
-    """Write the count of the bits of so many bytes, eight at a time."""
+    """Write the number of set bits in `length` bytes, eight bytes at a time."""
     build, word = code.build, code.word
     counted = [word(0)]
     with code.counting(word(0), length, 8, counted) as at:
@@ -495,16 +502,16 @@ def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
 
 
 def _places() -> bytes:
-    """Return for each mask of eight bits which of the next values is the first to the eighth byte; 128 is none."""
+    """Return, for each mask of eight bits, the index of the value for each of eight bytes; 128 for no value."""
     masks = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     order = np.cumsum(masks, axis=1) - 1
     return np.where(masks, order, 128).astype(np.uint8).tobytes()
 
 
 class FunctionWriter:
-    """Writes one function of a module, whose arguments are all 64-bit numbers; addresses are such numbers, too.
+    """Writes one function of a module. All arguments are 64-bit numbers, and so are addresses.
 
-    `build` is llvmlite's builder, for what has no method here. `ir` is llvmlite's module of that name.
+    `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module.
     """
 
     def __init__(self, ir: Any, module: Any, name: str, arguments: int, *, returns: bool = True) -> None:
@@ -516,7 +523,7 @@ class FunctionWriter:
         self.build = ir.IRBuilder(self.function.append_basic_block())
 
     def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """Return an instruction of LLVM's by its name, to be called."""
+        """Return an instruction of LLVM by its name, which can be called."""
         if name not in self._module.globals:
             self.ir.Function(self._module, self.ir.FunctionType(result, arguments), name)
         return self._module.globals[name]
@@ -530,15 +537,15 @@ class FunctionWriter:
         return self._module.globals[name].ptrtoint(self.word)
 
     def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
-        """Return a function at an address, to be called."""
+        """Return a function at an address, which can be called."""
         return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
-        """Write a load from any address."""
+        """Write a load from an address without alignment."""
         return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
-        """Write a store to an address, which may be any."""
+        """Write a store to an address with this alignment."""
         return self.build.store(value, self.build.inttoptr(at, value.type.as_pointer()), align=align)
 
     def item(self, array: Any, at: Any) -> Any:
@@ -546,24 +553,24 @@ class FunctionWriter:
         return self.load(self.word, self.build.add(array, self.build.shl(at, self.word(3))))
 
     def smaller(self, one: Any, other: Any) -> Any:
-        """Write the choice of the smaller of two numbers."""
+        """Write the minimum of two numbers."""
         return self.build.select(self.build.icmp_unsigned("<", one, other), one, other)
 
     def count_bits(self, bits: Any) -> Any:
-        """Write the count of the bits of a word that are set."""
+        """Write the number of set bits in a word."""
         return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
 
     def lowest(self, count: Any) -> Any:
-        """Write a word whose lowest bits are set: so many, or all."""
+        """Write a word whose lowest `count` bits are set; all bits if there are fewer."""
         some = self.build.not_(self.build.shl(self.word(-1), count))
         return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
 
     @contextlib.contextmanager
     def counting(self, start: Any, stop: Any, step: int, carried: list[Any] | None = None) -> Iterator[Any]:
-        """Write a loop around what is written inside, whose counter it gives.
+        """Write a loop around the code that is written inside the context; yield its counter.
 
-        `carried` holds values before the loop; inside it, those of a turn, which are replaced by those of the next
-        turn; after it, those after the last.
+        `carried` is a list of values. Before the loop it has their initial values; inside, those of the turn, to be
+        replaced by those of the next turn; after the loop, those after the last turn.
         """
         build = self.build
         carried = [] if carried is None else carried

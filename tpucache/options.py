@@ -1,8 +1,8 @@
-"""Options: fields of a dataclass that carry their help and limits, from which the command line makes its own options.
+"""Options: fields of a dataclass with help and limits. The command line makes its options from them.
 
-A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. Its
-choices are those of its type, where that is a Literal. Where the default is a tuple, each use of the command line's
-option adds one value.
+A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. If its
+type is a Literal, this gives the choices. If the default is a tuple, each use of the command line's option adds one
+value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """One field with its help: of `types`, or one of `choices`, or None where that is its default.
+    """A field with its help. Values have one of `types`, or are one of `choices`, or None if that is the default.
 
-    The default of a field that has to be given is `dataclasses.MISSING`. `flag` is its option on the command line.
+    The default of a required field is `dataclasses.MISSING`. `flag` is its option on the command line.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Option:
     choices: Collection[Any]
 
     def check(self, value: object) -> None:
-        """Raise UsageError when a value is below the minimum, or is none of the choices."""
+        """Raise UsageError when a value is below the minimum or not one of the choices."""
         if value is None and self.default is None:
             return
         if self.choices and value not in self.choices:
@@ -55,16 +55,16 @@ def option(
     choices: Collection[str] = (),
     flag: str | None = None,
 ) -> Any:
-    """Return a dataclass field with this default and help; `minimum` is the least number it may be.
+    """Return a dataclass field with this default and help; `minimum` is its smallest allowed number.
 
-    Without a default, `dataclasses.MISSING`, it has to be given. `choices` are for a type that does not have them
-    itself. `flag` is what the command line's option is called if not like the field.
+    With the default `dataclasses.MISSING` it is required. `choices` are for a type that has none. `flag` is the name of
+    the command line's option, if it differs from the field's.
     """
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
 def options_of(settings: type) -> Mapping[str, Option]:
-    """Return the options of a dataclass by name, in their order; a field without help is not an option."""
+    """Return the options of a dataclass by name, in order; a field without help is not an option."""
     return _options_of(settings)
 
 
@@ -83,15 +83,15 @@ def _options_of(settings: type) -> Mapping[str, Option]:
 
 
 def check_options(settings: Any) -> None:
-    """Raise UsageError when a value of a dataclass is below its option's minimum, or is none of its choices."""
+    """Raise UsageError when a value of a dataclass is below its option's minimum or not one of its choices."""
     for name, each in options_of(type(settings)).items():
         each.check(getattr(settings, name))
 
 
 def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
-    """Return a function that takes the fields of a dataclass by name, and calls one that takes an object of it, last.
+    """Return a function that takes a dataclass's fields as keywords, and passes them as one object, the last argument.
 
-    For a name that is no field it raises TypeError, as Python does, with the nearest name that is one.
+    For an unknown name it raises TypeError, as Python does, and suggests the nearest name.
     """
     shown = inspect.signature(function)
     *others, last = shown.parameters.values()
@@ -107,12 +107,12 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
         options = kind(**{name: given.pop(name) for name in fields if name in given})
         return function(**given, **{last.name: options})
 
-    call.__signature__ = signature  # type: ignore[attr-defined]  # inspect and help() read it
+    call.__signature__ = signature  # type: ignore[attr-defined]  # for inspect and help()
     return call
 
 
 def _nearest(named: Collection[str], known: Collection[str]) -> str:
-    """Return which known name is like the first one that is not known."""
+    """Return a suggestion for the first unknown name, or ""."""
     import difflib
 
     unknown = next((name for name in named if name not in known), "")
@@ -126,4 +126,4 @@ def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))
     types = tuple(member for member in members if isinstance(member, type) and member is not NoneType)
-    return types, () if types else choices  # where other values are allowed, the literals are not all
+    return types, () if types else choices  # with other types, the literals are not the only choices

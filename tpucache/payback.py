@@ -1,4 +1,4 @@
-"""What a cache saves: how fast a DataLoader reads its source here, and when building the cache has paid off."""
+"""What a cache saves: the speed of a DataLoader on its source, and the epochs after which building has paid off."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Sample, Source, source_name
 from tpucache.warmup.trial import dry_run
 
-#: Of a large cache, as many images are read: they take some seconds, and a hundred batches are enough to count.
+#: At most this many images are read: they take some seconds, and a hundred batches are enough.
 _MOST_IMAGES: Final = 2048
 _BATCH: Final = 32
 
 
 @dataclass(frozen=True)
 class Payback:
-    """How fast a DataLoader reads a cache's source here, and after how many epochs the cache has paid for itself.
+    """The speed of a DataLoader on a cache's source, and the number of epochs after which the cache has paid off.
 
-    The DataLoader does what torchvision's ImageFolder, Resize, CenterCrop and ToTensor do, by Pillow and without
-    augmentation, in `workers` processes, with `images` of the samples of the cache. `images_per_second` counts from the
-    first batch on. `idle` is the share of its time that a device of a given rate waits, None without one.
-    `build_seconds` is what building the cache takes here by the estimate of a warmup; None with the reason in
-    `unknown`. After this number of `epochs`, building and reading the cache has taken less time than reading the
-    source; None where that never happens, or is not known.
+    The DataLoader does the work of torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without
+    augmentation, in `workers` processes, for `images` of the cache's samples. `images_per_second` counts from the first
+    batch. `idle` is the share of time that a device with a given rate waits, None without one. `build_seconds` is
+    warmup's estimate of building the cache here, None with the reason in `unknown`. After `epochs` epochs, building and
+    reading the cache has taken less time than reading the source; None if that never happens or is unknown.
     """
 
     source: str
@@ -53,7 +52,7 @@ class Payback:
     epochs: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as JSON values."""
+        """Return the figures as JSON values."""
         return asdict(self)
 
 
@@ -67,11 +66,12 @@ def measure_payback(
     seconds: float = 10.0,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Payback:
-    """Read a cache's source by a DataLoader for some seconds, and compare it with the cache's rate, images a second.
+    """Read a cache's source with a DataLoader for some seconds, and compare it with the cache's rate in images a
+    second.
 
-    `workers` are the DataLoader's; None: as many as there are cores. With `device_rate`, a simulated device takes as
-    many images a second, as in `run_bench`. Raises UsageError where the cache has no images, or was not built from the
-    source, and what the source raises.
+    `workers` are the DataLoader's; None means one for each core. With `device_rate`, a simulated device takes this many
+    images a second, as in `run_bench`. Raises UsageError where the cache has no images or was not built from the
+    source, and the errors of the source.
     """
     workers = count_cores().usable if workers is None else workers
     recipe = Recipe.from_dict(dataset.manifest.recipe)
@@ -99,7 +99,7 @@ def measure_payback(
 
 
 def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
-    """Return the samples of a source that a dataset has, spread over it. Raises UsageError where there are none."""
+    """Return samples of a source that a dataset also has, spread over it. Raises UsageError if there are none."""
     if dataset.manifest.fields[0].name != IMAGE:
         raise UsageError(f"--against reads images, and {dataset.place} has none: leave it out")
     samples = {sample.path: sample for sample in source.list().samples}
@@ -115,7 +115,7 @@ def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
 
 
 class _SourceImages:
-    """The images of a source as a dataset of torch: float32 (channels, height, width) of 0 to 1."""
+    """The images of a source as a torch dataset: float32 (channels, height, width) from 0 to 1."""
 
     def __init__(self, source: Source, samples: Sequence[Sample], recipe: Recipe) -> None:
         self._source, self._samples, self._recipe = source, samples, recipe
@@ -129,7 +129,7 @@ class _SourceImages:
         sample = self._samples[index]
         data = self._source.load(sample).fields.get(IMAGE)
         if not isinstance(data, bytes):
-            raise UsageError(f"{sample.path} is no image file: --against reads such files alone, so leave it out")
+            raise UsageError(f"{sample.path} is no image file, and --against reads only image files: leave it out")
         with Image.open(io.BytesIO(data)) as opened:
             picture = _fit(opened.convert("L" if self._recipe.mode == "grey" else "RGB"), self._recipe)
         pixels = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1)
@@ -137,7 +137,7 @@ class _SourceImages:
 
 
 def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
-    """Return a picture in the size of a recipe, as torchvision's Resize and CenterCrop make it."""
+    """Return a picture in a recipe's size, as torchvision's Resize and CenterCrop make it."""
     size = recipe.width, recipe.height
     if recipe.fit == "stretch":
         return picture.resize(size, Image.Resampling.BILINEAR)
@@ -151,7 +151,7 @@ def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 class _Shuffled:
-    """The numbers of samples in random orders, one epoch after the other, without end."""
+    """The numbers of samples in random order, epoch after epoch, without end."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -165,7 +165,7 @@ class _Shuffled:
 def _measure_loader(
     images: _SourceImages, workers: int, seconds: float, device_rate: float | None
 ) -> tuple[float, float | None]:
-    """Return how many images a second a DataLoader reads, and how long a device of a rate waits for it."""
+    """Return the images a second of a DataLoader, and the share of time that a device with a rate waits for it."""
     from torch.utils.data import DataLoader
 
     order: Any = _Shuffled(len(images))
@@ -177,9 +177,9 @@ def _measure_loader(
 
 
 def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
-    """Return how many seconds building a cache takes with all cores here, by a few samples; or why that is not known.
+    """Return the estimated seconds of building a cache with all cores here, from a few samples, or the reason for none.
 
-    An augmentation that is a file or code is not called: it is the cache that names it, not the user.
+    An augmentation from a file or from code is not called, because the cache names it and not the user.
     """
     if recipe.variants and recipe.augment not in PRESETS:
         return None, f"its augmentation, {recipe.augment}, is not called here"
@@ -189,5 +189,5 @@ def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
         except TpucacheError as error:
             return None, str(error)
     if len(found.failed) == len(found.tried):
-        return None, "none of the samples that were tried can be used"
+        return None, "none of the tried samples can be used"
     return found.seconds, ""

@@ -1,6 +1,6 @@
-"""plan_cache: small caches of a few samples, built and read back, to choose a codec, a size and a number of variants.
+"""plan_cache: builds small caches of a few samples and reads them, to choose a codec, a size and a number of variants.
 
-Each of them is built by `build_cache`, by one process. What the whole cache would take is in proportion to that.
+`build_cache` builds each of them in one process. The figures of the whole cache are in proportion.
 """
 
 from __future__ import annotations
@@ -41,42 +41,41 @@ from tpucache.warmup.sources.source import Item, Items, Listing, Sample, Source,
 
 Names = ParamSpec("Names")
 
-#: The codec that leaves pixels as they are.
+#: The codec that stores plain pixels.
 _PLAIN: Final = next(name for name in CODECS.own if CODECS[name].is_plain)
-#: Frequencies that are stored apart where several sizes are wanted: those of a quarter and of half the size.
+#: Bands of frequencies for reading several sizes: a quarter, half and the whole of the stored size.
 _BANDS: Final = (2, 4, BLOCK)
-#: A device that waits for at most this share of its time is fed.
+#: A device that waits for at most this share of its time counts as busy.
 _FED: Final = 0.02
-#: Samples of a small cache, as many as there is time and room for; and those whose pixels are compared.
+#: The most samples in a small cache, and the number of samples whose pixels are compared.
 _SAMPLES: Final = 256
 _COMPARED: Final = 16
-#: A small cache has at most this size, also without compression.
+#: The largest size of a small cache, without compression.
 _CACHE_BYTES: Final = 512 << 20
-#: The share of the time in which caches are built; in the rest of it they are read.
+#: The share of the time for building; the rest is for reading.
 _BUILDING: Final = 0.6
 _ROUNDS: Final = 3
 _BATCH: Final = 256
-#: Samples of an epoch of reading, in which those of a small cache are repeated: each epoch takes a moment to begin.
+#: Samples in an epoch of reading, which repeats those of a small cache because each epoch takes time to begin.
 _EPOCH: Final = 2048
 _LEAST_SECONDS: Final = 0.1
 _MOST_SECONDS: Final = 1.0
-_MOST_PSNR: Final = 99.0  # dB of images that differ in next to nothing
+_MOST_PSNR: Final = 99.0  # dB, for images that hardly differ
 
 _log: Final = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One cache, and one size to read it in.
+    """A cache and a size to read it in, with its figures.
 
-    `size` is what is stored, (height, width), `resolution` what is read where that is smaller: then `bands` are the
-    frequencies that are stored apart. `bytes` and `seconds` are estimates, of the whole cache and of its build here.
-    `bytes_per_image` are those that are read of one, and `batch_bytes_per_image` those that a device is given.
-    `images_per_second` is measured, with images that a device finishes left packed, and `reading` is how: "keep" where
-    all images that an epoch may read fit into memory, else "stream". `idle` is the share of its time that a device of
-    the given rate waits at this rate. `psnr` is in dB, of the images that are read against pixels that no codec has
-    touched, None where they are the same. `fits` is whether the cache keeps within the target, with `reason` where it
-    does not.
+    `size` is the stored (height, width). `resolution` is the size that is read, if it is smaller; then `bands` are the
+    bands of frequencies. `bytes` and `seconds` are estimates for the whole cache and for building it here.
+    `bytes_per_image` are read for an image, and `batch_bytes_per_image` are sent to a device. `images_per_second` is
+    measured, with packed images left packed; `reading` is "keep" if all images of an epoch fit into memory, else
+    "stream". `idle` is the share of time that a device with the given rate would wait. `psnr`, in dB, compares the
+    images with uncompressed pixels; None if they are equal. `fits` says whether the cache is within the target's
+    limits; if not, `reason` says why.
     """
 
     codec: str
@@ -97,18 +96,18 @@ class PlanRow:
 
     @property
     def cache(self) -> tuple[Any, ...]:
-        """What is equal for rows of one cache."""
+        """A key that is equal for rows of one cache."""
         return self.codec, self.size, self.bands, self.variants
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What `plan_cache` found: a row for each cache and size that it is read in, and the recipe that it recommends.
+    """The result of `plan_cache`: a row for each cache and size to read it in, and the recommended recipe.
 
-    `recommended` is None where no cache keeps within the target. Small caches were built of `tried` samples out of
-    `samples`. `failed` has the path and the reason of those that cannot be used, `left_out` the reason why a codec
-    cannot be, by its name. Whole caches would be built by `workers` processes, and `threads` threads read. All of it
-    took `seconds`.
+    `recommended` is None if no cache is within the target's limits. Small caches were built from `tried` of the
+    `samples` samples. `failed` has path and reason of unusable samples, `left_out` the reason for each unusable codec,
+    by its name. The estimates are for `workers` processes that build and `threads` threads that read. The plan took
+    `seconds`.
     """
 
     rows: Sequence[PlanRow]
@@ -124,12 +123,12 @@ class CachePlan:
     seconds: float
 
     def is_recommended(self, row: PlanRow) -> bool:
-        """Return whether a row is of the cache that is recommended."""
+        """Return whether a row belongs to the recommended cache."""
         recipe = self.recommended
         return recipe is not None and row.cache == (recipe.codec, recipe.size, recipe.bands, recipe.variants)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as JSON values."""
+        """Return the plan as JSON values."""
         whole = {name: value for name, value in vars(self).items() if name not in ("rows", "recommended", "failed")}
         return {
             **whole,
@@ -140,7 +139,7 @@ class CachePlan:
 
 
 class PlansCache(Protocol[Names]):
-    """`plan_cache`, whose options are given by name."""
+    """The type of `plan_cache`, whose options are keywords."""
 
     def __call__(
         self,
@@ -149,7 +148,7 @@ class PlansCache(Protocol[Names]):
         *args: Names.args,
         **options: Names.kwargs,
     ) -> CachePlan:
-        """Call it."""
+        """Plan."""
 
 
 def _options_by_name(kind: Callable[Names, PlanOptions]) -> Callable[[Callable[..., CachePlan]], PlansCache[Names]]:
@@ -158,26 +157,26 @@ def _options_by_name(kind: Callable[Names, PlanOptions]) -> Callable[[Callable[.
 
 @_options_by_name(PlanOptions)
 def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None, *, options: PlanOptions) -> CachePlan:
-    """Compare caches of each codec, size and number of variants: small ones are built of a few samples, and read.
+    """Compare caches of each codec, size and number of variants: build small ones from a few samples, and read them.
 
-    They have up to 256 samples, spread over the source, and are built in a temporary folder by one process. The bytes
-    and the seconds of the whole cache are in proportion, the seconds divided by the number of workers. `recipe` says
-    all else of the caches. Options are given by name:
+    They have up to 256 samples, spread over the source; one process builds them in a temporary folder. The figures of
+    the whole cache are in proportion, with the seconds divided by the number of workers. `recipe` has the caches' other
+    settings. Options are keywords:
 
-    - `sizes`, `codecs`, `variants`: what is compared. Where there are several sizes, caches of the largest one with
-      bands of frequencies are compared, too, read in each of the sizes.
-    - `target`: "kaggle" says which caches keep within the limits of Kaggle.
-    - `device_rate`: images a second of an accelerator, to say for which share of its time it would wait.
-    - `seconds`: about how long all of it takes; with little time, there are fewer samples.
-    - `jobs`, `labels`, `classes`, `missing_label`, `pad`, `truncate`: as for `build_cache`.
-    - `threads`: how many threads read.
-    - `on_progress`: is called with a line of text now and then.
+    - `sizes`, `codecs`, `variants`: what to compare. With several sizes, caches of the largest size with bands of
+      frequencies are compared, too, read in each of the sizes.
+    - `target`: with "kaggle", the plan says which caches are within Kaggle's limits.
+    - `device_rate`: images a second of an accelerator, to compute the share of time for which it would wait.
+    - `seconds`: about how long the plan may take; with little time it uses fewer samples.
+    - `jobs`, `labels`, `classes`, `missing_label`, `pad`, `truncate`: as in `build_cache`.
+    - `threads`: the number of threads that read.
+    - `on_progress`: is called with lines of text.
 
-    Recommended is, of the caches that fit: one for which the device waits little, of as many of the sizes as possible,
-    the largest size, the most variants; then raw pixels where all of them fit into memory, or else the fewest bytes.
+    Of the caches within the limits, the recommended one keeps the device busy; then it has as many of the sizes as
+    possible, the largest size, and the most variants; then raw pixels if all of them fit into memory, or else the
+    fewest bytes.
 
-    Raises UsageError for a value that an option does not allow, and what `build_cache` raises before it starts to
-    build.
+    Raises UsageError for a value that an option does not allow, and the errors of `build_cache` before it builds.
     """
     began = time.monotonic()
     check_device_rate(options.device_rate)
@@ -214,7 +213,7 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Make a folder for small caches, and remove it. Raises BuildError."""
+    """Make a temporary folder for small caches, and remove it afterwards. Raises BuildError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="tpucache-plan-"))
     except OSError as error:
@@ -229,13 +228,13 @@ def _temporary_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _warning_once() -> Iterator[None]:
-    """Drop warnings that were shown already: each small build says the same about its source."""
-    said: set[str] = set()
+    """Drop repeated warnings: each small build has the same ones about its source."""
+    seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
-        before, text = len(said), record.getMessage()
-        said.add(text)
-        return len(said) > before
+        before = len(seen)
+        seen.add(record.getMessage())
+        return len(seen) > before
 
     _log.addFilter(is_new)
     try:
@@ -245,7 +244,7 @@ def _warning_once() -> Iterator[None]:
 
 
 class _Wanted(NamedTuple):
-    """A recipe to try, the largest number of variants asked for, and the sizes to read it in (None: as stored)."""
+    """A recipe to try with the largest number of variants, and the sizes to read it in (None: the stored one)."""
 
     recipe: Recipe
     read: tuple[tuple[int, int] | None, ...]
@@ -257,12 +256,12 @@ class _Wanted(NamedTuple):
 
 
 def _to_wanted(recipe: Recipe, options: PlanOptions) -> tuple[list[_Wanted], dict[str, str]]:
-    """Return the recipes of all sizes and codecs, and why codecs cannot be used, by their names.
+    """Return the recipes to try for all sizes and codecs, and the reasons for unusable codecs, by their names.
 
-    Where there are several sizes, the largest one in bands is among them. Raises RecipeError.
+    With several sizes, the largest one in bands is among them. Raises RecipeError.
     """
     for count in options.variants:
-        replace(recipe, variants=count)  # refuses what is no number of variants
+        replace(recipe, variants=count)  # raises RecipeError for an impossible number
     shapes = {_shape(replace(recipe, size=size)) for size in options.sizes}
     whole = sorted(shapes, key=math.prod, reverse=True)
     found: list[_Wanted] = []
@@ -286,7 +285,7 @@ def _shape(recipe: Recipe) -> tuple[int, int]:
 
 
 def _with_codec(recipe: Recipe, codec: str) -> Recipe:
-    """Return a recipe with another codec, with its quality and colours as far as they mean the same for that."""
+    """Return a recipe with another codec; it keeps quality and colours if they mean the same in that codec."""
     before, now = CODECS[recipe.codec], CODECS[codec]
     return replace(
         recipe,
@@ -299,7 +298,7 @@ def _with_codec(recipe: Recipe, codec: str) -> Recipe:
 
 @dataclass(frozen=True)
 class _Listed:
-    """A source whose list of samples is known."""
+    """A source with its list of samples."""
 
     source: Source
     listing: Listing
@@ -318,7 +317,7 @@ class _Listed:
         return self.source.load(sample)
 
     def few(self, count: int) -> _Listed:
-        """Return a source of some of the samples, spread over it; a larger count has the same ones and others."""
+        """Return a source with some of the samples, spread over it; a larger count has the same samples and more."""
         return _Listed(self.source, select_source(self, limit=count).list())
 
 
@@ -331,7 +330,7 @@ class _Built(NamedTuple):
 
 
 class _Pace(NamedTuple):
-    """Seconds that a build takes in any case, for a sample with the fewest variants, and for each further variant."""
+    """Seconds of a build: once, for each sample with the fewest variants, and for each additional variant."""
 
     once: float
     sample: float
@@ -339,12 +338,12 @@ class _Pace(NamedTuple):
 
 
 class _Trial:
-    """Builds small caches of a source's samples in a folder, and measures them."""
+    """Builds small caches from a source's samples in a folder, and measures them."""
 
     def __init__(self, source: Source, wanted: Sequence[_Wanted], folder: Path, options: PlanOptions) -> None:
-        """List the source, build caches of raw pixels, and decide by them how many samples there is time for.
+        """List the source, build caches of raw pixels, and choose the number of samples that there is time for.
 
-        Raises SourceError, and what `build_cache` raises.
+        Raises SourceError, and the errors of `build_cache`.
         """
         self._folder, self._options = folder, options
         self._meaning = {each.name: getattr(options, each.name) for each in fields(SourceOptions)}
@@ -361,9 +360,10 @@ class _Trial:
         first = {shape: self._build(self._compared, recipe) for shape, recipe in raw.items()}
         self._pixels = {shape: _pixels(built) for shape, built in first.items()}
         largest = max(raw, key=math.prod)
-        seconds = self._build(self._compared, raw[largest]).seconds / _COMPARED  # libraries are imported by now
+        # Built again, because the first build also imported libraries.
+        seconds = self._build(self._compared, raw[largest]).seconds / _COMPARED
         size = first[largest].manifest.total_bytes // first[largest].manifest.samples
-        building = 2 * len(wanted) * seconds  # with variants and without them, for each sample
+        building = 2 * len(wanted) * seconds  # for each sample, with and without variants
         most = min(_SAMPLES, int(_BUILDING * options.seconds / building), _CACHE_BYTES // size)
         self._few = whole.few(max(_COMPARED, most))
         self.tried = len(self._few.listing.samples)
@@ -376,7 +376,7 @@ class _Trial:
         )
 
     def rows(self, wanted: _Wanted) -> Iterator[PlanRow]:
-        """Build a cache with the most variants, and yield its rows. Raises what `build_cache` raises."""
+        """Build a cache with the most variants, and yield its rows. Raises the errors of `build_cache`."""
         built = self._build(self._few, wanted.recipe)
         self.failed |= {skip.path: skip.reason for skip in built.manifest.skipped}
         pace = self._pace(wanted.recipe, built.seconds)
@@ -385,20 +385,20 @@ class _Trial:
         shutil.rmtree(built.directory, ignore_errors=True)
 
     def _build(self, few: _Listed, recipe: Recipe) -> _Built:
-        """Build a small cache by one process, in one block unless it has all samples."""
+        """Build a small cache in one process; in one block, unless it has all samples."""
         if len(few.listing.samples) < self.samples:
             recipe = replace(recipe, max_blocks=1)
         directory, began = Path(tempfile.mkdtemp(dir=self._folder)), time.perf_counter()
         manifest = build_cache(few, directory, recipe, on_error="skip", jobs=1, **self._meaning)
         seconds = time.perf_counter() - began
         if manifest.fields[0].name != IMAGE:
-            raise SourceError(f"{few!r} has no images, whose codecs and sizes could be compared")
+            raise SourceError(f"{few!r} has no images, so there are no codecs and sizes to compare")
         return _Built(directory, manifest, seconds)
 
     def _pace(self, recipe: Recipe, seconds: float) -> _Pace:
-        """Return what a build by a recipe takes, where all its variants of a few samples took so many seconds.
+        """Return the pace of builds by a recipe, given the seconds for a few samples with all variants.
 
-        In bands it takes as long as without: the same records are made, and cut.
+        A recipe with bands has the pace of the one without: it makes the same records and divides them.
         """
         key = recipe.codec, recipe.size
         if recipe.bands is None:
@@ -415,7 +415,7 @@ class _Trial:
     def _rows(
         self, recipe: Recipe, built: _Built, resolution: tuple[int, int] | None, pace: _Pace
     ) -> Iterator[PlanRow]:
-        """Read the clean images of a small cache in a size; yield a row for each number of variants."""
+        """Read the clean images of a small cache in one size; yield a row for each number of variants."""
         options = self._options
         with CachedDataset(built.directory, resolution=resolution, in_memory=False) as dataset:
             psnr = _psnr(dataset, self._pixels[_shape(recipe)])
@@ -449,7 +449,7 @@ class _Trial:
             )
 
     def _rate(self, directory: Path, resolution: tuple[int, int] | None, is_kept: bool, ways: int) -> float:
-        """Return how many images a second are read from memory or from files, in rounds of up to a second."""
+        """Return the images a second that are read from memory or from files, in rounds of up to a second."""
         seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, self._reading_seconds / ways / (_ROUNDS + 1)))
         with CachedDataset(directory, resolution=resolution, in_memory="auto" if is_kept else False) as dataset:
             repeated = dataset.select(np.tile(np.arange(len(dataset)), -(-_EPOCH // len(dataset))))
@@ -459,7 +459,7 @@ class _Trial:
 
 
 def _bytes(manifest: Manifest, variants: int) -> float:
-    """Return how large a cache would be that has fewer of its augmented variants."""
+    """Return the size of a cache with only this number of its augmented variants."""
     records = (1 + variants) / len(manifest.variants)
     shards = sum(entry.bytes for entry in manifest.shards if entry.variant <= variants)
     tables = sum(entry.bytes for entry in manifest.tables)
@@ -467,16 +467,16 @@ def _bytes(manifest: Manifest, variants: int) -> float:
 
 
 def _pixels(built: _Built) -> dict[str, Array]:
-    """Return the clean images of a small cache by their paths."""
+    """Return the clean images of a small cache, by path."""
     with CachedDataset(built.directory, in_memory=False) as dataset:
         images = [image for batch in dataset.field_batches(IMAGE) for image in batch]
         return dict(zip(dataset.table.paths, images, strict=True))
 
 
 def _psnr(dataset: CachedDataset, pixels: Mapping[str, Array]) -> float | None:
-    """Return the mean PSNR in dB of images against the pixels with the same paths; None where all are the same.
+    """Return the mean PSNR in dB of a dataset's images against these pixels, by path; None if all are equal.
 
-    Images of another size are compared with Lanczos of the stored one.
+    Pixels are resized by Lanczos where images have another size.
     """
     positions = {path: at for at, path in enumerate(dataset.table.paths)}
     some = dataset.select([positions[path] for path in pixels])
@@ -499,7 +499,7 @@ def _resized(image: Array, shape: tuple[int, ...], dataset: CachedDataset) -> Ar
 
 
 def _refusal(recipe: Recipe, needed: int) -> str:
-    """Return why a cache is not within Kaggle's limits; "" where it is."""
+    """Return the reason why a cache is not within Kaggle's limits; "" if it is."""
     try:
         kaggle_blocks(recipe)
     except BuildError as error:
@@ -516,7 +516,7 @@ def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:
 
 
 def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return a row of the cache that is recommended; None where none fits."""
+    """Return a row of the cache to recommend; None if no cache fits."""
     caches: dict[tuple[Any, ...], list[PlanRow]] = {}
     for row in rows:
         if row.fits:

@@ -1,7 +1,7 @@
-"""Parts that installed packages add: codecs, sources, tasks and devices, named by the entry points of their metadata.
+"""Parts that installed packages add: codecs, sources, tasks and devices, by the entry points in their metadata.
 
-tpucache's own parts come first: an entry point with the name of one of them is never used. The code of a package is
-imported when a part of it is asked for, not before.
+tpucache's own parts have priority: an entry point with the name of one of them is never used. A package's code is
+imported only when one of its parts is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpucache.imports import load
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: The groups of entry points, and what a part of each is called in messages.
+#: The groups of entry points, with the word for a part in messages.
 GROUPS: Final[Mapping[str, str]] = {
     "tpucache.codecs": "codec",
     "tpucache.sources": "source",
@@ -31,20 +31,20 @@ Result = TypeVar("Result")
 class Table(Mapping[str, Part]):
     """Parts of one kind by name: tpucache's own, then those of installed packages.
 
-    Looking up a name imports that part alone; so does nothing else. Raises DependencyError for a part that cannot be
-    imported, or is not what such a part has to be, and for one that two packages have.
+    Looking up a name imports that part; nothing else imports one. Raises DependencyError for a part that cannot be
+    imported, that is not such a part, or that two packages have.
     """
 
     def __init__(
         self, group: str, own: Mapping[str, Part | str], check: Callable[[str, Any], Part] = lambda _name, part: part
     ) -> None:
-        """Take one of GROUPS and tpucache's own parts; a text `module:name` is imported when it is asked for.
+        """Take one of GROUPS and tpucache's own parts; a text `module:name` is imported when it is looked up.
 
-        `check` takes a name and the object that its entry point refers to, and returns the part. It raises TypeError
-        where the object is wrong.
+        `check` is called with a name and the entry point's object, and returns the part. It raises TypeError for a
+        wrong object.
         """
         self.own: Final = tuple(own)
-        #: The modules of tpucache's own parts that are imported when they are asked for.
+        #: The modules of tpucache's own parts that are imported when they are looked up.
         self.modules: Final = tuple(part.partition(":")[0] for part in own.values() if isinstance(part, str))
         self._group, self._check = group, check
         self._parts: dict[str, Part] = {name: part for name, part in own.items() if not isinstance(part, str)}
@@ -66,10 +66,10 @@ class Table(Mapping[str, Part]):
         yield from (name for name in installed(self._group) if name not in self.own)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)  # a list would ask for the length first
+        return sum(1 for _ in self)  # list() would call this method again
 
     def use(self, name: str, work: Callable[[Part], Result]) -> Result:
-        """Return what `work` makes of a part. What it raises of another package's part is a DependencyError."""
+        """Return the result of `work` on a part. Errors of another package's part become DependencyErrors."""
         part = self[name]
         if name in self.own:
             return work(part)
@@ -81,7 +81,7 @@ class Table(Mapping[str, Part]):
             raise self._unusable(installed(self._group)[name][0], error) from error
 
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
-        """Return names to choose from: `first`, and those of the parts for which `where` holds, all if it is None."""
+        """Return the names to choose from: `first`, and the parts for which `where` holds; all parts if it is None."""
         return Names(self, first, where)
 
     def _load(self, entry: EntryPoint, *others: EntryPoint) -> Part:
@@ -90,7 +90,7 @@ class Table(Mapping[str, Part]):
             raise DependencyError(f"{packages} both have the {kind} {entry.name!r}: uninstall one of them")
         try:
             return self._check(entry.name, entry.load())
-        except Exception as error:  # importing somebody's module raises whatever it raises
+        except Exception as error:  # importing another package may raise any error
             raise self._unusable(entry, error) from error
 
     def _unusable(self, entry: EntryPoint, error: Exception) -> DependencyError:
@@ -101,7 +101,7 @@ class Table(Mapping[str, Part]):
 
 
 class Names(Collection[str]):
-    """The names of a table's parts that can be chosen; `own` are those that do not depend on what is installed."""
+    """The names of a table's parts to choose from; `own` does not depend on the installed packages."""
 
     def __init__(self, table: Table[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first
@@ -116,7 +116,7 @@ class Names(Collection[str]):
         yield from (name for name in self._table if name not in self._table.own and self._is_right(name))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)  # a list would ask for the length first
+        return sum(1 for _ in self)  # list() would call this method again
 
     def __bool__(self) -> bool:
         return True
@@ -124,14 +124,14 @@ class Names(Collection[str]):
     def _is_right(self, name: str) -> bool:
         try:
             return self._where(name)
-        except DependencyError:  # using it says what is wrong with it
+        except DependencyError:  # raised again when it is used
             return True
 
 
 @functools.cache
 def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name, in the names' order; two packages may have one name."""
-    from importlib.metadata import entry_points  # with forty modules that reading tpucache's own parts does not need
+    """Return the entry points of a group by name, sorted by name; two packages may have the same name."""
+    from importlib.metadata import entry_points  # imports forty modules, which tpucache's own parts do not need
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in sorted(entry_points(group=group), key=lambda each: each.name):
@@ -140,11 +140,11 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Return the name and version of the package that has an entry point."""
+    """Return the name and version of the package with an entry point."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 
 def package_versions(*groups: str) -> dict[str, str]:
-    """Return the versions by name of the installed packages that have parts in these groups."""
+    """Return the versions, by name, of the installed packages with parts in these groups."""
     entries = [entry for group in groups for each in installed(group).values() for entry in each]
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))

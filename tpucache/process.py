@@ -1,6 +1,6 @@
-"""The process of a command: its standard files, memory that is short, and its end.
+"""The process of a command: its standard files, lack of memory, and its end.
 
-It uses no other library, so that it works before the first one is imported, and where none can be.
+It uses no other library, so that it works before the first one is imported, and if none can be.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tpucache.redact import printable_lines
 from tpucache.signals import LAUNCHED, PROG
 from tpucache.system import resource
 
-#: The files, in the folder that LAUNCHED names, in which processes say how they have ended.
+#: Files in the folder that LAUNCHED names: each process writes its exit status and message there.
 END_PATTERN: Final = "*.end.json"
 
 _PR_SET_PDEATHSIG: Final = 1
 _FILES: Final = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-#: Bytes of addresses that the command line and numpy need; torch needs far more.
+#: Bytes of address space that the command line and numpy need; torch needs far more.
 _LEAST_BYTES: Final = 96 << 20
-#: What the C library, the loader of shared libraries and torch say when they get no memory.
+#: Messages of the C library, the loader of shared libraries and torch about a lack of memory.
 _NO_MEMORY: Final = re.compile(
     r"can ?not allocate memory(?! in static TLS)|can't allocate memory|not enough memory|bad_alloc"
     r"|failed to map segment|can't start new thread",
@@ -39,15 +39,15 @@ _NO_MEMORY: Final = re.compile(
 
 
 def open_standard_files() -> None:
-    """Open the null device in place of standard input, output and error where they are closed.
+    """Open the null device in place of standard input, output and error if they are closed.
 
-    Otherwise the next files that are opened would get their numbers, and what libraries print would go into these.
+    Otherwise the next opened files would get their numbers, and libraries would print into them.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # open as long as the process
@@ -55,17 +55,17 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text on standard error, escaped; where nobody can read it, nothing is said."""
+    """Print a text on standard error, escaped; if nobody can read it, do nothing."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or a terminal that is gone; or it is closed
+        with contextlib.suppress(OSError, ValueError):  # the disk is full, the terminal is gone, or the file is closed
             sys.stderr.write(printable_lines(text) + "\n")
             sys.stderr.flush()
 
 
 def complain(message: str, status: int) -> int:
-    """Print what is wrong as one line on standard error, and return the exit status.
+    """Print an error as one line on standard error, and return the exit status.
 
-    Where a command has started several processes, the command prints it, once: all of them may say the same.
+    If the command has started several processes, they only write it to a file: the command prints it once.
     """
     message = " ".join(message.split())
     if (shared := launched()) is None:
@@ -77,13 +77,13 @@ def complain(message: str, status: int) -> int:
 
 
 def launched() -> dict[str, Any] | None:
-    """Return what LAUNCHED says, or None where no command has started this process together with others."""
+    """Return the content of LAUNCHED; None if no command has started this process together with others."""
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
 
 
 def end_with_parent() -> None:
-    """Have Linux send this process a SIGTERM when the command that has started it with others ends, or is killed."""
+    """Let Linux send this process a SIGTERM when the command that has started it ends or is killed."""
     if launched() is not None:
         import ctypes
 
@@ -91,7 +91,7 @@ def end_with_parent() -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all; where it cannot be written, do nothing."""
+    """Write a file completely or not at all; do nothing if it cannot be written."""
     with contextlib.suppress(OSError):
         aside = path.with_suffix(".new")
         aside.write_text(text)
@@ -99,7 +99,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def forget_output(name: str = "stdout") -> None:
-    """Drop what a standard file could not take: Python would try again at its end, and fail with status 120."""
+    """Drop the rest of a standard file's output: Python would try to write it again at its end, and fail with status
+    120.
+    """
     file = getattr(sys, name)
     if type(file) is io.TextIOWrapper:
         with contextlib.suppress(OSError, ValueError):
@@ -111,12 +113,12 @@ def forget_output(name: str = "stdout") -> None:
 def end_soon() -> None:
     """Let Python end without its last search for reference cycles, which takes seconds once torch is imported.
 
-    Before, what is still in open files is written, as that search would have it written. To be called last.
+    First write the buffers of open files, as that search would do. Call this last.
     """
     flush_files()
     try:
         sys.stderr.flush()
-    except (OSError, ValueError):  # a full disk, or it is closed: nobody can be told, and the command is not at fault
+    except (OSError, ValueError):  # the disk is full, or the file closed: that is not an error of the command
         forget_output("stderr")
     gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -124,9 +126,10 @@ def end_soon() -> None:
 
 
 def prepare_memory() -> None:
-    """Raise MemoryError where this process may not have as many addresses as the command line takes.
+    """Raise MemoryError if this process has less address space than the command line needs.
 
-    Where they are limited, numpy's OpenBLAS starts one thread: it ends the process when it gets no memory for more.
+    If address space is limited, let numpy's OpenBLAS start only one thread: it ends the process if memory for more is
+    missing.
     """
     if _limit() is None:
         return
@@ -138,7 +141,7 @@ def prepare_memory() -> None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return a sentence that says what to do about an error for want of memory; None for any other error."""
+    """Return a sentence on what to do, if an error is due to a lack of memory; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
@@ -150,8 +153,8 @@ def shortage(error: BaseException) -> str | None:
         return None
     limit = _limit()
     limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of addresses: "
-    raised = "end what else runs here" if limit is None else "raise the limit (`ulimit -v unlimited`)"
-    reason = " ".join(str(seen).split()) or "no more can be had"
+    raised = "end other programs" if limit is None else "raise the limit (`ulimit -v unlimited`)"
+    reason = " ".join(str(seen).split()) or "none is left"
     return (
         f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1, a smaller "
         "--batch-size, --in-memory no; torch alone takes several GB of addresses"
@@ -159,7 +162,7 @@ def shortage(error: BaseException) -> str | None:
 
 
 def _limit() -> int | None:
-    """Return how many bytes of addresses this process may use, None where they are not limited."""
+    """Return the limit of this process's address space in bytes; None without one."""
     if resource is None:
         return None
     limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -167,7 +170,7 @@ def _limit() -> int | None:
 
 
 def flush_files() -> None:
-    """Write what is in open files."""
+    """Write the buffers of open files."""
     with contextlib.suppress(MemoryError):  # the list of all objects is long
         for each in gc.get_objects():
             if type(each) in _FILES:

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, plain lines in a log, and lines that say what is being done."""
+"""Progress for people: a bar on a terminal, plain lines in a log, and notes about the current work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tpucache.warmup.run.scheduler import BuildProgress
 
 _LINE_SECONDS: Final = 10.0
-_COLUMNS: Final = 80  # of a terminal that does not say how many it has, or that it has none
-_ROWS: Final = 20  # for bars, one below the other
+_COLUMNS: Final = 80  # of a terminal that does not report a width
+_ROWS: Final = 20  # for bars, one below another
 _LEAST_BAR: Final = 8  # columns of a bar
 
-#: Not empty where another process shows the progress, and this one shows none.
+#: Not empty if another process shows the progress and this one shows none.
 _hidden: list[bool] = []
 
 
@@ -31,7 +31,7 @@ def hide() -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about what is being done on standard error, above any bar; what cannot be printed is dropped."""
+    """Print a line about the current work on standard error, above any bar; if it cannot be printed, drop it."""
     if _hidden or sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError), above_bars():
@@ -41,14 +41,14 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def above_bars() -> Iterator[None]:
-    """Give a context in which lines can be printed to the terminal: bars are taken away, and drawn again below them."""
+    """Return a context for printing lines to the terminal: bars are removed, and then drawn again below the lines."""
     module = sys.modules.get("tqdm")
     with contextlib.nullcontext() if module is None else module.tqdm.external_write_mode():
         yield
 
 
 def _columns(stream: TextIO | None) -> int:
-    """Return how many columns a terminal has now."""
+    """Return the current number of columns of a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream is not None else _COLUMNS
     except (OSError, ValueError):
@@ -56,10 +56,10 @@ def _columns(stream: TextIO | None) -> int:
 
 
 class Progress:
-    """Counts towards a total and shows it on standard error.
+    """Counts towards a total, and shows the count on standard error.
 
-    On a terminal with tqdm installed it is a bar; otherwise a line at most every ten seconds, and one at the end. Where
-    standard error is closed, full or a terminal that is gone, work continues without it.
+    On a terminal with tqdm it is a bar; otherwise a line at most every ten seconds, and one at the end. If standard
+    error is closed or full, or the terminal is gone, work continues without it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units (None: not known); the initial ones do not count for the rate.
+        """Begin at `initial` of `total` units (None: unknown); the initial units do not count for the rate.
 
-        The unit `bytes` is shown as kB, MB, GB or TB. Work that `is_brief` leaves nothing on a terminal, and nothing in
-        a log if it took less than ten seconds.
+        The unit `bytes` is shown as kB, MB, GB or TB. Work that `is_brief` leaves nothing on a terminal, and in a log
+        only if it took more than ten seconds.
         """
         self._is_brief = is_brief
         self._stream = stream or sys.stderr  # None: standard error is closed
@@ -119,17 +119,17 @@ class Progress:
             self._print()
 
     def restart_clock(self) -> None:
-        """Leave what was done so far out of the rate: it was slower, for example because something was compiled."""
+        """Do not count the earlier units in the rate: they were slower, for example because something was compiled."""
         self._initial, self._start = self._done, time.monotonic()
 
     @property
     def rate(self) -> float:
-        """Units a second so far; 0 where that is not known."""
+        """Units a second so far; 0 if unknown."""
         seconds = time.monotonic() - self._start
         return (self._done - self._initial) / seconds if seconds > 0 else 0.0
 
     def _parts(self) -> list[str]:
-        """Return how much is done, the rate, the time left and the note, as texts; empty ones where not known."""
+        """Return the count, the rate, the time left and the note, as texts; unknown ones are empty."""
         whole, rate = self._total if self._total is not None else self._done, self.rate
         scale, unit, rate_unit = 1.0, self._unit, ""
         if unit == "bytes":
@@ -145,7 +145,9 @@ class Progress:
         ]
 
     def _text(self, width: int) -> str:
-        """Return the state in `width` columns at most. What the bar shows is left out first, then the note's end."""
+        """Return the state in at most `width` columns. Parts that the bar shows are left out first, then the note's
+        end.
+        """
         done, rate, left, note = self._parts()
         pieces = note.split(", ")
         shorter = ((left, *pieces[:count]) for count in range(len(pieces), -1, -1))
@@ -177,7 +179,7 @@ class Progress:
             total=self._total,
             initial=self._done,
             bar_format=f"{self._label.replace('{', '{{').replace('}', '}}')}: {bar}{{text}}",
-            ncols=_COLUMNS,  # format_dict has those of the moment
+            ncols=_COLUMNS,  # format_dict replaces it by the current width
             nrows=_ROWS,
             leave=not self._is_brief,
             file=self._stream,
@@ -199,7 +201,7 @@ class BuildBar:
         self._shown: Progress | None = None
 
     def show(self, progress: BuildProgress) -> None:
-        """Show what is done."""
+        """Show the progress."""
         if self._shown is None:
             self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
         skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""

@@ -1,4 +1,4 @@
-"""Recipe: what to build from each sample. The manifest keeps it; its fingerprint says whether two are the same."""
+"""Recipe: the settings by which a record is built. The manifest keeps it; its fingerprint identifies it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
 DEFAULT_SHARD_MB: Final = 128
 
-#: Parts that say how much is built and in how many files, not what a record is: changing them rebuilds nothing.
+#: Settings of how much is built and in how many files. They do not change records: changing them rebuilds nothing.
 EXTENT: Final = ("variants", "max_blocks", "shard_mb")
-#: Parts that no record depends on: those, and which images are refused.
+#: Settings that do not change records: the extent, and which images are refused.
 _OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
 
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
-#: Parts that are the same in caches that belong together: what an image is, and how it is stored.
+#: Settings that caches to be used together must share: the form of images and how they are stored.
 SHARED: Final = (
     "size",
     "fit",
@@ -48,7 +48,7 @@ SHARED: Final = (
     "mask_colours",
 )
 
-#: Parts that fingerprints leave out where they have these values: a recipe is equal to one without them.
+#: Values with which fingerprints leave a setting out, so that recipes from before it existed stay equal.
 _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,
@@ -63,34 +63,34 @@ _ADDED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every image is presized, augmented and encoded.
+    """How images are presized, augmented and encoded.
 
-    `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape comes to it:
-    `crop` fills it and cuts the middle out, `pad` shrinks into it and adds black, `stretch` ignores the shape.
-    `variants` is the number of augmented variants, in addition to the clean one. `augment` is a preset's name, a YAML
-    or JSON file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95),
-    dct-zstd and dct-lz4 (default 90), or PNG's and zstd's compression level. `chroma` is the resolution of the colours
-    in dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies apart, so that smaller images
-    need a part of the bytes: (2, 4, 8) are those of a quarter, of half and of the whole size. `shard_mb` is the size of
-    a shard in MiB that the layout aims at. `exact` decodes whole images instead of the smallest JPEG scale of at least
-    twice the size. `max_boxes` is how many boxes a record has room for, where the source has boxes. `max_blocks` is how
-    many shards a variant has at most, however large.
+    `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape gets this
+    size: `crop` fills it and cuts the middle out, `pad` shrinks the image into it and adds black, `stretch` ignores the
+    shape. `variants` is the number of augmented variants, in addition to the clean one. `augment` is a preset's name, a
+    YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default
+    95), dct-zstd and dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the
+    colours in dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies in separate shards, so
+    that smaller images need only part of the bytes: (2, 4, 8) are the frequencies of a quarter, of half and of the
+    whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes whole images instead of the smallest
+    JPEG scale of at least twice the size. `max_boxes` is the room for boxes in a record, if the source has boxes.
+    `max_blocks` is the most shards of a variant, however large they are.
 
-    `coordinates` says what masks, boxes and keypoints lie on: the image as `displayed`, turned by its EXIF orientation,
-    or as `stored`. None: samples for which it makes a difference are refused. `white_level` is the number that is white
-    in images of more than 8 bits; None: images whose numbers do not show it are refused.
+    `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
+    orientation, or as `stored`. With None, samples are refused for which it makes a difference. `white_level` is the
+    value of white in images of more than 8 bits; with None, images are refused whose values do not show it.
 
-    `mode` is what images become: `rgb`, `grey` (one channel), or `keep`, which leaves 1 to 16 channels of uint8,
-    uint16, int16 or float32 as they are, in the codecs raw and zstd. `max_pixels` is how many pixels a source image
-    may have; None: Pillow's limit, about 89 million. `mask_values` "scale" makes masks of black and white into 0 and 1;
-    "keep" takes their numbers as classes; so does None, but refuses masks that do not look like such numbers.
-    `mask_colours` are the classes' colours in RGB masks, as hexadecimal rrggbb.
+    `mode` is the form of images: `rgb`, `grey` (one channel), or `keep`, which keeps 1 to 16 channels of uint8, uint16,
+    int16 or float32, in the codecs raw and zstd. `max_pixels` is the largest source image, in pixels; None is Pillow's
+    limit, about 89 million. `mask_values` "scale" turns black and white masks into 0 and 1, and "keep" takes their
+    values as classes; None does the same, but refuses masks whose values do not look like classes. `mask_colours` are
+    the classes' colours in RGB masks, as hexadecimal rrggbb.
 
     Raises RecipeError for values that no cache can have.
     """
 
     size: int | tuple[int, int] = option(224, "height and width of every cached image, in pixels", metavar="N|HxW")
-    fit: Fit = option("crop", "how an image of another shape gets that size: cut to it, padded or stretched")
+    fit: Fit = option("crop", "how an image of another shape gets that size: cropped, padded or stretched")
     variants: Annotated[int, Between(0, MAX_VARIANTS)] = option(
         0, "augmented variants of each image, in addition to the clean one", metavar="K"
     )
@@ -100,7 +100,7 @@ class Recipe:
         metavar="PRESET|FILE|module:name",
     )
     seed: Annotated[int, Between(0, 2**63 - 1)] = option(0, "seed of the augmentation", metavar="N")
-    codec: str = option("raw", "how images are stored, and, raw or zstd, arrays", choices=IMAGE_CODECS)
+    codec: str = option("raw", "how images are stored; raw and zstd also store arrays", choices=IMAGE_CODECS)
     quality: int | None = option(
         None, "quality of jpeg and dct (1 to 100), or compression level of png or zstd", metavar="Q"
     )
@@ -112,12 +112,12 @@ class Recipe:
     )
     bands: tuple[int, ...] | None = option(
         None,
-        "store the frequencies of dct-zstd and dct-lz4 apart: by 2,4,8, images of a quarter or half of the size are "
-        "read out of fewer bytes",
+        "store the frequencies of dct-zstd and dct-lz4 in separate shards: with 2,4,8, fewer bytes are read for images "
+        "of a quarter or half of the size",
         metavar="F,F,8",
     )
     shard_mb: Annotated[int, Between(1, 1 << 16)] = option(
-        DEFAULT_SHARD_MB, "size of a shard to aim at, in MiB", metavar="N"
+        DEFAULT_SHARD_MB, "target size of a shard, in MiB", metavar="N"
     )
     exact: bool = option(False, "decode whole images, never at a reduced scale")
     max_boxes: Annotated[int, Between(1, 1 << 16)] = option(
@@ -133,9 +133,7 @@ class Recipe:
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
     )
 
-    mode: Mode = option(
-        "rgb", "what images become: colours, one grey channel, or their channels and bit depth as they are"
-    )
+    mode: Mode = option("rgb", "form of the images: colours, one grey channel, or keep their channels and bit depth")
     max_pixels: Annotated[int, Between(1, 2**31 - 1)] | None = option(
         None, "refuse images of more pixels; about 89 million if not given", metavar="N", minimum=1
     )
@@ -153,7 +151,7 @@ class Recipe:
         if len(size) != 2 or not all(_whole(side, 1, MAX_SIDE) for side in size):
             raise RecipeError(f"size is one or two whole numbers from 1 to {MAX_SIDE}, not {self.size!r}")
         object.__setattr__(self, "size", size)
-        if self.codec not in IMAGE_CODECS:  # their names are looked up only then
+        if self.codec not in IMAGE_CODECS:  # the list of names is made only for the error
             self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
         chromas = CODECS[self.codec].chromas
         allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
@@ -214,7 +212,7 @@ class Recipe:
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def image_field(self) -> Field:
-        """Return the field that images in colours or grey are stored as; the mode keep has no such field."""
+        """Return the field of colour or grey images; the mode keep has no such field."""
         codec, channels = CODECS[self.codec], 1 if self.mode == "grey" else 3
         return Field(
             IMAGE,
@@ -230,7 +228,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain JSON values."""
         colours = None if self.mask_colours is None else list(self.mask_colours)
-        # Which images are refused does not change records.
+        # How masks are refused does not change records.
         decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
         content = {**dataclasses.asdict(self), **decided}
         bands = content.pop("bands")
@@ -238,11 +236,11 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
-        """Read what `to_dict` wrote. Raises RecipeError for anything else."""
+        """Return the recipe from the values of `to_dict`. Raises RecipeError for any other values."""
         known = {field.name for field in dataclasses.fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in known}
-            if values.get("mask_values") == "keep":  # what was refused was not recorded
+            if values.get("mask_values") == "keep":  # to_dict writes this for None, too
                 values["mask_values"] = None
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
@@ -250,10 +248,10 @@ class Recipe:
 
     @classmethod
     def like(cls, cache: str | Path, **options: Any) -> Recipe:
-        """Return a recipe of records like those of a finished cache; `options` are its other parts.
+        """Return a recipe for records like those of a finished cache; `options` are its other settings.
 
-        They have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an option that
-        is another one there, and what `load_version` raises.
+        The records have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an
+        option that differs from the cache's, and the errors of `load_version`.
         """
         recipe = cls.from_dict(load_version(*split_version(cache)).recipe)
         before = recipe.to_dict()
@@ -267,7 +265,7 @@ class Recipe:
             raise RecipeError(
                 f"the records of {cache} have {'; '.join(texts)}: leave {', '.join(changed)} out, or --like"
             )
-        masks = options.get("mask_values") or recipe.mask_values  # given or not, the numbers are those of the cache
+        masks = options.get("mask_values") or recipe.mask_values  # otherwise as in the cache
         return cls(**{**options, **shared, "mask_values": masks})
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
@@ -276,7 +274,7 @@ class Recipe:
 
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe's dictionary without its extent: equal for recipes of equal records."""
+    """Return the SHA-256 of a recipe's dictionary without its extent; recipes of equal records have the same one."""
     content = {
         name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
     }
@@ -288,7 +286,9 @@ def _is_default(name: str, value: object) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name each part in which two recipe dictionaries differ, as `seed 0, now 1`; their extent does not count."""
+    """Return each setting that differs between two recipe dictionaries, as `seed 0, now 1`; their extent does not
+    count.
+    """
     before, now = {**_ADDED, **before}, {**_ADDED, **now}
     names = sorted({*before, *now}.difference(_OF_NO_RECORD))
     return [

@@ -1,4 +1,4 @@
-"""Text as it may be shown: without the passwords and tokens of URLs, and without what steers a terminal."""
+"""Text that may be shown: without passwords and tokens of URLs, and without control characters for terminals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 HIDDEN: Final = "***"
-# A path of a URL collapses its slashes, so one may be all that is left of them.
+# `Path` collapses the slashes of a URL, so that only one may be left.
 _SCHEME: Final = r"\b([A-Za-z][A-Za-z0-9+.-]*:/{1,3})"
-# What is before an @: up to the first slash, or beyond it where a password holds one, which a port never does.
+# The part before an @: up to the first slash, or beyond it if a password contains one (a port never does).
 _USER: Final = re.compile(_SCHEME + r"(?P<user>[^\s/?#]*@|[^\s/:@]*:(?!:|\d+(?:/|$))[^\s@]*@)")
 _QUERY: Final = re.compile(_SCHEME + r"([^\s?#'\"<>]*)[?#][^\s'\"<>]+")
 _SHORTEST: Final = 3
 
-#: What is between the classes, or the values, of one sample in a cell.
+#: The text between several classes or values of a sample in a cell.
 SEPARATOR: Final = ";"
-#: What makes a cell of a table a formula, in programs that show tables.
+#: Characters at the beginning of a cell that make it a formula in spreadsheets.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _TEXT_MARK: Final = "'"
 _BYTES_MARK: Final = "bytes:"
@@ -27,27 +27,27 @@ _OTHER_BYTE: Final = re.compile("[\udc80-\udcff]")
 _NAME_MARK: Final = "name:"
 _UNLIKE_NAMES: Final = re.compile(rf"[%{SEPARATOR}\s]")
 
-#: The columns in which a table of predictions begins; a probability for each class follows.
+#: The first columns of a table of predictions; a probability for each class follows.
 PREDICTION_COLUMNS: Final = ("sample", "path", "label", "prediction")
-#: What those tables that tpucache wrote begin in: cells of text in them are as `to_cell` makes them.
+#: The first columns of tables that tpucache writes; their text cells are written by `to_cell`.
 OWN_HEADING: Final = PREDICTION_COLUMNS[:3]
 _CLASS_MARK: Final = "class:"
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text in which each URL has lost its user, password and query, and each of the secrets is hidden."""
+    """Return a text without the user, password and query of URLs, and with each of the secrets hidden."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _QUERY.sub(rf"\1\2?{HIDDEN}", _USER.sub(r"\1", text))
 
 
 def shown(url: str) -> str:
-    """Return a URL, or a path, as it may be shown."""
+    """Return a URL or a path in a form that may be shown."""
     return redact(url).removesuffix(f"?{HIDDEN}")
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return the passwords, users and values of a URL's query, longest first, in each way that they may be spelled."""
+    """Return a URL's passwords, users and query values, longest first, in all possible spellings."""
     found: set[str] = set()
     for part in url.split("::"):
         _, *query = re.split(r"[?#]", part)
@@ -59,22 +59,23 @@ def url_secrets(url: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    r"""Return text in one line, with escapes such as `\n` for what does not print or turns the reading order."""
+    r"""Return text on one line, with escapes such as `\n` for characters that do not print or reverse the order."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def printable_lines(text: str) -> str:
-    """Return the same of a text of several lines."""
+    """Return a text of several lines, with each line as `printable` returns it."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def to_cell(text: str) -> str:
-    """Return a text as the cell of a CSV: with a `'` in front where a spreadsheet would take it for a formula.
+    """Return a text as the cell of a CSV, with a `'` before it if a spreadsheet would take it for a formula.
 
-    Numbers, and several with `;` between them, stay as they are. Names that are no UTF-8 have `bytes:` in front and
-    each other byte as `%FF`, and so have texts that begin with that. `from_cell` returns the text again.
+    Numbers, and several with `;` between them, are not changed. Names that are not UTF-8 get `bytes:` before them, and
+    each invalid byte becomes `%FF`; texts that begin with `bytes:` are written in the same way. `from_cell` is the
+    inverse.
     """
     if text.startswith(_BYTES_MARK) or _OTHER_BYTE.search(text):
         return _BYTES_MARK + _OTHER_BYTE.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", text.replace("%", "%25"))
@@ -82,7 +83,7 @@ def to_cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """Return the text of a cell that `to_cell` made."""
+    """Return the text that `to_cell` wrote as this cell."""
     if text.startswith(_BYTES_MARK):
         return unquote(text.removeprefix(_BYTES_MARK), errors="surrogateescape")
     rest = text.removeprefix(_TEXT_MARK)
@@ -93,19 +94,19 @@ def _is_formula(text: str) -> bool:
     if not text.startswith(_FORMULA):
         return False
     try:
-        [float(number) for number in text.split(SEPARATOR)]  # several values of one sample, too
+        [float(number) for number in text.split(SEPARATOR)]  # a sample may have several values
     except ValueError:
         return True
-    if not text.isascii():  # digits of other scripts, which not every program takes for a number
+    if not text.isascii():  # digits of other scripts: some programs do not read them as numbers
         return True
     return text.startswith(("\t", "\r"))
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Return the classes of one sample as one text, with `;` between them. `part_names` returns them again.
+    """Return the classes of one sample as one text, with `;` between them; `part_names` is the inverse.
 
-    A name with `;` in it, with white space at an end, or without a character has `name:` in front and these characters
-    as `%3B`; a name that begins so has, too.
+    A name that is empty, contains `;` or has white space at an end gets `name:` before it, and such characters become
+    `%3B`; so does a name that begins with `name:`.
     """
     return SEPARATOR.join(
         _NAME_MARK + _UNLIKE_NAMES.sub(lambda found: quote(found[0], safe=""), name)
@@ -116,21 +117,21 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
-    """Return the classes that `join_names` made one text of; parts without a character are none."""
+    """Return the classes in a text of `join_names`; empty parts are left out."""
     parts = [part.strip() for part in text.split(separator) if part.strip()]
     return [unquote(part.removeprefix(_NAME_MARK)) if part.startswith(_NAME_MARK) else part for part in parts]
 
 
 def to_heading(name: str) -> str:
-    """Return what the column of a class is called in a table of predictions: its name as a cell.
+    """Return the heading of a class's column in a table of predictions: its name as a cell.
 
-    A class that is called as one of the first columns has `class:` in front, and one that begins so, too.
+    A class with the name of one of the first columns gets `class:` before it, and so does a name that begins with it.
     """
     return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
 
 
 def from_heading(text: str) -> str:
-    """Return the class whose column `to_heading` called so."""
+    """Return the class whose column has this heading; the inverse of `to_heading`."""
     name = from_cell(text)
     rest = name.removeprefix(_CLASS_MARK)
     return rest if rest != name and _is_taken(rest) else name
@@ -153,7 +154,7 @@ class _Lines:
 
 
 def to_csv(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Return rows as a CSV file in UTF-8, whose cells are read again as they are."""
+    """Return rows as a CSV file in UTF-8, whose cells are read back unchanged."""
     found = _Lines()
-    csv.writer(found, lineterminator="\r\n").writerows(rows)  # so that a carriage return in a cell is quoted, too
+    csv.writer(found, lineterminator="\r\n").writerows(rows)  # makes csv quote carriage returns in cells
     return "".join(found.lines).encode()

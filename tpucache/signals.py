@@ -1,13 +1,13 @@
-"""Whoever asks a command to stop is obeyed: what SIGINT and SIGTERM do, wherever in the program they arrive.
+"""Handles SIGINT and SIGTERM, so that a command stops wherever in the program they arrive.
 
-A signal raises KeyboardInterrupt in the main thread while the command runs (`run`). Before that the process ends at
-once, because nothing has begun; after that the command has its result. Python drops an exception that is raised in a
-finalizer, in a callback of a weak reference and in many callbacks from C, and libraries catch too much. So the first
-signal starts a thread, which sends the signal again until the exception is on its way. If the command has not ended
-some seconds later, the thread ends the process.
+While the command runs (`run`), a signal raises KeyboardInterrupt in the main thread. Before that the process ends at
+once, because nothing has begun; after that the command has its result. Python drops exceptions that are raised in
+finalizers, in callbacks of weak references and in many callbacks from C, and some libraries catch too much. So the
+first signal starts a thread, which sends the signal again until the exception is raised where it is not dropped. If the
+command has not ended some seconds later, the thread ends the process.
 
-The handler decides all of this by the functions that are running when it is called, so that there is no moment between
-two states in which a signal does something else. Before a signal comes, nothing here costs anything.
+The handler decides by the functions that are running when it is called, so that there is no moment between two states
+in which a signal does something else. Until a signal comes, this costs nothing.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from types import CodeType, FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
 Result = TypeVar("Result")
-#: Is called with a signal before anything is raised. Its arguments say whether it was called with this signal before,
-#: and whether the main thread is in `wait_for`. It returns what is to be raised.
+#: A function that is called for a signal before anything is raised. Its arguments say whether it was called for this
+#: signal before, and whether the main thread is in `wait_for`. It returns the error to raise, or None.
 Request = Callable[[bool, bool], "BaseException | None"]
 
-#: What the program is called in its messages: as it was started.
+#: The program's name in messages: the way it was started.
 PROG: Final = (
     "python -m tpucache" if "".join(sys.argv[:1]).endswith(os.path.join("tpucache", "__main__.py")) else "tpucache"
 )
 INTERRUPTED: Final = "interrupted: run the same command again to continue"
 #: The exit status of a command that was stopped before it was done.
 STOPPED: Final = 3
-#: An environment variable of the processes that a command has started to share its work. It holds JSON: the `folder`
-#: in which each of them says how it ended, when the command `began` by `time.monotonic`, and the number of the
-#: command's process, which is their `parent`.
+#: An environment variable of processes that a command has started to share its work. It is JSON: the `folder` in which
+#: each process writes how it ended, the time when the command `began` by `time.monotonic`, and the number of the
+#: command's process, their `parent`.
 LAUNCHED: Final = "TPUCACHE_LAUNCHED"
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _IMPORTING: Final = "<frozen importlib._bootstrap>"
 _AGAIN_SECONDS: Final = 0.25
 _MOST_TIMES: Final = 40
-#: How long a command that is interrupted may take, to end its workers for example, and then the end of its process.
+#: How long an interrupted command may take, for example to end its workers; and then the end of its process.
 _MOST_SECONDS: Final = 2.5
 _FLUSH_SECONDS: Final = 0.25
 
@@ -52,42 +52,41 @@ _commands: list[_Command] = []
 
 
 class _Command:
-    """The command that this process runs, and the signals that it was sent."""
+    """The command that this process runs, and the signals that it has received."""
 
     def __init__(self, *, is_own: bool) -> None:
         self.process = os.getpid()
-        #: Whether the process was started for it: then it may be ended.
+        #: Whether the process was started for the command, and may be ended.
         self.is_own = is_own
-        self.handlers: dict[int, Any] = {}  # those of before
+        self.handlers: dict[int, Any] = {}  # the earlier handlers
         self.hook = sys.unraisablehook
         self.request: Request | None = None
         self.has_begun = self.is_ignoring = False
-        #: The last signal, what a signal has raised last, and whether one that came outside of the command is still to
-        #: be raised.
+        #: The last signal, the last error that a signal has raised, and whether a signal that came outside of the
+        #: command has yet to raise one.
         self.number = 0
         self.raised: type[BaseException] | None = None
         self.is_late = False
-        #: Whether the command is about to end, and whether its process is ended if it takes too long. Where a request
-        #: has stopped the command, that may have something to save first.
+        #: Whether the command is about to end, and whether its process is ended if that takes too long. A command that
+        #: was stopped by a request may have to save something first.
         self.is_leaving = self.must_end = False
-        #: How often the thread has sent the signal again, and how many of these have arrived.
+        #: The number of times that the thread has sent the signal again, and how many of these have arrived.
         self.sent = self.seen = 0
         self.is_watched = self.is_over = self.is_slow = False
         self.sending = _thread.allocate_lock()
-        self.over = _thread.allocate_lock()  # it is released when the thread is to end
+        self.over = _thread.allocate_lock()  # released to end the thread
         self.over.acquire()
-        self.last_word = _thread.allocate_lock()  # whoever holds it says what the command ended with
-        #: What the process ends with, once that is known.
+        self.last_word = _thread.allocate_lock()  # its holder prints how the command ended
+        #: The exit status of the process, once it is known.
         self.status: int | None = None
         self.flush: Callable[[], None] = lambda: None
 
 
 def begin(*, is_own: bool = False) -> bool:
-    """Handle signals from now on. Return whether this call has changed that: then `end` is to undo it.
+    """Handle signals from now on. Return whether this call has changed that; if so, call `end` to undo it.
 
-    A process that `is_own` was started for the command. In the process of another program, a signal that the program
-    handles itself is left to it, and in a thread that is not the main one nothing changes. A signal that is ignored
-    stays ignored.
+    `is_own` says that the process was started for the command. In another program's process, signals that the program
+    handles are not touched, and outside of the main thread nothing changes. Signals that are ignored stay ignored.
     """
     if is_own:
         taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -98,16 +97,16 @@ def begin(*, is_own: bool = False) -> bool:
 
 
 def end(has_begun: bool) -> None:
-    """Undo what `begin` has changed, if it has, as another program continues.
+    """Undo the change of `begin`, if it made one, as another program continues.
 
-    Raises KeyboardInterrupt for a signal that came when the command had ended already: it was meant for the program.
+    Raises KeyboardInterrupt for a signal that came after the command had ended: it was meant for the program.
     """
     command = _current()
     if not has_begun or command is None:
         return
     command.is_over = True
     command.over.release()
-    with command.sending:  # what the thread has sent has come by now, and it sends nothing any more
+    with command.sending:  # all signals of the thread have arrived, and it sends no more
         pass
     for number, handler in command.handlers.items():
         if signal.getsignal(number) is _on_signal:
@@ -120,26 +119,26 @@ def end(has_begun: bool) -> None:
 
 
 def run(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what a command's function returns. A signal raises KeyboardInterrupt inside of this, and nowhere else."""
+    """Return the result of a command's function. A signal raises KeyboardInterrupt only inside of this."""
     command = _own()
     if command is not None:
         command.has_begun = True
-        if command.is_late:  # it came since `begin`
+        if command.is_late:  # a signal came after `begin`
             command.is_late = False
             _interrupt(command)
     return function(*arguments)
 
 
 def wait_for(function: Callable[[], Result]) -> Result:
-    """Call a function that only waits, and return its result. A request learns that it may be interrupted at once."""
+    """Call a function that only waits, and return its result. A request learns that this can be interrupted at once."""
     return function()
 
 
 @contextlib.contextmanager
 def requests(request: Request) -> Iterator[None]:
-    """Give signals within the context to a function; where no command has begun, they are handled for the context.
+    """Within the context, pass signals to a function; if no command has begun, also handle signals within the context.
 
-    In a thread that is not the main one nothing changes.
+    Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -155,11 +154,11 @@ def requests(request: Request) -> Iterator[None]:
 
 
 def start_processes(function: Callable[[], Result]) -> Result:
-    """Call a function that starts processes to work for this one, and return its result.
+    """Call a function that starts worker processes, and return its result.
 
-    A terminal sends SIGINT to all processes of a command. These processes, and those that they start, do not receive
-    it: they would print a traceback each, and this process ends them. In this process, a signal that comes meanwhile is
-    raised after the function has returned, as workers that are half started could not be ended.
+    A terminal sends SIGINT to all processes of a command. The workers, and the processes that they start, do not
+    receive it: each would print a traceback, and this process ends them anyway. In this process, a signal that arrives
+    during the call is raised after it, because workers that have only begun to start could not be ended.
     """
     if sys.platform == "win32":
         return function()
@@ -172,40 +171,40 @@ def start_processes(function: Callable[[], Result]) -> Result:
 
 
 def is_stopped() -> bool:
-    """Return whether a signal has interrupted the command, though what was raised may have become another error."""
+    """Return whether a signal has interrupted the command, even if its error has become another one."""
     command = _current()
     return command is not None and command.raised is not None
 
 
 def is_leaving() -> bool:
-    """Return whether the command is about to end because of a signal: nobody is to wait for a network any more."""
+    """Return whether the command is about to end because of a signal, so that nothing should wait for a network."""
     command = _current()
     return command is not None and command.is_leaving
 
 
 def leave() -> None:
-    """Note that the command is about to end because of a signal: a request has stopped it."""
+    """Note that a request has stopped the command, which is about to end."""
     if (command := _current()) is not None:
         command.is_leaving = True
 
 
 def ignore() -> None:
-    """Let signals do nothing from now on: the command has noticed one, and is about to end."""
+    """Ignore signals from now on: the command has noticed one, and is about to end."""
     if (command := _own()) is not None:
         command.is_ignoring = True
 
 
 def has_last_word() -> bool:
-    """Return whether the caller may say what the command has ended with; False where that is said already."""
+    """Return whether the caller may print how the command has ended; False if that was printed already."""
     command = _own()
     return command is None or command.last_word.acquire(blocking=False)
 
 
 def finish(status: int, flush: Callable[[], None]) -> None:
-    """Note the status that the process will end with, when nothing else is left to do. A signal before ends it soon.
+    """Note the exit status when nothing is left to do. If a signal has come before, the process ends soon.
 
-    From now on the first signal starts a countdown, and the next one ends the process at once. Before it is ended,
-    `flush` writes what is in open files.
+    From now on the first signal starts a countdown, and the next one ends the process at once. `flush` writes the
+    buffers of open files before that.
     """
     if (command := _own()) is not None:
         command.flush = flush
@@ -218,7 +217,7 @@ def finish(status: int, flush: Callable[[], None]) -> None:
 def is_handling(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
     """Return whether the calling code handles an exception of these kinds, or one that was raised because of it.
 
-    Where a signal's handler calls this, that is the code that was interrupted.
+    In a signal's handler, the calling code is the code that was interrupted.
     """
     error, most = sys.exc_info()[1], 100
     while error is not None and most:
@@ -233,12 +232,12 @@ def _current() -> _Command | None:
 
 
 def _own() -> _Command | None:
-    """Return the command of the main thread, where this is the main thread."""
+    """Return the command if this is the main thread."""
     return _current() if threading.current_thread() is threading.main_thread() else None
 
 
 def _take(numbers: Any, *, is_own: bool) -> bool:
-    """Handle these signals, unless a command does already; return whether they are now."""
+    """Handle these signals, unless a command does already; return whether this call has changed it."""
     is_main = threading.current_thread() is threading.main_thread()
     before = _current()
     if not is_main or (before is not None and before.process == os.getpid()):
@@ -275,11 +274,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         if _is_within(frame, start_processes.__code__) or _is_within(frame, _on_unraisable.__code__):
             command.raised = KeyboardInterrupt
             command.must_end = True
-            _watch(command)  # it comes again
+            _watch(command)  # sends the signal again
             return
         if command.is_own and threading.active_count() == 1 and _is_importing(frame):
-            _end_at_once(command)  # libraries whose import is interrupted raise something else, or end the process
-        if not (is_again and is_handling(KeyboardInterrupt)):  # else it is on its way
+            _end_at_once(command)  # an interrupted import may raise another error, or end the process
+        if not (is_again and is_handling(KeyboardInterrupt)):  # otherwise it is being raised
             _interrupt(command)
     elif command.is_own and not command.has_begun:
         _end_at_once(command)
@@ -305,7 +304,7 @@ def _on_signal_at_the_end(command: _Command, number: int, *, is_again: bool) -> 
 
 
 def _on_unraisable(unraisable: Any) -> None:
-    """Print nothing about an interrupt that Python drops: it is raised again."""
+    """Print nothing about an interrupt that Python drops: it will be raised again."""
     command, error = _current(), unraisable.exc_value
     if command is None:
         sys.__unraisablehook__(unraisable)
@@ -319,7 +318,7 @@ def _on_unraisable(unraisable: Any) -> None:
 
 
 def _watch(command: _Command) -> None:
-    """Start the threads, once. Not by `threading`, whose locks the interrupted code may hold."""
+    """Start the threads, once. This does not use `threading`, whose locks the interrupted code may hold."""
     if command.is_watched:
         return
     command.is_watched = True
@@ -328,14 +327,14 @@ def _watch(command: _Command) -> None:
     try:
         _thread.start_new_thread(_flush_if_slow, (command, watching))
         _thread.start_new_thread(_interrupt_again, (command, threading.main_thread().ident, watching))
-    except RuntimeError:  # Python is ending: some releases of 3.12 start no thread then
+    except RuntimeError:  # Python is ending: some releases of 3.12 cannot start threads then
         if command.is_own and command.status is not None:
             command.flush()
             os._exit(command.status)
 
 
 def _interrupt_again(command: _Command, thread: Any, watching: Any) -> None:
-    """Send the signal again until the command has ended, and end its process where it takes too long."""
+    """Send the signal again until the command has ended; if that takes too long, end its process."""
     seconds, sent = 0.0, 0
     while not command.over.acquire(timeout=_AGAIN_SECONDS):
         if command.must_end or command.status is not None:
@@ -350,14 +349,14 @@ def _interrupt_again(command: _Command, thread: Any, watching: Any) -> None:
                 command.sent += is_ours
                 _send(thread, command.number)
         sent += 1
-        if sent == _MOST_TIMES or not is_ours:  # a handler of a library need not know what is sent twice
+        if sent == _MOST_TIMES or not is_ours:  # a library's handler is not called twice
             break
     command.is_watched = False
     watching.release()
 
 
 def _flush_if_slow(command: _Command, watching: Any) -> None:
-    """Wait until the command has ended or is too slow, and then write what is in open files."""
+    """Wait until the command has ended or is too slow; if it is too slow, write the buffers of open files."""
     with watching:
         pass
     if command.is_slow:
@@ -368,7 +367,7 @@ def _end_slow(command: _Command, watching: Any) -> None:
     if command.status is None:
         _end_at_once(command)
     command.is_slow = True
-    watching.release()  # another thread flushes: a file that cannot be written may be what the end waits for
+    watching.release()  # another thread flushes, because the end may be blocked by a file that cannot be written
     with contextlib.suppress(Exception):
         command.over.acquire(timeout=_FLUSH_SECONDS)
     os._exit(command.status or 0)
@@ -378,11 +377,11 @@ def _send(thread: Any, number: int) -> None:
     if sys.platform == "win32":
         _thread.interrupt_main(number)
     else:
-        signal.pthread_kill(thread, number)  # it interrupts what waits, too
+        signal.pthread_kill(thread, number)  # also interrupts a thread that waits
 
 
 def _end_at_once(command: _Command) -> None:
-    """End the process with one line. Where a command has started several processes, the command prints it."""
+    """End the process with one line. If a command has started several processes, only the command prints it."""
     if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
         with contextlib.suppress(OSError):
             os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())
@@ -390,7 +389,7 @@ def _end_at_once(command: _Command) -> None:
 
 
 def _is_within(frame: FrameType | None, code: CodeType) -> bool:
-    """Return whether a frame is of this function, or of one that it has called."""
+    """Return whether a frame, or one that called it, runs this function."""
     while frame is not None:
         if frame.f_code is code:
             return True

@@ -1,8 +1,8 @@
-"""JSON that somebody else may have written: text with two meanings is refused, and values are checked by dataclasses.
+"""Untrusted JSON: refuses ambiguous text, and checks values against dataclasses.
 
-The annotations of a dataclass's fields say what a file may hold: their types, and limits such as
-`Annotated[int, Between(0, 100)]`. `read_as` makes the dataclass of what a file holds, and `check_types` checks the
-values that are there. Both name the place of a value that does not fit, and pass over keys that they do not know.
+The annotations of a dataclass's fields say what a file may have: their types, and limits such as `Annotated[int,
+Between(0, 100)]`. `read_as` makes the dataclass from a file's content, and `check_types` checks only the values that
+are present. Both name the place of a value that does not fit, and ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 
 from tpucache.errors import FormatError
 
-#: The largest number in a file that tpucache writes: they are of 32-bit floats, or means of some, which may be rounded
-#: up. Larger ones could not be drawn or added up.
+#: The largest number in tpucache's files: they have float32 numbers, or means of them, which may be rounded up. Larger
+#: ones could not be drawn or added up.
 LARGEST: Final = 3.5e38
-_MAX_NESTING: Final = 33  # objects and lists inside each other, the whole the first
-_MOST: Final = 1 << 63  # of whole numbers without stated limits
+_MAX_NESTING: Final = 33  # levels of objects and lists, the outermost included
+_MOST: Final = 1 << 63  # the limit of integers without a limit of their own
 
 Kind = TypeVar("Kind")
-#: What returns a checked value, and raises _MisfitError for one that does not fit.
+#: A function that returns a checked value, and raises _MisfitError for one that does not fit.
 _Reader = Callable[[Any], Any]
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says. Raises ValueError for text that is no JSON, nests too deeply, or repeats a key.
+    """Return the value of a JSON text. Raises ValueError for other text, and for text that nests too deeply or repeats
+    a key.
 
-    RFC 8259 leaves open which value of a repeated key counts, so no reader can know what was meant.
+    RFC 8259 does not say which value of a repeated key counts, so its meaning would be unknown.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -42,7 +43,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these keys and values. Raises ValueError for a key that is there twice."""
+    """Return the object with these keys and values. Raises ValueError for a repeated key."""
     content = dict(pairs)
     if len(content) != len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
@@ -51,10 +52,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return the object that a JSON text holds; `where` names it in messages. Raises FormatError for any other text.
+    """Return the object in a JSON text; `where` names it in messages. Raises FormatError for any other text.
 
-    How deep json reads depends on the interpreter, and code that handles the content may recurse, if only to print it.
-    So text that nests deeper than any that tpucache writes is refused.
+    The nesting that json can read depends on the interpreter, and code that handles the content may recurse. So text
+    that nests deeper than tpucache's own files is refused.
     """
     try:
         content = parse_json(text)
@@ -73,7 +74,7 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Between:
-    """A limit: a number from `low` to `high`, which excludes NaN and None."""
+    """A limit: a number from `low` to `high`. It excludes NaN and None."""
 
     low: float
     high: float
@@ -87,7 +88,7 @@ class Between:
 
 @dataclass(frozen=True)
 class Matching:
-    """A limit: a text that a pattern matches as a whole; `what` names such a text."""
+    """A limit: a text that a pattern matches completely; `what` names such a text."""
 
     pattern: str
     what: str
@@ -132,34 +133,34 @@ class Given:
 
 @dataclass(frozen=True)
 class NotStored:
-    """A mark: no file has this field."""
+    """A mark: files do not have this field."""
 
 
 @dataclass(frozen=True)
 class AlwaysStored:
-    """A mark: each file has this field, though it has a default."""
+    """A mark: every file has this field, although it has a default."""
 
 
 class _MisfitError(Exception):
-    """A value that does not fit, at a place within the whole, such as `shards[0].bytes`."""
+    """A value does not fit, at a place in the content such as `shards[0].bytes`."""
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
         self.text, self.place = text, place
 
     def within(self, place: str) -> _MisfitError:
-        """Return the same, seen from outside."""
+        """Return the error with the place of an enclosing value."""
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
-        """Return the error for users, in a file or a part of one that `where` names."""
+        """Return the error for users; `where` names the file or a part of it."""
         return FormatError(f"{where}: {self.place!r} {self.text}" if self.place else f"{where} {self.text}")
 
 
 def read_as(kind: type[Kind], content: object, where: str) -> Kind:
-    """Return the dataclass that an untrusted object holds; `where` names the object in messages.
+    """Return the dataclass in an untrusted object; `where` names the object in messages.
 
-    Lists become what the field's type says. Raises FormatError for a value that is missing or does not fit.
+    Lists become the type of the field. Raises FormatError for a value that is missing or does not fit.
     """
     hint: Any = kind
     try:
@@ -170,7 +171,7 @@ def read_as(kind: type[Kind], content: object, where: str) -> Kind:
 
 
 def check_types(values: object, kind: type, where: str) -> None:
-    """Raise FormatError unless untrusted values of a dataclass's fields fit these; fields may be missing."""
+    """Raise FormatError unless untrusted values fit a dataclass's fields; fields may be missing."""
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -178,7 +179,9 @@ def check_types(values: object, kind: type, where: str) -> None:
 
 
 def misfit(values: Mapping[str, Any], kind: type) -> str:
-    """Return which value does not fit its field of a dataclass, and why: `seed is -1, not …`; "" where all fit."""
+    """Return the first value that does not fit its field of a dataclass, with the reason, as `seed is -1, not …`; or
+    "".
+    """
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -188,7 +191,7 @@ def misfit(values: Mapping[str, Any], kind: type) -> str:
 
 @functools.cache
 def _reader(hint: Any, makes: bool) -> _Reader:
-    """Return what reads a value of a type; if it `makes` no dataclasses, fields of these may be missing."""
+    """Return the reader of values of a type. If it `makes` no dataclasses, their fields may be missing."""
     if get_origin(hint) is Annotated:
         return _limited(get_args(hint)[0], hint.__metadata__, makes)
     if dataclasses.is_dataclass(hint):
@@ -220,7 +223,7 @@ def _checking(fits: Callable[[Any], bool], what: str, convert: _Reader | None = 
 
 
 def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
-    """Return what reads a value of a type within limits, which take the place of the usual ones of whole numbers."""
+    """Return a reader of values of a type within limits; for integers these replace the usual limits."""
     inner = _read_whole if base is int else _reader(base, makes)
     checked = [limit for limit in limits if hasattr(limit, "check")]
 
@@ -234,7 +237,7 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a short way for values within one limit: a manifest has hundreds of thousands of them."""
+    """Return `read` with a fast path for values within one limit: a manifest has hundreds of thousands of them."""
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits
@@ -331,7 +334,7 @@ def _is_needed(field: dataclasses.Field[Any], hint: Any) -> bool:
 
 
 def _described(value: object) -> str:
-    """Return a value as text for messages: a short one itself, else its type."""
+    """Return a value as text for messages: a short value itself, of others the type."""
     return f"{value!r:.40}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 

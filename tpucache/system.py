@@ -1,7 +1,7 @@
-"""Calls that only some systems have, and what is done where they are missing.
+"""System calls that only some systems have, and replacements where they are missing.
 
-Reading a cache needs none of them: macOS has no `posix_fadvise`, `memfd_create` and `sched_getaffinity`; Windows has
-neither these nor `fcntl`, `resource`, `preadv` and `statvfs`.
+Reading a cache needs none of them: macOS lacks `posix_fadvise`, `memfd_create` and `sched_getaffinity`; Windows also
+lacks `fcntl`, `resource`, `preadv` and `statvfs`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-#: Flags to open a file for reading: not in programs that this one starts, without waiting for a pipe, and as bytes.
+#: Flags to open a file for reading: not inherited by started programs, without waiting for a pipe, as bytes.
 READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
-#: Flags to open a folder, None where that is not possible.
+#: Flags to open a folder; None if that is not possible.
 FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
 
-_position = threading.Lock()  # of open files, where there is no call that reads at a position
+_position = threading.Lock()  # for systems without a call that reads at a position
 
-#: The settings of glibc's `mallopt` (malloc.h): how much free memory stays with the process, and from which size on a
-#: block is mapped anew each time. The second one can be at most 32 MB.
+#: Settings of glibc's `mallopt` (malloc.h): the free memory that the process keeps, and the size from which on each
+#: block is mapped anew, at most 32 MB.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 1 << 28
@@ -37,7 +37,7 @@ def _find_module(name: str) -> ModuleType | None:
         return None
 
 
-#: Python's modules of the same names, None on Windows.
+#: Python's modules of these names; None on Windows.
 fcntl: Final[Any] = _find_module("fcntl")
 resource: Final[Any] = _find_module("resource")
 
@@ -60,32 +60,32 @@ def _preadv(number: int, buffers: Sequence[Any], offset: int) -> int:
     return done
 
 
-#: `os.pread` and `os.preadv`: read at a position of an open file, which threads may do at once.
+#: `os.pread` and `os.preadv`: read at a position of an open file; several threads may call them.
 pread: Final[Callable[[int, int, int], bytes]] = getattr(os, "pread", _pread)
 preadv: Final[Callable[[int, Sequence[Any], int], int]] = getattr(os, "preadv", _preadv)
 
 
 def read_ahead(number: int, offset: int, length: int) -> None:
-    """Ask the kernel to read bytes of a file ahead, where it takes such hints. Raises OSError, OverflowError."""
+    """Ask the kernel to read bytes of a file ahead, if it takes such hints. Raises OSError, OverflowError."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(number, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def is_in_page_cache(number: int, offset: int) -> bool:
-    """Return whether a byte of a file is in the page cache; False where that cannot be learnt. Raises OverflowError."""
+    """Return whether a byte of a file is in the page cache; False if unknown. Raises OverflowError."""
     try:
         return os.preadv(number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except (OSError, AttributeError):  # BlockingIOError: it would have to be read
+    except (OSError, AttributeError):  # BlockingIOError: it is not in the cache
         return False
 
 
 def is_read_only(number: int) -> bool:
-    """Return whether an open file is on a file system that is mounted read-only; False where that cannot be learnt."""
+    """Return whether an open file is on a read-only mount; False if unknown."""
     return hasattr(os, "statvfs") and bool(os.statvfs(number).f_flag & os.ST_RDONLY)
 
 
 def open_memory_file() -> int:
-    """Open a file without a name, in memory where the system has such files, and return its descriptor."""
+    """Open a file without a name, in memory if the system has such files, and return its descriptor."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("tpucache", os.MFD_CLOEXEC)
     import tempfile
@@ -95,12 +95,12 @@ def open_memory_file() -> int:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_bytes() -> int:
-    """Return the most memory that this process had resident; 0 where that cannot be learnt."""
+    """Return the peak resident memory of this process; 0 if unknown."""
     if resource is None:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -108,10 +108,10 @@ def peak_bytes() -> int:
 
 
 def keep_freed_blocks() -> None:
-    """Have C's allocator use freed blocks of up to 32 MB again, where it is glibc's; else do nothing.
+    """Let glibc's allocator reuse freed blocks of up to 32 MB; do nothing with other allocators.
 
-    By default it maps a large block anew each time, and the kernel fills each page with zeros: that takes as long as
-    copying into it.
+    By default it maps each large block anew, and the kernel fills its pages with zeros, which takes as long as copying
+    into it.
     """
     import ctypes
 

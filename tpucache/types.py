@@ -1,4 +1,4 @@
-"""The type of arrays in signatures."""
+"""The type of NumPy arrays in signatures."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 import numpy.typing as npt
 
-#: An array of numpy whose dtype and shape the docstring says.
+#: A NumPy array; docstrings give its dtype and shape.
 Array = npt.NDArray[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Bytes by the unit in which so many are shown, the largest first.
+#: Units of bytes with their sizes, the largest first.
 SCALES: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -26,5 +26,5 @@ def size_text(count: float) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Return a number that was measured as text: with one decimal where it is below 10."""
+    """Return a measured number as text: below 10 with one decimal."""
     return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"

@@ -1,8 +1,8 @@
-"""The tables by which the core finds what is not its own: the only place where it names modules of a wing.
+"""Tables by which the core finds functions of wings. Only this file names modules of a wing.
 
-tpucache has a core and two wings, `training` and `insight`. The core imports no wing, and no wing imports the other.
-Where one of them needs another's function, this file names it as `module:name`, and `imports.load` imports it on
-demand. Without a wing's folder everything else works, and `load` says what is missing.
+tpucache has a core and two wings, `training` and `insight`. The core imports no wing, and no wing imports the other. If
+one needs another's function, this file names it as `module:name`, and `imports.load` imports it on demand. Without a
+wing's folder everything else works, and `load` says what is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tpucache.imports import load, missing_part
 if TYPE_CHECKING:
     from tpucache.report.page import Page
 
-#: The commands by the groups of `--help`: the module whose function `add` adds each to the command line, and its help.
+#: The commands, by the groups of `--help`: each with a module, whose function `add` adds it, and a line of help.
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
         "warmup": ("tpucache.cli.warming", "Build a cache, or finish one that was interrupted."),
@@ -46,14 +46,14 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
 }
 
-#: The functions that make the pages of `report`. Each returns a `report.page.Page`.
+#: The functions that make pages for `report`. Each returns a `report.page.Page`.
 PAGES: Final[Mapping[str, str]] = {
     "cache": "tpucache.report.cache_page:report_cache",
     "run": "tpucache.training.page:report_run",
     "findings": "tpucache.insight.page:report_findings",
 }
 
-#: The functions of a wing that others call, by name.
+#: The functions of wings that others call, by name.
 FUNCTIONS: Final[Mapping[str, str]] = {
     "hashes": "tpucache.insight.hashing:hashes",  # for publish --hashes and push --hashes
     "folds": "tpucache.insight.commands:make_folds",  # for relabel --make-folds
@@ -64,13 +64,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Return the page that one of PAGES makes. Raises DependencyError where its wing is not installed."""
+    """Return a page from one of PAGES. Raises DependencyError where its wing is not installed."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Return what one of FUNCTIONS returns. Raises DependencyError where its wing is not installed."""
+    """Call one of FUNCTIONS and return its result. Raises DependencyError where its wing is not installed."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 

@@ -83,9 +83,7 @@ def report_findings(
     Raises UsageError for records without images and predictions of other samples, the errors of opening a cache, and
     DependencyError without jinja2 or Pillow.
     """
-    table = (
-        None if predictions is None else read_predictions(predictions)
-    )  # first, so that its errors are raised at once
+    table = None if predictions is None else read_predictions(predictions)  # first, to raise its errors at once
     sets = [_Set.open(cache, on_progress)]
     if against is not None:
         sets.append(_Set.open(against, on_progress))

@@ -1,1 +1,1 @@
-"""Shows what a cache or a run holds, how fast a cache reads, and what this machine has."""
+"""Reports: what a cache or a run contains, how fast a cache is read, and what this machine has."""

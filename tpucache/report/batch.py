@@ -1,4 +1,4 @@
-"""A batch as the model receives it: augmented on the device, with mixed labels."""
+"""A picture of a batch as the model receives it: augmented on the device, with mixed labels."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def preview_batch(
     seed: int = 0,
     side: int = 192,
 ) -> Image.Image:
-    """Return the first batch of `samples` that training with this seed gives its model, as a sheet of pictures.
+    """Return a sheet of pictures of a batch with `samples` samples: the first one that training with this seed uses.
 
-    Images are augmented as on the device and shown in the cache's own numbers, not in normalised ones. Above each is
-    what its label becomes: where two images are mixed, the share of each class. Masks are moved and mixed with their
-    image. Boxes and keypoints, which the device does not move, are drawn only where it moves nothing. A cache with
-    augmented variants shows those.
+    Images are augmented as on the device, and shown without normalisation. Above each image is its label after
+    augmentation; for two mixed images it has the share of each class. Masks are moved and mixed with their image. Boxes
+    and keypoints are drawn only where the device moves no pixels, because it does not move them. If a cache has
+    augmented variants, these are shown.
 
     Raises UsageError when there is nothing to show or a setting does not fit, and NotACacheError, FormatError or
     DamageError for the cache.
@@ -73,7 +73,7 @@ def preview_batch(
 def _augmented(
     batch: CachedDataset, image: Field, settings: AugmentSettings, seed: int
 ) -> tuple[dict[str, Array], Array | None]:
-    """Return a batch's fields as they are shown, and its labels as float rows; None where there are none."""
+    """Return a batch's fields as they are shown, and its labels as float rows, or None without labels."""
     given = next(iter(CachedLoader(batch, len(batch))))
     fields = dict(given) if isinstance(given, Mapping) else {IMAGE: given[0], LABEL: given[1]}
     labels = fields.pop(LABEL)
@@ -103,7 +103,7 @@ def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
-    """Return the masks of mixed images: in each pixel the class with the largest share."""
+    """Return the masks of mixed images; each pixel has the class with the largest share."""
     masks = moved[MASK][..., 0].long()
     shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
     _, mixed = augment.mix(moved[IMAGE], shares, draws)
@@ -112,7 +112,7 @@ def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: tor
 
 
 def _rounded(numbers: Array, dtype: str) -> Array:
-    """Return pixels in the dtype of their images where that holds whole numbers."""
+    """Return pixels in their images' dtype, rounded if it is an integer type."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return numbers

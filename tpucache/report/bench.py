@@ -1,4 +1,6 @@
-"""How fast a cache reads here, compared with the machine's own limit, and how long an accelerator would wait for it."""
+"""Measures how fast a cache is read here, compared with the machine's own limit, and how long an accelerator would
+wait.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,13 @@ _SENT_BATCHES: Final = 3
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rates in images a second, each the median of several rounds; `idle` is a fraction, None without a device's rate.
+    """Rates in images a second, each the median of several rounds; `idle` is a share of the time, None without a device
+    rate.
 
-    `upload_images_per_second` is how fast batches are sent to a device, None where that was not measured; `idle` counts
-    it where it was. `bytes_per_image` is what a record takes on disk, `batch_bytes_per_image` what the device is given
-    of it. `reading` is how records were read, "keep", "map" or "stream", with `planned_bytes` of memory (see
-    `ReadingPlan`).
+    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; `idle`
+    includes the upload if it was. `bytes_per_image` is the size of a record on disk, `batch_bytes_per_image` its size
+    in a batch for the device. `reading` is the way of reading, "keep", "map" or "stream", with `planned_bytes` of
+    memory (see `ReadingPlan`).
     """
 
     images_per_second: float
@@ -58,9 +61,10 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class Upload:
-    """How batches are sent to a device: a function that returns when a batch is there, and the memory it sends from.
+    """A way to send batches to a device: `send` returns when a batch has arrived; `pin_memory` asks for page-locked
+    batches.
 
-    `cores` are those that each get an equal part of a batch.
+    Each of `cores` cores gets an equal part of a batch.
     """
 
     send: Callable[[Any], object]
@@ -80,20 +84,20 @@ def run_bench(
     upload: Upload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Measure reading in rounds of `seconds`: shuffled batches, in turn with copying as many bytes within memory.
+    """Measure reading in rounds of `seconds`: shuffled batches, alternating with copies of as many bytes within memory.
 
-    Both use as many threads. `finish` "device" leaves packed images as they are. With `device_rate` a simulated
-    accelerator takes that many images a second from a queue of two batches; the share of time that it finds the queue
-    empty is its idleness. With `upload` that is measured, too, and each batch is sent before it comes into the queue.
-    `on_progress` is given a line of text at the start. Raises UsageError when the cache is smaller than a batch, a
-    batch does not divide over the cores, or the rate is not above 0.
+    Both use the same number of threads. `finish` "device" leaves packed images packed. With `device_rate`, a simulated
+    accelerator takes this many images a second from a queue of two batches; it is idle for the share of time in which
+    the queue is empty. With `upload` sending is measured, too, and each batch is sent before it enters the queue.
+    `on_progress` is called with a line of text at the start. Raises UsageError when the cache is smaller than a batch,
+    a batch does not divide over the cores, or the rate is not above 0.
     """
     check_device_rate(device_rate)
     if upload is not None and batch_size % upload.cores:
         raise UsageError(f"a batch of {batch_size} does not divide over {upload.cores} cores: give --batch-size")
     if len(dataset) < batch_size:
         raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
-    # Reading, copying, sending, the device; and one to warm up.
+    # In each round: reading, copying, sending, the simulated device. One more turn warms up.
     turns = rounds * (2 + (upload is not None) + (device_rate is not None)) + 1
     on_progress(f"measuring for about {turns * seconds:.0f} s")
     pin_memory = upload is not None and upload.pin_memory
@@ -129,7 +133,7 @@ def run_bench(
 
 
 def check_device_rate(device_rate: float | None) -> None:
-    """Raise UsageError for what is not a number of images a second."""
+    """Raise UsageError unless this is a number of images a second, or None."""
     if device_rate is not None and not 0 < device_rate < math.inf:
         raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
 
@@ -143,7 +147,7 @@ def measure_reading(
     seconds: float = 0.5,
     finish: Finish = "device",
 ) -> float:
-    """Return the images a second that are read, as `run_bench` measures it: the median of rounds of `seconds`."""
+    """Return the images read a second, measured as by `run_bench`: the median of rounds of `seconds`."""
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
@@ -151,23 +155,24 @@ def measure_reading(
 def _warm_loader(
     dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
 ) -> CachedLoader:
-    """Return a loader of shuffled batches, after the page cache, the records kept and the buffers are filled."""
+    """Return a loader of shuffled batches, after filling the page cache, the kept records and the buffers."""
     loader = CachedLoader(
         dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
     )
     if loader.dataset.reading.planned_bytes:
         for _ in CachedLoader(loader.dataset, batch_size, threads=threads):
-            pass  # every record is there then
+            pass  # reads every record into memory
     count_rate(_batches(loader), batch_size, seconds)
     return loader
 
 
 @dataclass(frozen=True)
 class NetworkBench:
-    """How fast a cache came from its URL: samples a second, seconds in all and to the first batch, and what was read.
+    """The rate at which a cache came from its URL, the seconds in all and to the first batch, and the network's
+    figures.
 
-    `link_share` is the share of the best second's rate that was in use on average, `idle` the share of the time after
-    the first batch in which an accelerator of a given rate waited, None without one.
+    `link_share` is the average rate as a share of the best second's rate. `idle` is the share of the time after the
+    first batch in which a simulated accelerator waited, None without one.
     """
 
     images_per_second: float
@@ -193,9 +198,9 @@ def bench_network(
     finish: Finish = "host",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
-    """Read a cache at a URL in the order of shuffle="block", for an epoch, or for `seconds`.
+    """Read a cache at a URL with shuffle="block", for one epoch or for `seconds`.
 
-    With `device_rate` a simulated accelerator takes that many images a second. Raises UsageError when the cache is
+    With `device_rate` a simulated accelerator takes this many images a second. Raises UsageError when the cache is
     smaller than a batch, or is not at a URL.
     """
     if len(dataset) < batch_size:
@@ -234,17 +239,18 @@ def bench_network(
 
 
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
-    """Return the share of time that an accelerator of `step_seconds` a batch waits for `batches`, over `seconds`.
+    """Return the share of time that an accelerator waits for `batches`, over `seconds`; it needs `step_seconds` a
+    batch.
 
     The accelerator is a thread that takes batches from a queue of two. At least two batches are taken; the wait for the
-    first is not counted.
+    first one does not count.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all
 
     def device() -> None:
-        # A step begins when the step before it is over and its batch has arrived, whichever comes later: by the
-        # clock of the arrivals, so that a thread that wakes up late does not make the accelerator seem slower.
+        # A step begins when the earlier step is over and its batch has arrived. Both times are computed from arrivals,
+        # so that the accelerator does not seem slower if this thread wakes up late.
         start = due = 0.0
         while (item := ready.get()) is not None:
             arrived, _ = item
@@ -274,11 +280,11 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
 
 
 class _Gather:
-    """The limit: rows of one array in memory, copied in random order into reused batches."""
+    """The machine's limit: rows of an array in memory, copied in random order into reused batches."""
 
     def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:
         rows = max(2 * batch_size, _GATHER_BYTES // record_bytes)
-        # np.zeros would map one page of zeros many times over and so read from the processor's cache
+        # np.zeros would map one page of zeros many times, so that reads would come from the CPU's cache
         self._source = np.full((rows, record_bytes), 1, np.uint8)
         self._targets = [np.empty((batch_size, record_bytes), np.uint8) for _ in range(threads + 1)]
         self._threads = threads
@@ -305,14 +311,14 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
 
 
 def _sent_again(loader: CachedLoader, upload: Upload) -> Iterator[object]:
-    """Send a few batches over and over: nothing is read meanwhile, and no core's cache holds them all."""
+    """Send a few batches repeatedly, without reading; they are too many for a core's cache."""
     batches = list(itertools.islice(_batches(loader), _SENT_BATCHES))
     for batch in itertools.cycle(batches):
         yield upload.send(batch)
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return images a second from the first batch on, measured for `seconds`: starting up does not count."""
+    """Return images a second, measured for `seconds` after the first batch."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

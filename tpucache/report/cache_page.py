@@ -1,4 +1,4 @@
-"""The page of a cache: its samples, classes, sizes, channels, what was skipped, how to use it and how it was made."""
+"""The page of a cache: samples, classes, sizes, channels, skipped files, how to read it and how it was made."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from tpucache.units import size_text
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-_CLASSES: Final = 40  # shown at once; others are folded away
-_MOST: Final = 1000  # rows of anything; a page is for looking at
-_BATCH: Final = 256  # of the code that shows how to read the cache
+_CLASSES: Final = 40  # shown at first; the others are folded
+_MOST: Final = 1000  # rows in each table, at most
+_BATCH: Final = 256  # batch size in the example code
 
 _CHANNELS: Final = {3: ("red", "green", "blue"), 1: ("grey",)}
-_RECORDS: Final = 256  # whose values are counted
+_RECORDS: Final = 256  # records whose values are counted, at most
 _BYTES: Final = 64 << 20
 _VALUES: Final = 256
-_SIZES: Final = 28  # steps of files' sizes
+_SIZES: Final = 28  # steps in the histogram of file sizes
 
 
 def report_cache(
     cache: str | Path | CachedDataset, samples: int = SAMPLES, *, seed: int = 0, variants: int = VARIANTS
 ) -> Page:
-    """Return a page about a cache: samples, classes, sizes, channels, what was skipped, shards, how it was made.
+    """Return a page about a cache: samples, classes, sizes, channels, skipped files, shards, how it was made.
 
-    At most `samples` are shown in at most `variants` variants, chosen at random as `preview_cache` does. The channels'
-    histograms count at most 256 records. For a dataset that selects samples both show only these; everything else is
-    about the whole cache. The page has no script and loads nothing from elsewhere.
+    At most `samples` samples are shown in at most `variants` variants, chosen at random as by `preview_cache`. The
+    channels' histograms count at most 256 records. For a dataset with a selection of samples, both use only these; the
+    rest is about the whole cache. The page has no script and loads nothing from elsewhere.
 
     Raises NotACacheError, FormatError or DamageError for the cache, DependencyError without jinja2, Pillow or the
     records' decoder.
@@ -81,7 +81,7 @@ def report_cache(
 
 
 def _figures(records: Records) -> list[tuple[str, str]]:
-    """Return the figures at the top of the page: titles and values."""
+    """Return the figures at the top of the page, as pairs of title and value."""
     manifest, image = records.manifest, records.image
     figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
     if manifest.classes:
@@ -92,7 +92,7 @@ def _figures(records: Records) -> list[tuple[str, str]]:
 
 
 def _sheet(records: Records, samples: int, seed: int, variants: int) -> Sheet | None:
-    """Return at most `samples` samples, each in at most `variants` variants; None where records have no image."""
+    """Return at most `samples` samples, each in at most `variants` variants; None without images."""
     manifest, image = records.manifest, records.image
     chosen = records.choose(samples, seed) if image is not None else []
     if image is None or not chosen:
@@ -159,9 +159,10 @@ def _sizes(records: Records) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many files lie in each of some steps of equal ratio from the smallest to the largest, in bytes.
+    """A histogram of file sizes in bytes, in steps of equal ratio from the smallest to the largest.
 
-    `middle` is the size in the middle of that scale, `median` that of the middle file, `total` that of all.
+    `middle` is the size in the middle of this scale, `median` the size of the middle file, `total` the sum of all
+    sizes.
     """
 
     counts: npt.NDArray[np.int64]
@@ -173,7 +174,7 @@ class Sizes:
 
 
 def size_histogram(sizes: npt.NDArray[Any]) -> Sizes | None:
-    """Count files by their size in bytes, in steps of equal ratio; None where no size is known (0: not known)."""
+    """Count files by size in bytes, in steps of equal ratio; a size of 0 is unknown. None if no size is known."""
     known = sizes[sizes > 0].astype(np.float64)
     if not len(known):
         return None
@@ -213,7 +214,7 @@ def _channels(records: Records, seed: int) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Channels:
-    """How often values occur in each channel, int64 (channels, 256), in `records` records of variant 0.
+    """The number of occurrences of values in each channel, int64 (channels, 256), in `records` records of variant 0.
 
     The 256 steps are equal and go from `least` to `most`.
     """
@@ -225,7 +226,7 @@ class Channels:
 
 
 def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
-    """Count the values in at most 256 clean records, or 64 MiB of them, at random; None where there is no image."""
+    """Count the values in at most 256 random clean records, or in 64 MiB of them; None without an image."""
     image = records.image
     if image is None or not len(records.positions):
         return None
@@ -246,7 +247,7 @@ def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
 
 
 def _places(pixels: npt.NDArray[Any], least: float, most: float) -> npt.NDArray[np.int64]:
-    """Return in which of 256 equal steps from `least` to `most` each number lies."""
+    """Return the index, of 256 equal steps from `least` to `most`, for each number."""
     shares = (pixels.astype(np.float64) - least) / max(most - least, np.finfo(np.float64).tiny)
     return np.asarray(np.minimum(shares * _VALUES, _VALUES - 1), np.int64)
 
@@ -256,14 +257,14 @@ def _skipped(records: Records) -> dict[str, Any] | None:
     if not skipped:
         return None
     return {
-        "note": f"{len(skipped):,} found in the source but not usable.",
+        "note": f"{len(skipped):,} were found in the source, but cannot be used.",
         "rows": [(skip.path, skip.reason) for skip in skipped[:_MOST]],
         "more": f"{len(skipped) - _MOST:,}" if len(skipped) > _MOST else "",
     }
 
 
 def usage_lines(records: Records) -> list[str]:
-    """Return Python that reads a cache in batches, from the folder that holds it, as lines."""
+    """Return Python code, as lines, that reads a cache in batches; it runs in the folder with the cache."""
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""
@@ -275,7 +276,7 @@ def usage_lines(records: Records) -> list[str]:
         names = [*(field.name for field in manifest.fields), LABEL]
         loop, comment = "batch", f"a dictionary of tensors: {', '.join(names)}"
     note = "  # another augmented variant every epoch" if variant else ""
-    name = json.dumps(records.name, ensure_ascii=False)  # a JSON string is one of Python, too
+    name = json.dumps(records.name, ensure_ascii=False)  # a JSON string is also a Python string
     return [
         "from tpucache import CachedDataset, CachedLoader",
         "",

@@ -1,6 +1,6 @@
-"""What this machine has for tpucache, and what to fix: facts that are gathered once, advice on them, both as lines.
+"""Finds out what this machine has for tpucache, and what to fix; gathers facts once, and gives advice on them.
 
-XLA and torch are asked by separate processes: starting XLA in this one would break every later fork.
+Separate processes start XLA and torch: if this process started XLA, every later fork would fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tpucache.store.manifest import Manifest
 from tpucache.units import size_text
 from tpucache.version import __version__
 
-#: Variables that decide what XLA and the workers do.
+#: Environment variables that change XLA or the workers.
 _VARIABLES: Final = (
     "PJRT_DEVICE",
     "TPU_PROCESS_ADDRESSES",
@@ -57,7 +57,7 @@ _VARIABLES: Final = (
 #: Where notebooks mount data.
 _MOUNTS: Final = (Path("/kaggle/input"), Path("/kaggle/working"), Path("/content"))
 
-#: What tpucache uses, by the names of the distributions, in the order of its own parts.
+#: The distributions that tpucache uses, and what for.
 _USES: Final = {
     "numpy": "everything",
     "torch": "training; batches as tensors, without it as arrays",
@@ -82,10 +82,10 @@ _USES: Final = {
     "protobuf": "TFRecord sources",
 }
 
-_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may hold more than anyone waits for
+_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may be too large to search
 _OPENED: Final = 5  # files
 
-#: What Kaggle's TPU image sets although there are no peers; libtpu then waits for them.
+#: Kaggle's TPU image sets this variable although there are no peers; libtpu would wait for them.
 LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
 _ASK_SECONDS: Final = 90.0
 _ASK_XLA: Final = """
@@ -116,13 +116,13 @@ print("found", json.dumps([*found, "cpu"]))
 _SMALL_SHM: Final = 1 << 30
 _SMALL_MEMORY: Final = 2 << 30
 _SMALL_DISK: Final = 5 << 30
-_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # torch_xla works with one release of torch only; this is the last pair
-_ALBUMENTATIONS: Final = "2.0.8"  # the last one under the MIT licence, which warmup is pinned to
+_PAIR: Final = "torch==2.9.0 torch_xla==2.9.0"  # the last pair: torch_xla works with one release of torch only
+_ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warmup is pinned to it
 
 
 @dataclass(frozen=True)
 class Roots:
-    """Where the kernel's files and the mounts are, so that a test can have its own."""
+    """The paths of the kernel's files and of mounts; tests give others."""
 
     meminfo: Path = Path("/proc/meminfo")
     cgroup: Path = Path("/sys/fs/cgroup")
@@ -133,7 +133,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine, its libraries and its mounts. `xla` and `torch` are None where they were not asked."""
+    """A machine, its libraries and its mounts. `xla` and `torch` are None if they were not started."""
 
     tpucache: str
     python: str
@@ -151,12 +151,14 @@ class Facts:
     torch: TorchDevices | None = None
 
     def version(self, name: str) -> str | None:
-        """Return a library's version, None where it is not installed."""
+        """Return a library's version; None if it is not installed."""
         return next((library.version for library in self.libraries if library.name == name), None)
 
 
 def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Facts:
-    """Gather the facts of this machine; with `xla`, what XLA and torch find where they are installed, too (seconds)."""
+    """Gather the facts of this machine. With `xla`, also start XLA and torch if they are installed, which takes
+    seconds.
+    """
     roots = roots or Roots()
     environ = os.environ if environ is None else environ
     libraries = find_libraries()
@@ -182,7 +184,7 @@ def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None,
 
 @dataclass(frozen=True)
 class Library:
-    """A library's version, None where it is not installed, and what tpucache needs it for."""
+    """A library's version, None if it is not installed, and what tpucache needs it for."""
 
     name: str
     version: str | None
@@ -190,13 +192,13 @@ class Library:
 
 
 def find_libraries() -> tuple[Library, ...]:
-    """Return all libraries that tpucache may use. One that nothing uses is left out where it is not installed."""
+    """Return the libraries that tpucache may use. One that is only reported, not used, is left out if not installed."""
     found = (Library(name, _version(name), use) for name, use in _USES.items())
     return tuple(library for library in found if library.version or library.needed_for)
 
 
 def find_decoders() -> dict[str, str]:
-    """Return the version of simplejpeg, and of Pillow's library for each format; "" for one that is missing."""
+    """Return the versions of simplejpeg and of Pillow's libraries for formats; "" for a missing one."""
     decoders = {"simplejpeg": _version("simplejpeg") or ""}
     try:
         from PIL import features
@@ -227,9 +229,8 @@ def _version(name: str) -> str | None:
 class Mount:
     """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
 
-    `reading` says in words, of each of the caches, how its shards would be read here. `network` is the type of a file
-    system across a network, None for a disk. `open_seconds` is how long a file took to be opened and to give its first
-    bytes, the median of a few; None where there is none.
+    `reading` says for each cache how its shards would be read here. `network` is the type of a network file system,
+    None for a disk. `open_seconds` is the median time to open a file and read its first byte; None without a file.
     """
 
     space: Space
@@ -241,7 +242,7 @@ class Mount:
 
 
 def look_into(folder: str | Path) -> Mount | None:
-    """Return a folder's space and the caches in it, found as by `find_cache` in less time; None without a folder."""
+    """Return a folder's space and its caches, found as by `find_cache` but in less time; None without a folder."""
     space = measure_space(folder)
     if space is None:
         return None
@@ -252,7 +253,7 @@ def look_into(folder: str | Path) -> Mount | None:
 
 
 def _open_seconds(folder: Path) -> float | None:
-    """Return the median time that a few files in or below a folder took to be opened and to give their first bytes."""
+    """Return the median time to open a file in or below a folder and read its first byte."""
     found: list[float] = []
     until = time.monotonic() + _SEARCH_SECONDS
     for above, _, names in os.walk(folder):
@@ -270,12 +271,12 @@ def _open_seconds(folder: Path) -> float | None:
 
 def _caches(root: Path) -> Iterator[tuple[str, int]]:
     for found in Search([root], _SEARCH_SECONDS).caches():
-        with contextlib.suppress(TpucacheError):  # others call a file manifest.json, too
+        with contextlib.suppress(TpucacheError):  # other programs also have files named manifest.json
             yield str(found.path), Manifest.load(found.path).samples
 
 
 def _reading(path: str) -> str:
-    """Return in words how the shards of a cache would be read, by its first one; "" where it cannot be opened."""
+    """Return how the shards of a cache would be read, judged by the first one; "" if it cannot be opened."""
     try:
         cache = Cache.open(path)
         return TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
@@ -285,9 +286,9 @@ def _reading(path: str) -> str:
 
 @dataclass(frozen=True)
 class Xla:
-    """XLA's device and its number of cores, or the error why there is none; and the seconds that starting it took.
+    """XLA's device and its number of cores, or the error why it has none; and the seconds that starting it took.
 
-    `upload` is how many bytes a second were sent to it, None where that was not measured.
+    `upload` is the rate of sending to it in bytes a second, None if not measured.
     """
 
     device: str
@@ -299,9 +300,9 @@ class Xla:
 
 @dataclass(frozen=True)
 class TorchDevices:
-    """The devices that plain torch finds, the one to prefer first, or the error why it finds none.
+    """The devices that plain torch finds, the preferred one first, or the error why it finds none.
 
-    `broken` are those on which it cannot run, each with the reason.
+    `broken` has the devices that it cannot run on, each with the reason.
     """
 
     devices: tuple[str, ...]
@@ -312,7 +313,7 @@ class TorchDevices:
 def ask_xla(
     environ: Mapping[str, str], seconds: float = _ASK_SECONDS, command: Sequence[str] = (sys.executable, "-c", _ASK_XLA)
 ) -> Xla:
-    """Start XLA in a separate process with this environment and ask for its device; stop it after `seconds`."""
+    """Start XLA in a separate process with this environment, and return its device; stop it after `seconds`."""
     name, value = LOCAL
     environment = {key: text for key, text in environ.items() if (key, text) != (name, value)}  # as training does
     began = time.monotonic()
@@ -328,9 +329,10 @@ def ask_torch(
     seconds: float = _ASK_SECONDS,
     command: Sequence[str] = (sys.executable, "-c", _ASK_TORCH),
 ) -> TorchDevices:
-    """Import torch in a separate process with this environment and ask for its devices; stop it after `seconds`.
+    """Import torch in a separate process with this environment, and return its devices; stop the process after
+    `seconds`.
 
-    On each GPU it runs a kernel.
+    It runs a kernel on each GPU.
     """
     found, error = _ask(environ, seconds, command)
     names, broken = [], []
@@ -362,14 +364,14 @@ def _ask(environ: Mapping[str, str], seconds: float, command: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that is not as it should be, and what to do about it."""
+    """A problem, and what to do about it."""
 
     what: str
     remedy: str
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Return what to fix, the most important first; nothing where all is well."""
+    """Return the problems to fix, the most important first."""
     return tuple(advice for check in _CHECKS for advice in check(facts))
 
 
@@ -432,7 +434,7 @@ def _check_cores(facts: Facts) -> Iterator[Advice]:
     cores = facts.cores
     if cores.usable < cores.machine:
         yield Advice(
-            f"{cores.usable} of the {cores.machine} cores that os.cpu_count() counts are for this process",
+            f"this process may use {cores.usable} of the {cores.machine} cores that os.cpu_count() counts",
             f"warmup counts correctly; set OMP_NUM_THREADS={cores.usable} for libraries that do not",
         )
 
@@ -441,21 +443,21 @@ def _check_memory(facts: Facts) -> Iterator[Advice]:
     memory = facts.memory
     if not memory.available:
         yield Advice(
-            "how much memory is free cannot be learnt: /proc/meminfo does not say",
+            "the amount of free memory is unknown: /proc/meminfo does not have it",
             'give in_memory=True yourself where a cache fits: "auto" keeps nothing in memory here',
         )
     elif memory.available < _SMALL_MEMORY:
         yield Advice(
             f"{size_text(memory.available)} of memory are free",
-            "end what else runs; read with in_memory=False, and warm up with --jobs 1",
+            "end other programs; read with in_memory=False, and warm up with --jobs 1",
         )
 
 
 def _check_space(facts: Facts) -> Iterator[Advice]:
     if facts.shm is not None and facts.shm.total < _SMALL_SHM:
         yield Advice(
-            f"{facts.shm.path} has {size_text(facts.shm.total)}: when it is full, DataLoader's worker processes die of "
-            "bus errors",
+            f"{facts.shm.path} has {size_text(facts.shm.total)}: when it is full, bus errors end DataLoader's worker "
+            "processes",
             "read with CachedLoader, whose threads do not need it; or start the container with --shm-size 8g",
         )
     if facts.disk is not None and facts.disk.free < _SMALL_DISK:
@@ -483,14 +485,14 @@ def _check_libraries(facts: Facts) -> Iterator[Advice]:
         )
     elif installed and installed != _ALBUMENTATIONS:
         yield Advice(
-            f"albumentations {installed} is installed: presets may make other pixels than {_ALBUMENTATIONS} does",
+            f"albumentations {installed} is installed: presets may make other pixels than with {_ALBUMENTATIONS}",
             f"`pip install albumentations=={_ALBUMENTATIONS}`, or keep one version for a cache's whole life",
         )
     has_pillow = facts.version("pillow") is not None
     if not has_pillow:
         yield Advice(
-            "Pillow is not installed: warmup and pictures cannot be made, JPEG and PNG records cannot be decoded",
-            "`pip install pillow`, or leave it out where caches of other codecs are only read",
+            "Pillow is not installed: warmup cannot run, pictures cannot be drawn, JPEG and PNG records not decoded",
+            "`pip install pillow`, or leave it out if you only read caches of other codecs",
         )
     if has_pillow and facts.version("simplejpeg") is None:
         yield Advice("JPEG is decoded by Pillow, which is slower", "`pip install simplejpeg`")
@@ -498,7 +500,7 @@ def _check_libraries(facts: Facts) -> Iterator[Advice]:
         yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
         yield Advice(
-            "batches kept in memory are copied by numpy, and packed records unpacked by it, which is slower",
+            "batches in memory are copied by numpy, and packed records unpacked, which is slower",
             "`pip install llvmlite`",
         )
 
@@ -516,19 +518,19 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Advice]], ...]] = (
 
 
 def _release(version: str) -> str:
-    """Return `2.9` of `2.9.0+cpu`."""
+    """Return a version's release, such as `2.9` for `2.9.0+cpu`."""
     return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The facts of a machine, and what follows from them."""
+    """The facts of a machine, and the advice that follows from them."""
 
     facts: Facts
     advice: tuple[Advice, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return facts and advice as JSON values."""
         content = dataclasses.asdict(self.facts)
         content["cores"]["usable"] = self.facts.cores.usable
         content["libraries"] = {library.name: library.version for library in self.facts.libraries}
@@ -536,7 +538,7 @@ class Diagnosis:
         return content
 
     def lines(self) -> list[str]:
-        """Return all of it as lines, the advice last, where it is read."""
+        """Return facts and advice as lines, with the advice last."""
         return [
             *_machine_lines(self.facts),
             *_software_lines(self.facts),
@@ -554,9 +556,9 @@ class Diagnosis:
 
 
 def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Gather what this machine has and say what to fix; with `xla`, ask XLA and torch in separate processes, too.
+    """Gather the facts of this machine and advise on them; with `xla`, start XLA and torch in separate processes.
 
-    `roots` and `environ` are where to look instead of the machine's own files and environment.
+    `roots` and `environ` replace the machine's own files and environment.
     """
     facts = gather(roots, environ, xla=xla)
     return Diagnosis(facts, advise(facts))
@@ -574,7 +576,7 @@ def _machine_lines(facts: Facts) -> list[str]:
         f"torch        {_torch_text(facts)}",
     ]
     names = [f"{name}={value}" for name, value in facts.environment.items()]
-    return [*lines, f"environment  {printable(', '.join(names)) or 'none of the variables that XLA reads is set'}"]
+    return [*lines, f"environment  {printable(', '.join(names)) or 'no variable that XLA reads is set'}"]
 
 
 def _software_lines(facts: Facts) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures, drawn by Pillow: one record with its mask, boxes and keypoints over its image, and sheets of many."""
+"""Draws pictures with Pillow: a record with its mask, boxes and keypoints over its image, and sheets of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError as error:
 
 Colour = tuple[int, int, int]
 
-#: Colours of mask values, box classes and keypoints in turn: far from each other, and from skin, leaves and sky.
+#: Colours of mask values, box classes and keypoints, in turn. They differ from each other, skin, leaves and sky.
 PALETTE: Final[tuple[Colour, ...]] = (
     (255, 77, 46),
     (0, 196, 180),
@@ -37,10 +37,10 @@ PALETTE: Final[tuple[Colour, ...]] = (
     (0, 164, 255),
     (255, 136, 164),
 )
-_OVERLAY: Final = 0.4  # how much of the colour covers what is under a mask
-_PIXELATED: Final = 3.0  # from this scale on pixels are shown as squares
-_SHARPER: Final = 2  # overlays are drawn twice as large, then shrunk, which smooths their edges
-_PERCENTILES: Final = (1, 99)  # so that a few extreme numbers do not turn the rest black
+_OVERLAY: Final = 0.4  # the opacity of a mask's colour
+_PIXELATED: Final = 3.0  # from this scale on, pixels are shown as squares
+_SHARPER: Final = 2  # overlays are drawn this much larger, then shrunk, which smooths their edges
+_PERCENTILES: Final = (1, 99)  # not the extremes: a few of those would turn the rest black
 _MORE: Final = "DejaVuSans.ttf"
 _NO_CHARACTER: Final = "\uffff"
 _INK: Final = (20, 20, 22)
@@ -56,17 +56,17 @@ _MARGIN: Final = 36
 _GAP: Final = 4  # between the pictures of a sample
 _GUTTER: Final = 32  # between samples
 _CAPTION: Final = 46
-_MIN_WIDTH: Final = 380  # so that the heading has room
-_WIDTH: Final = 1200  # samples are placed side by side up to it
+_MIN_WIDTH: Final = 380  # room for the heading
+_WIDTH: Final = 1200  # samples are placed side by side up to this width
 
 
 @functools.cache
 def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
-    """Return Pillow's own outline font, Aileron, and one with far more characters where the machine has it."""
+    """Return Pillow's own outline font, Aileron, and one with far more characters if the machine has it."""
     built_in = ImageFont.load_default(size)
     if not isinstance(built_in, ImageFont.FreeTypeFont):
         raise DependencyError("this Pillow was built without FreeType: install it from its wheel")
-    plots = importlib.util.find_spec("matplotlib")  # which brings the font along, and is not imported
+    plots = importlib.util.find_spec("matplotlib")  # it contains the font; it is not imported
     folder = Path(plots.origin).parent / "mpl-data/fonts/ttf" if plots and plots.origin else Path()
     for place in (_MORE, str(folder / _MORE)):
         try:
@@ -77,22 +77,22 @@ def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return the first font, at a size in pixels, that has all characters of a text, or else the last."""
+    """Return the first font, at a size in pixels, that has all characters of a text, or else the last font."""
     fonts = _fonts(size)
     return next((font for font in fonts if not any(_is_missing(font, one) for one in set(text))), fonts[-1])
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_missing(font: ImageFont.FreeTypeFont, character: str) -> bool:
-    """Return whether a font draws a character as it draws one that no font has: as an empty box."""
+    """Return whether a font draws a character as it draws unknown ones: as an empty box."""
     return bytes(font.getmask(character)) == bytes(font.getmask(_NO_CHARACTER))
 
 
 def displayable(pixels: Array) -> npt.NDArray[np.uint8]:
     """Return an image (height, width, channels) of any depth as uint8 (height, width, 1 or 3).
 
-    8-bit grey and RGB are as they are. Of other images the first channel is shown, or the first three as red, green and
-    blue; numbers of more than 8 bits go from black to white between the 1st and the 99th percentile of the image.
+    8-bit grey and RGB are not changed. Of other images the first channel is shown, or the first three as red, green and
+    blue. Deeper values are scaled, from black at the image's 1st percentile to white at the 99th.
     """
     shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]
     if shown.dtype == np.uint8:
@@ -105,9 +105,9 @@ def displayable(pixels: Array) -> npt.NDArray[np.uint8]:
 def draw_text(
     draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, fill: Colour, width: float, **options: Any
 ) -> None:
-    """Draw one line of text, cut with an ellipsis where it would be wider than `width` pixels.
+    """Draw one line of text, cut with an ellipsis if it is wider than `width` pixels.
 
-    `options` are `keep_end`, which cuts at the beginning instead, and those of ImageDraw.text.
+    `options` are those of ImageDraw.text, and `keep_end`, which cuts the beginning instead.
     """
     keep_end = options.pop("keep_end", False)
     plain = printable(text)
@@ -117,13 +117,13 @@ def draw_text(
 
 
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
-    """Return a record's image with what else it holds drawn over it, its longer side `side` pixels.
+    """Return a record's image with its other fields drawn over it; its longer side has `side` pixels.
 
     Lines and letters are `dense` times as large, for pictures that are shown that much smaller.
 
-    `fields` are as a record has them: `image` (height, width, channels), as `displayable` shows it; `mask` uint8
-    (height, width, 1), where 0 is left as it is; `boxes` (n, 5) of left, top, right, bottom, class, without those that
-    are empty; `keypoints` (n, 3) of x, y, visible. Others are not drawn.
+    `fields` are a record's: `image` (height, width, channels), as `displayable` shows it; `mask` uint8 (height, width,
+    1), where 0 is not coloured; `boxes` (n, 5) of left, top, right, bottom, class, without empty ones; `keypoints` (n,
+    3) of x, y, visible. Other fields are not drawn.
     """
     pixels = displayable(fields[IMAGE])
     height, width = pixels.shape[:2]
@@ -176,7 +176,7 @@ def _draw_boxes(image: Image.Image, boxes: Array, ratio: Array, classes: Sequenc
 
 
 def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: str, colour: Colour, size: int) -> None:
-    """Draw a name on a plate of the box's colour, over the box's corner or, at the picture's top, within it."""
+    """Draw a name on a plate in the box's colour, above the box's corner, or inside the box at the picture's top."""
     left, top = corner
     width = draw.im.size[0]  # the picture's
     plain = printable(name)
@@ -192,7 +192,7 @@ def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: st
 def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> Image.Image:
     """Return the image with a dot and its number for each keypoint in view."""
     shown = np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist()
-    # Pillow's circles have no smooth edges: these are drawn larger and shrunk.
+    # Pillow's circles have rough edges, so they are drawn larger and shrunk.
     layer = Image.new("RGBA", (image.width * _SHARPER, image.height * _SHARPER))
     draw = ImageDraw.Draw(layer)
     font = font_for("0", 10 * dense * _SHARPER)
@@ -223,7 +223,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies on a sheet of `cells` samples with `across` pictures of `size` (width, height) each."""
+    """The positions on a sheet of `cells` samples, with `across` pictures of `size` (width, height) for each."""
 
     cells: int
     across: int
@@ -236,14 +236,14 @@ class Layout:
 
     @property
     def columns(self) -> int:
-        """How many samples lie side by side."""
+        """The number of samples side by side."""
         fitting = (_WIDTH + _GUTTER) // (self.strip + _GUTTER)
         even = math.ceil(math.sqrt(self.cells)) if self.across == 1 else self.cells
         return max(1, min(fitting, self.cells, max(even, 3)))
 
     @property
     def top(self) -> int:
-        """Where the samples begin."""
+        """The y coordinate of the first samples."""
         return 96 if self.across == 1 else 122
 
     @property
@@ -258,19 +258,19 @@ class Layout:
         return self.top + down * (_CAPTION + self.size[1] + _GUTTER) - _GUTTER + _MARGIN
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the left top corner of a sample."""
+        """Return the top left corner of a sample."""
         row, column = divmod(number, self.columns)
         return _MARGIN + column * (self.strip + _GUTTER), self.top + row * (_CAPTION + self.size[1] + _GUTTER)
 
 
 def fitted_size(shape: Sequence[int], side: int) -> tuple[int, int]:
-    """Return the (width, height) of an image (height, width, …) whose longer side is `side` pixels."""
+    """Return the (width, height) of an image (height, width, …) after scaling its longer side to `side` pixels."""
     scale = side / max(shape[:2])
     return max(1, round(shape[1] * scale)), max(1, round(shape[0] * scale))
 
 
 def draw_sheet(layout: Layout, title: str, line: str, cells: Iterable[Cell], heads: Sequence[str] = ()) -> Image.Image:
-    """Return a sheet of cells under a title and a line; `heads` name the pictures of a sample."""
+    """Return a sheet of cells under a title and a line; `heads` are titles of the pictures of a sample."""
     sheet = Image.new("RGB", (layout.inner + 2 * _MARGIN, layout.height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     _write(draw, (_MARGIN, 52), title, 26, _SHEET_INK, layout.inner)
@@ -299,5 +299,5 @@ def _write(
     width: float,
     keep_end: bool = False,
 ) -> None:
-    """Write a line on its base line."""
+    """Write a line of text on its base line."""
     draw_text(draw, at, text, size, fill, width, keep_end=keep_end, anchor="ls")

@@ -1,4 +1,4 @@
-"""What a cache holds, how big it is, how it was made."""
+"""Describes a cache: its contents, its size, and how it was made."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tpucache.store.manifest import Manifest
 from tpucache.units import size_text
 
 _NAMED: Final = 8
-#: What a recipe says of records without an image.
+#: Settings of a recipe that concern records without an image.
 _OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augment"}
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest's facts as JSON values; `variants` counts the augmented ones, not the clean one."""
+    """Return a manifest's facts as JSON values; `variants` is the number of augmented variants."""
     return {
         "samples": manifest.samples,
         "variants": manifest.augmented,
@@ -44,9 +44,9 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return what each version of a cache is, and how it differs from the one before, as JSON values.
+    """Return, as JSON values, each version of a cache and its differences from the version before.
 
-    `times` are when they were made, by their identities; that of one which is not known is None.
+    `times` has the creation time of versions, by their identities; an unknown time is None.
     """
     found = []
     for at, manifest in enumerate(versions):
@@ -69,7 +69,7 @@ def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) ->
 
 
 def _changes(before: Manifest, now: Manifest) -> list[str]:
-    """Return in words how a version of a cache differs from the one before."""
+    """Return in words how a version of a cache differs from the version before."""
     gone = {each.number for each in now.deleted} - {each.number for each in before.deleted}
     back = {each.number for each in before.deleted} - {each.number for each in now.deleted}
     added = now.samples - before.samples + len(gone) - len(back)
@@ -85,7 +85,7 @@ def _changes(before: Manifest, now: Manifest) -> list[str]:
 
 
 def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what `describe_versions` returns as lines for people, the newest version last."""
+    """Return the result of `describe_versions` as lines for people, the newest version last."""
     return [
         printable(
             f"{each['version']:>4}  {each['time'] or 'time not known':20}  {each['samples']:>9,} samples  "
@@ -96,7 +96,7 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _frequency_lines(manifest: Manifest) -> list[str]:
-    """Return what the bands of an image show: in which size, at which quality, and at how many bytes an image."""
+    """Return the image sizes that the bands give, with the bytes of an image and the quality at each."""
     image, known = manifest.fields[0], manifest.statistics.frequencies
     if not image.bands or not known:
         return []
@@ -116,7 +116,7 @@ def _field_text(field: Field) -> str:
 
 
 def describe_lines(manifest: Manifest) -> list[str]:
-    """Return the same facts as lines for people."""
+    """Return a manifest's facts as lines for people."""
     fields = ", ".join(map(_field_text, manifest.fields))
     lines = [
         f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
@@ -148,7 +148,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
 
 
 def records_text(manifest: Manifest) -> str:
-    """Return in words how many records a cache has, and in which variants."""
+    """Return in words how many records a cache has, and of which variants."""
     records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
     clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
     if IMAGE not in names and not manifest.augmented:
@@ -159,7 +159,9 @@ def records_text(manifest: Manifest) -> str:
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    """Return what a cache's recipe says about its records: the size of images, and what differs from the defaults."""
+    """Return the settings of a cache's recipe that concern its records: image size, and settings other than the
+    defaults.
+    """
     recipe, defaults = manifest.recipe, Recipe().to_dict()
     names = {name for name in recipe if name in ("size", "augment") or recipe[name] != defaults.get(name)}
     if IMAGE not in {field.name for field in manifest.fields}:
@@ -175,7 +177,7 @@ def _recipe_line(manifest: Manifest) -> str:
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the versions that a cache was made by; a library that was not installed has none."""
+    """Return the versions of the libraries that made a cache; missing libraries are left out."""
     return {name: str(value) for name, value in manifest.created_by.items() if value}
 
 
@@ -191,13 +193,13 @@ def _statistics_line(manifest: Manifest) -> str:
 
 
 def _range(manifest: Manifest) -> str:
-    """Return what the numbers of a cache's images can be."""
+    """Return the range of the values of a cache's images."""
     dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
     return "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return how many files of each type the source has that are no samples; nothing unless all counts are valid."""
+    """Return the number of the source's files that are no samples, by type; nothing unless all counts are valid."""
     content = manifest.source.get("left_out")
     if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
         return {}
@@ -205,7 +207,7 @@ def left_out(manifest: Manifest) -> dict[str, int]:
 
 
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Return how many annotations the source has, and how many of them are in each variant, as JSON values."""
+    """Return the number of annotations in the source, and in each variant, as JSON values."""
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
         name: {
@@ -236,12 +238,12 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 
 def label_text(manifest: Manifest) -> str:
-    """Return, in one line, what the samples' labels were read as."""
+    """Return in one line how the samples' labels were read."""
     return describe_labels(_read_as(manifest), manifest.classes, manifest.statistics.class_counts)
 
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
-    """Return the same text for the facts that a manifest has of labels, for its classes and their counts of samples."""
+    """Return the same line from a manifest's facts about labels, its classes, and their numbers of samples."""
     kind = read.get("kind")
     if classes and kind != "none":
         return _class_text(classes, counts, kind)
@@ -258,7 +260,7 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return what the manifest says about the labels, nothing where it does not."""
+    """Return the manifest's facts about labels; nothing if it has none."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

@@ -1,4 +1,4 @@
-"""A page as a file or in a notebook, and the parts of it that are computed: pictures, bars, the shapes of charts."""
+"""A page, as a file or in a notebook, and the computed parts of pages: pictures, bars, charts."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from tpucache.types import Array
 from tpucache.version import __version__
 
 _PACKAGE: Final = "tpucache.report"
-_DENSE: Final = 2  # pictures have twice the pixels in each direction that a page shows, for dense screens
+_DENSE: Final = 2  # for dense screens, pictures have this many times the pixels on the page, in each direction
 _PLAIN_SIDE: Final = 128 * _DENSE
-_DRAWN_SIDE: Final = 176 * _DENSE  # of pictures with something drawn over them, which is to be read
+_DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
 _SMALL: Final = 64
 _QUALITY: Final = 85
 _WIDTH, _HEIGHT = 640, 150
 _EDGE: Final = 3  # between a curve and the edge of its chart
 _ACROSS, _UP = 7, 5  # values along an axis, at most
-_COUNTED: Final = 1e9  # steps from 0 to a value of an axis, at most
+_COUNTED: Final = 1e9  # an axis has ticks only if its values are fewer steps than this from 0
 
 
 @dataclass(frozen=True)
 class Page:
-    """An HTML page about a cache or a run, which a notebook shows when it is the value of a cell.
+    """An HTML page about a cache or a run; a notebook shows it when it is the value of a cell.
 
-    `allows` is what a notebook's frame lets it do, as in the attribute `sandbox`: nothing, where a page has no script.
+    `allows` are the permissions of a notebook's frame, as in the attribute `sandbox`; a page without a script needs
+    none.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Page:
 def make_page(
     template: str, name: str, values: Mapping[str, object], allows: str = "", package: str = _PACKAGE
 ) -> Page:
-    """Return a page of this name: a template of a package that is filled with values.
+    """Return a page with this name: a package's template, filled with values.
 
     Raises DependencyError without jinja2.
     """
@@ -75,17 +76,17 @@ def make_page(
 
 
 def fill_template(template: str, values: Mapping[str, object], package: str = _PACKAGE) -> str:
-    """Return a template of a package, filled with values. Raises DependencyError without jinja2."""
+    """Return a package's template, filled with values. Raises DependencyError without jinja2."""
     return fill(package, template, values, escape)
 
 
 def escape(value: object) -> str:
-    """Return a value as text that is safe between tags and in quoted attributes, and prints in one line."""
+    """Return a value as one line of text that is safe between tags and in quoted attributes."""
     return html.escape(printable(str(value)))
 
 
 class Picture(NamedTuple):
-    """A picture within a page: its bytes as a data URL, its size in pixels, what it shows, and a word over it."""
+    """A picture in a page: its bytes as a data URL, its size in pixels, a text that describes it, a word above it."""
 
     source: str
     width: int
@@ -95,14 +96,14 @@ class Picture(NamedTuple):
 
 
 def look_of(manifest: Manifest, image: Field) -> str:
-    """Return how a page shows the records of a cache: `drawn` over, `small` with pixels as squares, or `plain`."""
+    """Return how a page shows a cache's records: `drawn` over, `small` with pixels as squares, or `plain`."""
     if len(manifest.fields) > 1:
         return "drawn"
     return "small" if max(image.shape[:2]) <= _SMALL else "plain"
 
 
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
-    """Return a record as a picture with a `text` that says what it shows: PNG where it is `small`, else JPEG.
+    """Return a picture of a record, with a `text` that describes it: a PNG if it is `small`, else a JPEG.
 
     Raises DependencyError without Pillow.
     """
@@ -117,7 +118,7 @@ def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str,
 
 
 class Figure(NamedTuple):
-    """A sample of a page: its pictures, its label, a short text in the corner, its path, and what was predicted."""
+    """A sample on a page: its pictures, its label, a short text for the corner, its path, and its prediction."""
 
     pictures: Sequence[Picture]
     label: str
@@ -127,9 +128,9 @@ class Figure(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """Samples of a page, each about `width` pixels wide, or a note that says why there are none.
+    """Samples on a page, each about `width` pixels wide, or a note on why there are none.
 
-    `colours` are the names of what is drawn over the pictures, each with its colour as in CSS.
+    `colours` are the names of the things drawn over the pictures, each with its CSS colour.
     """
 
     note: str
@@ -140,7 +141,7 @@ class Sheet(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A name and its amount as text; the width of its bar and its share of all, in percent."""
+    """A name and its amount as text; the width of its bar and its share of the total, in per cent."""
 
     name: str
     amount: str
@@ -154,8 +155,8 @@ def make_bars(
     total: float,
     to_text: Callable[[float], str] = "{:,}".format,
 ) -> list[Bar]:
-    """Return a bar for each name and amount, as long as its share of the largest."""
-    least = 1e-9  # divides, where all are 0
+    """Return a bar for each name and amount; the largest amount has the full width."""
+    least = 1e-9  # avoids a division by 0
     return [
         Bar(
             name,
@@ -168,14 +169,14 @@ def make_bars(
 
 
 class Tick(NamedTuple):
-    """A value of an axis: its place in percent, from the left or from the top, and its text."""
+    """A value on an axis: its text, and its place in per cent from the left or from the top."""
 
     place: float
     text: str
 
 
 class Ink(NamedTuple):
-    """What a shape is drawn with: classes of the style, and the hue of those that have one, in degrees."""
+    """The ink of a shape: a CSS class, and a hue in degrees for classes that have one."""
 
     style: str
     hue: int = 0
@@ -183,9 +184,9 @@ class Ink(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """The shapes of an SVG, their coordinates as text, and the values along its axes.
+    """The shapes of an SVG, with coordinates as text, and the values along its axes.
 
-    `areas` and `lines` are pairs of what they are drawn with and their points.
+    `areas` and `lines` are pairs of an ink and points.
     """
 
     label: str
@@ -199,7 +200,7 @@ class Chart:
 
 
 def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart of a column a count."""
+    """Return a chart with a column for each count."""
     step = _WIDTH / len(counts)
     highest = max(1, int(counts.max()))
     columns = [
@@ -216,8 +217,8 @@ def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Ti
 
 
 def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart of one area over another, one for each row of counts (rows, values), as shares of their row."""
-    # The lowest and highest value, where over- and underexposed pixels gather, would flatten all others.
+    """Return a chart of overlapping areas, one for each row of counts (rows, values), as shares of the row."""
+    # The scale ignores the lowest and the highest value: under- and overexposed pixels would flatten all others.
     highest = max(1, int(counts[:, 1:-1].max()))
     areas = []
     for row, style in zip(counts, styles, strict=True):
@@ -232,10 +233,10 @@ def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str
 def lines_chart(
     lines: Sequence[tuple[Ink, Sequence[tuple[float, float]]]], label: str, span: tuple[float, float] | None = None
 ) -> Chart | None:
-    """Return a chart of curves, each what it is drawn with and its points (x, y), on a common scale.
+    """Return a chart of curves, each an ink and points (x, y), on a common scale.
 
-    It reaches from left to right over `span`, or over all points. Points that are not finite are left out; None is
-    returned where no point is left.
+    It spans `span`, or all points, from left to right. Points that are not finite are left out; None if no point is
+    left.
     """
     known = [(ink, [point for point in points if np.isfinite(point).all()]) for ink, points in lines]
     every = np.array([point for _, points in known for point in points]).reshape(-1, 2)
@@ -253,14 +254,14 @@ def lines_chart(
         around = points if len(points) != 1 else [(left, points[0][1]), (right + wide, points[0][1])]
         places = " ".join(f"{_WIDTH * min(1, (x - left) / wide):.1f},{height(y):.1f}" for x, y in around)
         shapes.append((ink, places))
-    whole = [value for value, _ in ticks(left, right, _ACROSS) if value == round(value)]  # a step has no parts
+    whole = [value for value, _ in ticks(left, right, _ACROSS) if value == round(value)]  # steps are integers
     across = [Tick(100 * (value - left) / wide, f"{value:,.0f}") for value in whole]
     up = [Tick(100 * height(value) / _HEIGHT, text) for value, text in ticks(low, high, _UP)]
     return Chart(label, across, up, lines=shapes)
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Return at most `most` round values from `low` to `high` with their texts, or `low` alone where there are none."""
+    """Return at most `most` round values from `low` to `high` with their texts, or only `low` if there are none."""
     rough = (high - low) / max(1, most - 1)
     power = math.floor(math.log10(rough)) if 0 < rough < math.inf else 0
     step = next((each * 10.0**power for each in (1, 2, 5, 10) if each * 10.0**power >= rough * (1 - 1e-9)), 0.0)

@@ -1,4 +1,4 @@
-"""A contact sheet: samples down, variants across, each under its label and path."""
+"""Contact sheets: samples down and variants across, each sample under its label and path."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def preview_cache(
     variants: int = VARIANTS,
     side: int = 192,
 ) -> Image.Image:
-    """Return a contact sheet of a cache's samples, drawn at random from each class in turn: the same for a seed.
+    """Return a contact sheet of a cache's samples, drawn at random from each class in turn; a seed fixes the choice.
 
-    At most `samples` are shown, those of the class `class_name` alone if one is given, in at most `variants` of their
-    variants, each `side` pixels on its longer side; masks, boxes and keypoints are drawn over them. A notebook shows
-    the returned image by itself.
+    It has at most `samples` samples, only of the class `class_name` if that is given, in at most `variants` of their
+    variants. The longer side of each picture has `side` pixels; masks, boxes and keypoints are drawn over it. A
+    notebook shows the returned image by itself.
 
     Raises UsageError when there is nothing to show, NotACacheError, FormatError or DamageError for the cache,
     DependencyError without Pillow or the records' decoder.
@@ -62,9 +62,9 @@ def preview_cache(
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
-    """Return some samples of a cache, variants across, as a PNG; None where records hold no images.
+    """Return a contact sheet of a cache as a PNG; None where records have no images.
 
-    Raises DependencyError without Pillow, and what `preview_cache` raises for a damaged cache.
+    Raises DependencyError without Pillow, and the errors of `preview_cache` for a damaged cache.
     """
     if Records(cache).image is None:
         return None
@@ -74,10 +74,10 @@ def contact_sheet(cache: str | Path) -> bytes | None:
 
 
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
-    """Write a picture in the format of its path's ending, and return the path.
+    """Write a picture, in the format of its path's suffix, and return the path.
 
-    Raises UsageError for an ending that names no kind of picture and for a file of a cache, TpucacheError when it
-    cannot be written.
+    Raises UsageError for a suffix of no picture format and for a file of a cache, TpucacheError when it cannot be
+    written.
     """
     path = Path(path)
     check_no_cache_file(path)
@@ -91,12 +91,12 @@ def save_picture(picture: Image.Image, path: str | Path) -> Path:
 
 
 def variant_name(variant: int) -> str:
-    """Return what a variant is called: `clean`, or its number."""
+    """Return the name of a variant for people: `clean`, or its number."""
     return f"variant {variant}" if variant else "clean"
 
 
 def headline(records: Records, shown: Sequence[int]) -> str:
-    """Return what a cache is in one line, and how many of its variants are shown."""
+    """Return one line about a cache, with the number of variants shown."""
     manifest, image = records.manifest, records.image
     parts = [f"{manifest.samples:,} samples"]
     if manifest.classes:

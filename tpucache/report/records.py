@@ -1,4 +1,4 @@
-"""The records of a cache: reads single ones with numpy alone, and chooses which to show."""
+"""The records of a cache: reads single ones with numpy alone, and chooses some to show."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Records:
-    """The samples of a cache, or those that a dataset has chosen from it."""
+    """The samples of a cache, or the selected samples of a dataset."""
 
     def __init__(self, cache: str | Path | CachedDataset) -> None:
-        """Open a cache by its folder, or the one a CachedDataset reads.
+        """Open a cache by its folder, or take the cache of a CachedDataset.
 
         Raises NotACacheError, FormatError or DamageError.
         """
@@ -35,7 +35,7 @@ class Records:
         self.table: SampleTable = self.cache.samples
         self._names = [field.name for field in self.manifest.fields]
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
-        self.cache.index  # a damaged one is refused now  # noqa: B018
+        self.cache.index  # raises errors of a damaged index now  # noqa: B018
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Records:
 
     @property
     def image(self) -> Field | None:
-        """The field that can be shown, (height, width, channels), or None where a record has no image."""
+        """The image field (height, width, channels), or None for records without one."""
         return next((field for field in self.manifest.fields if field.name == IMAGE), None)
 
     def read(self, position: int, variant: int) -> dict[str, Array]:
@@ -60,12 +60,12 @@ class Records:
         }
 
     def label(self, position: int) -> Array | None:
-        """Return a sample's label, a number or (m,), or None where there are none."""
+        """Return a sample's label, a number or (m,); None without labels."""
         labels = self.table.labels
         return None if labels is None else np.asarray(labels[position])
 
     def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
-        """Return the positions of at most `count` samples, ascending: at random, in turn from each class.
+        """Return the positions of at most `count` samples, ascending, chosen at random from each class in turn.
 
         Raises UsageError where no class has that name.
         """
@@ -88,7 +88,7 @@ class Records:
 
 
 def _turns(labels: Array) -> Array:
-    """Return for each label how many equal labels come before it."""
+    """Return, for each label, how many equal labels come before it."""
     by_label = np.argsort(labels, kind="stable")
     ordered = labels[by_label]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label
@@ -98,7 +98,7 @@ def _turns(labels: Array) -> Array:
 
 
 def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
-    """Decode a field out of its bytes in each band."""
+    """Decode a field from its bytes in each band."""
     if CODECS[field.codec].has_any_length:
         return np.frombuffer(parts[0], np.uint8)
     array = np.empty(field.shape, field.dtype)

@@ -1,4 +1,4 @@
-"""Templates, which jinja2 fills: no value reaches a text unescaped, and a name without a value is an error."""
+"""Fills jinja2 templates: every value is escaped, and a name without a value is an error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Escape = Callable[[object], str]
 
 
 def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) -> str:
-    """Return a template of a package's folder `templates`, filled with values, each as `escape` writes it.
+    """Return a template from a package's folder `templates`, filled with values that `escape` converts to text.
 
-    What a template includes or extends may also be one of this package's, `tpucache.report`.
+    It may include or extend templates of that package and of `tpucache.report`.
 
     Raises DependencyError without jinja2.
     """
@@ -27,7 +27,7 @@ def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) 
 def check_jinja() -> None:
     """Raise DependencyError without jinja2."""
     try:
-        import jinja2  # noqa: F401  # whether it is there
+        import jinja2  # noqa: F401  # only a check
     except ImportError as error:
         raise DependencyError(
             f"pages and cards are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache[report]"

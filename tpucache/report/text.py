@@ -1,4 +1,4 @@
-"""Names of files and classes, which may hold anything, as text that people can read."""
+"""Converts names of files and classes, which may contain anything, and values to text for people."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _NAMED: Final = 4  # classes of a mask
 
 
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
-    """Return the longest beginning of a text (or its end) that fits, with an ellipsis where something was cut off.
+    """Return the longest beginning of a text (or end, with `keep_end`) that fits, with an ellipsis for the rest.
 
-    `fits` must hold for every shorter text, too. Nothing but the ellipsis is left where not even one character fits.
+    If `fits` holds for a text, it must hold for every shorter one. If not even one character fits, only the ellipsis is
+    left.
     """
     if fits(text):
         return text
@@ -44,7 +45,7 @@ def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> st
 
 
 def describe_mask(mask: npt.NDArray[Any], classes: Sequence[str]) -> str:
-    """Return which classes other than 0 a mask has, the largest first, with their shares of its pixels."""
+    """Return the classes of a mask other than 0, the largest first, with their shares of the pixels, as text."""
     counts = np.bincount(mask.reshape(-1))
     found = [number for number in np.argsort(-counts, kind="stable").tolist() if number and counts[number]]
     parts = [f"{mask_class(number, classes)} {counts[number] / mask.size:.1%}" for number in found[:_NAMED]]
@@ -63,7 +64,7 @@ def class_name(number: int, classes: Sequence[str]) -> str:
 
 
 def outline(value: Any, depth: int = 0) -> list[str]:
-    """Return JSON values as indented lines, one a name, with lists of plain values in one line."""
+    """Return JSON values as indented lines, one for each name, with lists of plain values on one line."""
     indent = "  " * depth
     if isinstance(value, Mapping) and value:
         items = [(f"{name}:", item) for name, item in value.items()]
@@ -79,12 +80,12 @@ def outline(value: Any, depth: int = 0) -> list[str]:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return a number and what it counts, such as `1 shard` or `1,200 shards`."""
+    """Return a number with a noun, such as `1 shard` or `1,200 shards`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration as text with as many digits as matter, such as `0.4 s`, `25 s` or `3 min 20 s`."""
+    """Return a duration as text in suitable precision, such as `0.4 s`, `25 s` or `3 min 20 s`."""
     return f"{seconds:.1f} s" if seconds < 10 else duration_text(seconds)
 
 
