@@ -31,4 +31,4 @@ from tpucache.training.run.history import Watcher as Watcher
 from tpucache.training.run.report import TrainReport as TrainReport
 from tpucache.training.run_options import RunOptions as RunOptions
 from tpucache.training.settings import TrainSettings as TrainSettings
-from tpucache.training.watch.tensorboard import TensorBoard as TensorBoard
+from tpucache.training.watch.trackers import TensorBoard as TensorBoard

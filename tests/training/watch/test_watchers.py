@@ -17,7 +17,7 @@ from tpucache.training.loop import train
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves, save_figure
-from tpucache.training.watch.tensorboard import TensorBoard
+from tpucache.training.watch.trackers import TensorBoard
 
 pytestmark = pytest.mark.slow
 

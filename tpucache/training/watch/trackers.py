@@ -18,7 +18,6 @@ from tpucache.errors import DependencyError, TrainingError, UnfinishedError
 from tpucache.store.files import write_atomically
 from tpucache.strict_json import parse_json
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.tensorboard import TensorBoard, tagged
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 #: The file in a run's folder with its ids at Weights & Biases and MLflow.
@@ -27,6 +26,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_IDS_BYTES: Final = 4096
 #: MLflow takes at most 1,000 metrics and 100 parameters a request, and cuts off longer values.
 _METRICS, _PARAMETERS, _VALUE = 500, 100, 500
+_NOT_METRICS: Final = ("epoch", "step")
 
 Rows = Sequence[tuple[int, dict[str, float]]]  # steps, each with its scalars
 Outcome = Literal["FINISHED", "KILLED", "FAILED"]
@@ -47,6 +47,64 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
     }
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(makers[name]()) for name in dict.fromkeys(names)]
+
+
+class TensorBoard:
+    """Writes scalars: `train/loss` for each step; for each epoch `valid/…` for metrics and `epoch/…` for the rest."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise DependencyError without TensorBoard. Nothing is written before the first loss."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise DependencyError(
+                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave it out"
+            ) from error
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+        self._has_failed = False
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._forgiving():
+            if self._writer is not None:
+                self._writer.close()
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Write the losses of the steps from number `first` on; TensorBoard's steps are counted from 1."""
+        self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
+
+    def epoch(self, row: Row) -> None:
+        """Write an epoch's numbers."""
+        self._write(row["step"], [(row["step"], _tagged(row))])
+        with self._forgiving():
+            self._writer.flush()
+
+    def _write(self, steps: int, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Write scalars. The first call discards scalars of later steps, which a killed run may have written."""
+        with self._forgiving():
+            self._writer = self._writer or self._make(str(self._folder), purge_step=steps + 1)
+            for step, scalars in rows:
+                for tag, value in scalars.items():
+                    self._writer.add_scalar(tag, value, step)
+
+    @contextlib.contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        """Warn once of any error of TensorBoard: the run continues."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # a full disk among others
+            if not self._has_failed:
+                self._has_failed = True
+                warnings.warn(f"TensorBoard failed, and may not show all of this run: {error}", stacklevel=3)
 
 
 class Tracker:
@@ -79,7 +137,7 @@ class Tracker:
 
     def epoch(self, row: Row) -> None:
         """Send an epoch's numbers."""
-        self._send([(row["step"], tagged(row))])
+        self._send([(row["step"], _tagged(row))])
 
     def _send(self, rows: Rows) -> None:
         if self._has_failed:
@@ -150,6 +208,15 @@ class MlflowRun:
     def close(self, outcome: Outcome) -> None:
         """End the run."""
         self._end(outcome)
+
+
+def _tagged(row: Row) -> dict[str, float]:
+    """Return an epoch's numbers by their tags: `valid/…` for metrics, `epoch/…` for the rest."""
+    return {
+        name.replace("valid_", "valid/", 1) if name.startswith("valid_") else f"epoch/{name}": value
+        for name, value in row.items()
+        if name not in _NOT_METRICS
+    }
 
 
 def _imported(name: str) -> Any:
