@@ -52,7 +52,7 @@ def draw(
     if settings.crop and size is None:
         raise UsageError("a random crop depends on the images' height and width: give draw their size")
     drawn = [_draw_view(settings, (seed, step), view, batch_size, size) for view in range(settings.views)]
-    return np.concatenate(drawn, 1).astype(np.float32)
+    return np.concatenate(drawn, 1, dtype=np.float32)
 
 
 def columns_of(settings: AugmentSettings) -> int:
@@ -96,14 +96,15 @@ def pack(
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
     is_whole = _WHOLE.issuperset(used) and max((settings.shift, *(size or ()))) <= _MOST_INT16
-    return packed.astype(np.int16) if is_whole else packed
+    return packed.astype(np.int16 if is_whole else np.float32, order="C")
 
 
 def _draw_view(
     settings: AugmentSettings, source: tuple[int, int], view: int, batch_size: int, size: tuple[int, int] | None
 ) -> Array:
-    draws = np.zeros((batch_size, COLUMNS))
-    draws[:, [BRIGHTNESS, CONTRAST, SATURATION, SHARE]], draws[:, BLUR] = 1, _LEAST_BLUR
+    columns = np.zeros((COLUMNS, batch_size), np.float32)
+    columns[[BRIGHTNESS, CONTRAST, SATURATION, SHARE]], columns[BLUR] = 1, _LEAST_BLUR
+    draws = columns.T
     _draw_first(draws, settings, _stream(source, view, _FIRST))
     if settings.tilt or settings.hue or settings.blur or settings.grey or settings.crop:
         uniform = _stream(source, view, _SECOND).random_sample((batch_size, 6 + 2 * _CROP_TRIES))
