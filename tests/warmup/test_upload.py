@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import fsspec
 import fsspec.implementations.memory
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 from disk import SmallDisk
@@ -22,7 +23,8 @@ from stores import KEYS, serve_s3
 
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
-from tpucache.errors import NotACacheError, StoreError
+from tpucache.errors import NotACacheError, StoreError, TpucacheError
+from tpucache.publish.transfer import push_cache
 from tpucache.store.copying import Claim
 from tpucache.store.remote.url_folder import Remote
 from tpucache.warmup.deadline import Deadline
@@ -139,10 +141,9 @@ class Hub(fsspec.implementations.memory.MemoryFileSystem):  # type: ignore[misc]
         return super().open(path, mode, **options)
 
 
-@pytest.mark.parametrize("folder", ["", "/train"])
-def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(
-    source: Path, built: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
+@pytest.fixture
+def hub(store: str, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """An empty repository of data at hf://datasets/ann/birds."""
     files = Hub()
 
     def create_commit(self: object, repo_id: str, operations: list[Any], **options: Any) -> None:
@@ -159,17 +160,48 @@ def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", create_commit)
     monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url: (files, "/" + url.partition("://")[2]))
-    monkeypatch.setattr(Hub, "store", {})
-    monkeypatch.setattr(Hub, "commits", [])
-    place = f"/datasets/ann/birds{folder}"
+    for name, value in (("store", {}), ("pseudo_dirs", [""]), ("commits", [])):
+        monkeypatch.setattr(Hub, name, value)
     files.pipe_file("/datasets/ann/birds/.gitattributes", b"of each repository")
     Hub.commits.clear()
+    return files
+
+
+@pytest.mark.parametrize("folder", ["", "/train"])
+def test_the_hub_gets_a_shard_and_its_receipt_in_one_commit(
+    source: Path, built: Path, hub: Hub, tmp_path: Path, folder: str
+) -> None:
+    place = f"/datasets/ann/birds{folder}"
     build_cache(source, f"hf:/{place}", _RECIPE, jobs=1, local=tmp_path / "local", keep_local=False)
-    there = {path.rpartition("/")[2]: files.cat_file(path) for path in files.ls(place, detail=False)}
+    there = {path.rpartition("/")[2]: hub.cat_file(path) for path in hub.ls(place, detail=False)}
     assert {name: data for name, data in there.items() if name != ".gitattributes"} == files_of(built)
     shards = [name for name in there if name.endswith(".lmdb")]
     assert len(Hub.commits) <= len(shards) + 4  # claim, plan, tables, manifest
     assert not [made for made in Hub.commits if any(name.endswith(".lmdb") for name in made) and len(made) < 2]
+
+
+def test_the_hub_gets_what_a_version_adds_and_refuses_a_parent_of_another_cache(
+    built: Path, hub: Hub, tmp_path: Path, write_photos: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, cache = "hf://datasets/ann/birds", tmp_path / "cache"
+    photos = write_photos(tmp_path / "photos", 60, size=(80, 70))
+    build_cache(photos, cache, _RECIPE, jobs=1)
+    push_cache(cache, url)
+    first = CachedDataset(cache)
+    Hub.commits.clear()
+    build_cache(write_photos(photos, 70, size=(80, 70)), cache, _RECIPE, jobs=1)
+    push_cache(cache, url)
+    sent = {Path(name).name for made in Hub.commits for name in made if name.endswith(".lmdb")}
+    assert sent == {path.name for path in cache.glob("*.lmdb")} - {shard.name for shard in first.manifest.shards}
+    assert len(sent) == 1
+    for version, samples in ((1, 60), (2, 70)):
+        dataset = CachedDataset(f"{url}@{version}")
+        assert len(dataset) == samples
+        assert np.array_equal(dataset[59][0], first[59][0])
+    hub.pipe_file("/datasets/ann/birds/version-1.json", (built / "manifest.json").read_bytes())
+    monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "another reader's"))
+    with pytest.raises(TpucacheError, match=r"version-1\.json"):
+        CachedDataset(f"{url}@1")
 
 
 @pytest.mark.slow
