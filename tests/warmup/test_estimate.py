@@ -17,7 +17,7 @@ from tpucache.recipe import Recipe
 from tpucache.store.format import WORK_NAME
 from tpucache.store.writer import ShardWriter
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.estimate import Estimate
+from tpucache.warmup.estimate import Estimate, Remaining, _working_bytes
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -139,3 +139,10 @@ def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Ca
     free(30)
     build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
     assert dataclasses.replace(reports[1], free=0) == dataclasses.replace(reports[0], free=0)
+
+
+def test_where_readers_follow_a_build_the_records_of_all_its_blocks_need_room() -> None:
+    unsealed = [(100, 10)] * 5
+    alone, read = (_working_bytes(Remaining([], unsealed, 0, is_read=each), 1000, jobs=1) for each in (False, True))
+    assert read == 5 * 100 * 1000
+    assert 2 * 100 * 1000 <= alone < read
