@@ -6,7 +6,8 @@
     python -m scripts.bench growing PHOTOGRAPHS --late 30
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
-worker for each core that decodes and resizes with Pillow. Nothing learns: it is how long batches take. With
+worker for each core that decodes and resizes with Pillow. Each begins in a process of its own that has just imported
+tpucache, so that workers of an earlier round help none of them. Nothing learns: it is how long batches take. With
 `--device-rate`, each batch waits as long as a device of that many images a second computes. One JSON object.
 With `--late`, each round takes the first epoch alone, where each photograph opens and reads at once, and that many
 milliseconds late (see `scripts.bench late`; a C compiler is needed).
@@ -24,16 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.bench.late import make_shim
 from scripts.commands import ROOT, say
 
+Way = Callable[[argparse.Namespace, Path], dict[str, float]]
 
-def main() -> None:
-    """Measure, and print seconds, the median of the rounds."""
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photographs", type=Path, help="a folder with one folder for each class")
     parser.add_argument("--size", type=int, default=224)
@@ -43,14 +45,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device-rate", type=float, default=float("inf"), metavar="N", help="images/s of a device")
     parser.add_argument("--late", type=float, metavar="MS", help="compare with storage that answers so late")
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> None:
+    """Measure, and print seconds, the median of the rounds."""
+    words = sys.argv[1:]
+    options = _parse(words)
     if options.late is not None:
         print(json.dumps(_late(options)))
         return
     rows: list[dict[str, float]] = []
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append({**_grown(options, Path(folder)), **_built(options, Path(folder)), **_plain(options)})
+            ways = (_grown, _built, _plain)
+            rows.append({name: each for way in ways for name, each in _in_fresh_process(way, words, folder).items()})
         say(f"round {number + 1}: {json.dumps(rows[-1])}")
     found = {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
     ratios = {
@@ -124,6 +133,19 @@ def _compute(options: argparse.Namespace) -> None:
     time.sleep(options.batch_size / options.device_rate)
 
 
+def _in_fresh_process(way: Way, words: Sequence[str], folder: str) -> dict[str, float]:
+    """Return what a way takes in a process of its own: joblib's workers of an earlier round would start no more."""
+    code = f"import sys; from scripts.bench.growing import print_way; print_way({way.__name__!r}, {folder!r}, sys.argv)"
+    done = subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def print_way(name: str, folder: str, words: Sequence[str]) -> None:
+    """Print what a way of this module takes, for `_in_fresh_process`."""
+    print(json.dumps(globals()[name](_parse(words[1:]), Path(folder))))
+
+
 def _grown(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     from tpucache import CachedLoader, Recipe, open_or_build
 
@@ -173,7 +195,7 @@ class _Plain:
             return np.array(image.convert("RGB").resize((self._size, self._size)))
 
 
-def _plain(options: argparse.Namespace) -> dict[str, float]:
+def _plain(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     from torch.utils.data import DataLoader
 
     cores = len(os.sched_getaffinity(0))
