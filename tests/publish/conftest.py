@@ -116,7 +116,8 @@ def kaggle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("STAND_IN", str(place))
     monkeypatch.setattr("tpucache.publish.publish._INTERVAL", 0.01)
-    monkeypatch.setattr("tpucache.publish.publish._GRACE", {True: 0.0, False: 0.0})
+    for name in ("_NEW_DATASET_SECONDS", "_NEW_VERSION_SECONDS"):
+        monkeypatch.setattr(f"tpucache.publish.publish.{name}", 0.0)
     return StandIn(place, monkeypatch)
 
 

@@ -204,7 +204,9 @@ def test_what_the_target_allows_is_published_with_all_that_goes_with_it(photos, 
         with pytest.raises(BuildError, match=f"{TARGET_SHARDS}"):  # finished as it is
             build_cache(source, cache, recipe, jobs=1, target="kaggle")
         if shards == TARGET_SHARDS + 1:
-            with pytest.raises(PublishError, match=r"has 2 versions, and with the \d+ files of earlier ones more"):
+            with pytest.raises(
+                PublishError, match=r"has 2 versions, and with the \d+ files of earlier versions it has more"
+            ):
                 make_bundle(cache, METADATA)
             cache = tmp_path / "of one version"
             build_cache(source, cache, recipe, jobs=1)

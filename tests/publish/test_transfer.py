@@ -301,7 +301,7 @@ def test_a_table_that_is_too_large_for_its_samples_is_not_fetched(served, tmp_pa
     tables = list(manifest.tables)
     tables[table] = dataclasses.replace(tables[table], bytes=1 << 30)
     dataclasses.replace(manifest, tables=tuple(tables)).save(served.folder)
-    with pytest.raises(FormatError, match="larger than those of 150 samples"):
+    with pytest.raises(FormatError, match="larger than 150 samples can need"):
         fetch_cache(served.url, tmp_path / "fetched")
     assert not (tmp_path / "fetched").exists()
 

@@ -1,4 +1,4 @@
-"""Drop-in data sets, which read a cache: torchvision's ImageFolder, any map-style data set, and Hugging Face's.
+"""Drop-in replacements for torchvision's ImageFolder, for any map-style data set, and for Hugging Face data sets.
 
-Their names are public in `tpucache`. The first use builds the cache, and later uses find it.
+They read from a cache. The first use builds the cache, and later uses find it. `tpucache` exports their names.
 """

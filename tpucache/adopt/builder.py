@@ -1,4 +1,4 @@
-"""BuildProcess: the process that builds a cache while this one reads it. It never imports torch."""
+"""BuildProcess: another process that builds a cache while this one reads it. It never imports torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpucache.errors import BuildError
 from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
 
-#: With as many samples, workers are worth their start.
+#: Data sets with fewer samples are built before they are read: that is faster than starting workers.
 LEAST_GROWING: Final = 256
 
 _END_SECONDS: Final = 2.0
@@ -28,9 +28,9 @@ _END_SECONDS: Final = 2.0
 def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
     """Return the cache of a source at once, while another process builds it.
 
-    Where a cache cannot be read before it is finished, wait for all of it. `source` is what `build_cache` takes, or a
-    `functools.partial` that makes it; `others` are the other arguments of `build_cache`. Raises what `build_cache`
-    raises.
+    If the cache cannot be read before it is finished, wait until it is. `source` is the first argument of
+    `build_cache`, or a `functools.partial` that makes it; `others` are the other arguments. Raises the errors of
+    `build_cache`.
     """
     builder = BuildProcess(source, directory, others)
     prospect = builder.first_answer()
@@ -38,7 +38,7 @@ def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cac
 
 
 class BuildProcess:
-    """The process that builds a cache. It ends when its last reference is gone."""
+    """A process that builds a cache. It ends when this object is garbage collected."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
         """Start the process. Raises BuildError."""
@@ -50,9 +50,9 @@ class BuildProcess:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         pipe, warnings = subprocess.PIPE, os.environ.get("PYTHONWARNINGS", "")
-        # When the process is ended, loky's resource tracker removes its shared memory; nobody needs that warning.
+        # loky's resource tracker warns when it removes the shared memory of a process that was ended on purpose.
         environment = {**os.environ, "PYTHONWARNINGS": f"{warnings},ignore:resource_tracker:UserWarning".strip(",")}
-        # It gets a session of its own, because Ctrl-C is for the reading process; this one then ends with that.
+        # It gets a session of its own, so that Ctrl-C reaches only the reading process, which then ends it.
         self._process = subprocess.Popen(  # noqa: S603  # it is this interpreter
             [sys.executable, "-c", COMMAND],
             stdin=pipe,
@@ -64,18 +64,18 @@ class BuildProcess:
         try:
             send_request(self._stream("stdin"), Request(source, str(directory), others), is_large=_is_large(source))
         except BrokenPipeError:
-            pass  # `first_answer` will notice that it has ended
+            pass  # the process has ended: `first_answer` returns its error
         except BaseException:
             self._end()
             raise
 
     def __reduce__(self) -> Any:
-        return _none, ()  # only the process that started it may use it
+        return _none, ()  # unpickled copies are None, because only the process that started the build may use it
 
     def first_answer(self) -> Prospect | None:
-        """Wait for the first answer: what is known of the cache before it is built, or None once it is finished.
+        """Wait until the source is listed. Return the known parts of the manifest, or None if the cache is finished.
 
-        Raises the error that the build failed with.
+        Raises the error with which the build failed.
         """
         answer = self._read()
         if isinstance(answer, Prospect):
@@ -86,7 +86,7 @@ class BuildProcess:
         return None
 
     def check(self) -> bool:
-        """Return whether this process started the build. Raises the error that the build failed with, if it has."""
+        """Return whether this process started the build. Raises the error of a build that has failed."""
         if os.getpid() != self._owner:
             return False
         with self._lock:
@@ -97,19 +97,19 @@ class BuildProcess:
         return True
 
     def maker(self) -> RecordMaker:
-        """Return an object that makes records in this process. Raises what `build_cache` raises for its arguments."""
+        """Return an object that builds single records in this process. Raises errors of `build_cache` for arguments."""
         from tpucache.warmup.growing import Maker
 
         return Maker(self._source, self._directory, **self._others)
 
     def _settle(self, answer: object) -> None:
-        """Note how the build ended."""
+        """Store how the build ended: `answer` is the error, or anything else after a success."""
         self._process.wait()
         self._error = answer if isinstance(answer, BaseException) else None
         self._is_finished = self._error is None
 
     def _read(self) -> object:
-        """Return the next answer, or a BuildError where the process ended without one."""
+        """Return the process's next answer, or a BuildError if it ended without one."""
         try:
             return pickle.load(self._stream("stdout"))  # noqa: S301  # from a process that this one started
         except (EOFError, pickle.UnpicklingError):
@@ -124,8 +124,8 @@ class BuildProcess:
 
 
 def _is_large(source: Any) -> bool:
-    """Return whether a source is known, before it is listed, to have many samples."""
-    if isinstance(source, functools.partial):  # what has listed it has counted, too
+    """Return whether a source has more than `LEAST_GROWING` samples, as far as that is known before it is listed."""
+    if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
         return True
     if isinstance(source, (str, Path)):
         files = (name for _, _, names in os.walk(source) for name in names)

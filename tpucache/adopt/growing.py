@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowingOptions(BuildOptions):
-    """The options of a build, and `in_memory` as CachedDataset takes it."""
+    """The options of a build, and the argument `in_memory` of CachedDataset."""
 
     in_memory: InMemory = "auto"
 
@@ -30,20 +30,20 @@ class GrowingOptions(BuildOptions):
 def open_or_build(
     source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: GrowingOptions
 ) -> CachedDataset:
-    """Open the cache of a source, and build what is missing while it is read.
+    """Open the cache of a source. Records that are missing are built while the cache is read.
 
     The call returns once the source is listed. Another process builds the cache with `jobs` workers (default: all
-    cores), in the order in which loaders read. A reader that asks for a record which is not built yet waits for it. The
-    batches are those of the finished cache. In the end the folder holds what `build_cache` writes; the other arguments
-    are those of `build_cache`. If this process ends early, the records built so far are kept, and the next call
-    continues. Several processes may open the same cache: one of them builds, and another takes over if that one ends.
+    cores), in the order in which loaders read. A reader waits for a record that is not built yet, so batches are the
+    same as from a finished cache. In the end the folder has the same files as after `build_cache`; the other arguments
+    are those of `build_cache`. If this process ends early, the finished records are kept, and the next call continues.
+    Several processes may open the same cache: one of them builds, and another takes over if that one ends.
 
-    Three things are known only once the cache is finished, and wait for that: the statistics that normalise images, the
-    digest in a loader's state, and the columns of the samples table that only decoding gives. The call itself waits for
-    the whole cache where the number of samples or their labels are not known before: with `on_error="skip"`, with
-    labels that are stored inside the samples, and when samples are added to a finished cache.
+    Reading the statistics that normalise images, the digest in a loader's state, or a column that only decoding
+    gives waits until the cache is finished. The call itself waits for the whole cache if the number of samples or their
+    labels are not known earlier: with `on_error="skip"`, if labels are stored inside the samples, and if samples are
+    added to a finished cache.
 
-    Raises what `build_cache` raises, here or in the loader that waits.
+    Raises the errors of `build_cache`, here or in the loader that waits.
     """
     if is_url(cache):
         raise UsageError(f"{cache} is a URL: a cache can be read while it is built only in a folder of this machine")

@@ -1,4 +1,4 @@
-"""from_hf: a data set of Hugging Face's `datasets`, read from a cache that the first use builds."""
+"""from_hf: reads a data set of Hugging Face's `datasets` from a cache, and builds the cache on first use."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def from_hf(
     """Return the pictures and labels of a `datasets.Dataset`, read from a cache. Build the cache if there is none.
 
     `dataset` may also be a folder that `save_to_disk` wrote. The picture is the column `image`, or else the only column
-    of pictures. The label is the column `label`, or else the only column of classes. A cache belongs to the data set's
-    own fingerprint, which each `map`, `filter` or `select` changes. In addition, a few samples are compared with it,
-    and the sizes and times of files where pictures are paths.
+    of pictures. The label is the column `label`, or else the only column of classes.
 
-    The other arguments are those of ImageFolder. Raises what ImageFolder raises, UsageError also for a stream, for
-    several splits and for a data set with a format or transform of its own, and DependencyError without `datasets`.
+    A new cache is built when the data set's own fingerprint has changed, as it does after each `map`, `filter` or
+    `select`. A new cache is also built when one of a few compared samples has changed, or, if the data set stores paths
+    instead of pictures, the size or time of a picture file.
+
+    The other arguments are those of ImageFolder. Raises the errors of ImageFolder, UsageError also for a stream, for
+    several splits and for a data set that has a format or transform, and DependencyError without `datasets`.
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     if isinstance(dataset, (str, Path)):
@@ -50,7 +52,7 @@ def from_hf(
     _check(dataset)
     try:
         source = DatasetSource(dataset)
-    except UsageError as error:  # it is in memory
+    except UsageError as error:  # the data set is in memory
         raise UsageError(f"{error}; or call dataset.save_to_disk(FOLDER), and from_hf(FOLDER)") from error
     name = f"{dataset.info.dataset_name or 'dataset'}-{dataset.split or 'all'}"
     kept = Kept(name, ["from_hf", dataset._fingerprint, fingerprint(choices.recipe.to_dict())], cache)
@@ -68,9 +70,7 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError for a data set that lacks a fingerprint or numbered items, or returns other items than it
-    stores.
-    """
+    """Raise UsageError for a data set without a fingerprint or numbered items, or with a format or transform."""
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"

@@ -1,4 +1,4 @@
-"""The state of a Hugging Face data set, which shows whether its cache is still up to date. Never imports torch."""
+"""The state of a Hugging Face data set: a digest that shows whether its cache is up to date. Never imports torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _COMPARED: Final = 32
 
 
 def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) -> None:
-    """Raise SourceError if files of a data set were changed."""
+    """Raise SourceError if a data set no longer has the given state."""
     if find_state(dataset, source) != state:
         raise SourceError(f"files of {name} were changed while its cache was made: run this again")
 
 
 def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
-    """Return a digest of a few samples, and of the sizes and times of all files that hold pictures.
+    """Return a digest of a few samples, and of the sizes and times of all picture files that the data set names.
 
-    Raises UsageError where a sample has more than one picture field, SourceError where a file is missing.
+    With `at_rest`, wait until the clock of the file system shows any later change of the files. Raises UsageError for a
+    sample that is not exactly one picture, SourceError for a missing file.
     """
     count = len(dataset)
     numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -50,7 +51,7 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
 
 
 def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
-    """Return the path, size and times (ns) of each picture file whose bytes are not in the data set itself."""
+    """Return the path, size in bytes and times in ns of each picture that the data set stores only as a path."""
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     paths = {
         path

@@ -1,4 +1,4 @@
-"""ImageFolder: torchvision's class, reading from a cache that the first use builds."""
+"""ImageFolder: a drop-in replacement for torchvision's class. It reads from a cache, which the first use builds."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ class ImageFolder(PictureDataset):
         on_error: OnError = "fail",
         jobs: int | None = None,
     ) -> None:
-        """Open the cache of a folder with one subfolder for each class. Build the cache if there is none for these
-        files.
+        """Open the cache of a folder that has one subfolder for each class. Build the cache if there is none.
 
         `transform` is called with a PIL image (RGB, of the cached size), and its result is the picture. Without it, the
         picture is a tensor, uint8 (3, height, width). `target_transform` is called with the number of the class.
 
         `size` is the size of the cached pictures in pixels, one number or (height, width): each picture is scaled until
-        it covers that size, and its middle is cut out. A `recipe` can say more about how pictures are stored; then its
-        own size is used.
+        it covers that size, and its middle is cut out. A `recipe` has more options; then its size is used instead of
+        `size`.
 
-        The cache is stored below `cache`; by default below TPUCACHE_DIR, or `tpucache` in the user's cache folder. It
-        belongs to this path and recipe, and to the names, sizes and times of the files: after a picture was added,
-        removed or replaced, a new cache is built. `jobs` processes build it, by default one for each core. A build that
-        was killed is continued.
+        The cache is stored in a subfolder of `cache`; the default is TPUCACHE_DIR, or `tpucache` in the user's cache
+        folder. A new cache is built for another path or recipe, and after a picture was added, removed or replaced, as
+        the names, sizes and times of the files show. `jobs` processes build it, by default one for each core. The next
+        use continues a build that was killed.
 
-        A folder of 256 pictures or more is read while its cache is built (see `open_or_build`): reading a picture waits
-        until it is built, and raises the error if that fails. Smaller folders are built before this returns.
+        A folder of 256 pictures or more can be read while its cache is built (see `open_or_build`): reading a picture
+        waits until it is built, and raises the error if building fails. The cache of a smaller folder is built before
+        this returns.
 
         A file that cannot be decoded is an error. With `on_error="skip"` such files are left out of the samples, and
-        the whole cache is built before this returns. A folder without a picture is an error, too; with `allow_empty` it
+        the whole cache is built before this returns. A folder without pictures is an error, too; with `allow_empty` it
         is a class without samples.
 
-        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError where
+        Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError when
         the cache cannot be written.
         """
         choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
@@ -72,34 +72,35 @@ class ImageFolder(PictureDataset):
         paths = [os.path.join(self.root, path) for path in self._cached.table.paths]
         self.samples: list[tuple[str, Any]] = list(zip(paths, self.targets, strict=True))
         self.imgs = self.samples
-        self._kept_samples = tuple(self.samples)  # in the order of the cache, even if the caller changes the list
-        self._places: dict[str, int] = {}  # position by path, filled once the caller has changed the samples
+        self._original_samples = tuple(self.samples)  # in the order of the cache; callers may change `samples`
+        self._positions: dict[str, int] = {}  # by path; filled when it is first needed
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def _entry(self, index: int) -> tuple[int, Any]:
         path, label = self.samples[index]
-        return self._place(path, index), label
+        return self._position(path, index), label
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
         labels = [label for _, label in self.samples]
-        if len(self.samples) == len(self._kept_samples) and all(map(operator.is_, self.samples, self._kept_samples)):
+        originals = self._original_samples
+        if len(self.samples) == len(originals) and all(map(operator.is_, self.samples, originals)):
             return range(len(labels)), labels
-        return [self._place(path, at) for at, (path, _) in enumerate(self.samples)], labels
+        return [self._position(path, at) for at, (path, _) in enumerate(self.samples)], labels
 
-    def _place(self, path: str, likely: int) -> int:
-        """Return the position in the cache of the picture at a path. It is most likely its position among the samples.
+    def _position(self, path: str, guess: int) -> int:
+        """Return the position of a picture in the cache. `guess` is right unless the caller has changed `samples`.
 
         Raises UsageError for a path that was not in the folder.
         """
-        if 0 <= likely < len(self._kept_samples) and self._kept_samples[likely][0] == path:
-            return likely
-        if not self._places:
-            self._places = {each: at for at, (each, _) in enumerate(self._kept_samples)}
-        if path not in self._places:
+        if 0 <= guess < len(self._original_samples) and self._original_samples[guess][0] == path:
+            return guess
+        if not self._positions:
+            self._positions = {each: at for at, (each, _) in enumerate(self._original_samples)}
+        if path not in self._positions:
             raise UsageError(f"{path} is not one of the pictures that {self.root} had when this ImageFolder was opened")
-        return self._places[path]
+        return self._positions[path]
 
 
 def _open_or_build(root: str, cache: str | Path | None, choices: BuildChoices, *, allow_empty: bool) -> KeptCache:

@@ -1,7 +1,7 @@
-"""Where the caches of drop-in data sets are stored: each is built once, and found again later.
+"""Finds, builds and removes the caches of drop-in data sets. They are stored in these folders:
 
-FOLDER/datasets/train-1f0c…/       one data set and recipe, known by the data set's path or another identity
-    7b52…/                         the cache for one state of its pictures
+FOLDER/datasets/train-1f0c…/       one data set and recipe; the digest is made from the data set's path or identity
+    7b52…/                         the cache for one state of its pictures, named by the state's digest
     7b52….lock                     exists while a process builds the cache
     7b52….use                      locked by each process that reads the cache
 """
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 #: The folder's name below the user's cache folder.
 FOLDER: Final = "datasets"
-_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-_LONGEST: Final = 40
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST_NAME: Final = 40
 _WAIT_SECONDS: Final = 0.1
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
 _REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
@@ -51,7 +51,7 @@ _REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
 
 @dataclass(frozen=True)
 class BuildChoices:
-    """How the cache of a data set is built, as arguments of `build_cache` with these names."""
+    """How the cache of a data set is built: arguments of `build_cache`."""
 
     recipe: Recipe
     jobs: int | None = None
@@ -59,9 +59,9 @@ class BuildChoices:
 
 
 class KeptCache(NamedTuple):
-    """A cache, the lock that protects it from removal while it is referred to, and whether this call made it.
+    """A cache, the lock that protects it from removal, and whether this call built it.
 
-    A cache that an earlier process began, or that another one made meanwhile, does not count as made by this call.
+    `is_new` is false if an earlier process began the cache, or if another process built it meanwhile.
     """
 
     cache: Cache
@@ -70,16 +70,17 @@ class KeptCache(NamedTuple):
 
 
 class Kept:
-    """All caches of one data set and recipe: one for each state of the pictures."""
+    """All caches of one data set and recipe. There is one cache for each state of the pictures."""
 
     def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
-        """Take the data set's name, JSON values that distinguish it from all others, and a folder (None: the default).
+        """Name the folder of the caches, but do not make it.
 
-        This makes nothing on disk.
+        `identity` are JSON values that no other data set and recipe has. `below` is the folder for all data sets, by
+        default `default_directory()`.
         """
         base = Path(below) if below is not None else default_directory()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-        plain = _NAME.sub("_", name).strip("._")[:_LONGEST] or "set"
+        plain = _UNSAFE.sub("_", name).strip("._")[:_LONGEST_NAME] or "set"
         self.name = name
         self.folder = base.expanduser().absolute() / FOLDER / f"{plain}-{digest}"
 
@@ -88,14 +89,14 @@ class Kept:
         try:
             with os.scandir(self.folder) as entries:
                 return sorted(entry.name for entry in entries if _STATE.fullmatch(entry.name) and entry.is_dir())
-        except OSError:  # there is no folder; if it cannot be read or made, building raises an error
+        except OSError:  # there is no folder, or it cannot be read: then building raises an error
             return []
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
-        """Return the finished cache of a state, or None where there is none. It needs no permission to write.
+        """Return the finished cache of a state, or None if there is none. This needs no permission to write.
 
-        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError for a cache that
-        lacks a sample which could not be used, unless `on_error` is "skip".
+        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError for a cache from
+        which a sample was skipped, unless `on_error` is "skip".
         """
         directory = self.folder / state
         try:
@@ -106,7 +107,7 @@ class Kept:
             use = Use(directory)  # before the cache is opened, so that nobody removes it
             cache = Cache.open(directory)
             _check_sizes(cache)
-        except (NotACacheError, FileNotFoundError, PermissionError):  # of the last, `build` tells
+        except (NotACacheError, FileNotFoundError, PermissionError):  # without permission, `build` raises the error
             return None
         except (DamageError, FormatError) as error:
             raise type(error)(
@@ -120,11 +121,11 @@ class Kept:
     def build(
         self, state: str, source: Source, choices: BuildChoices, check: Callable[[], None] = lambda: None
     ) -> KeptCache:
-        """Build the cache of a state, or continue a build that was killed. Wait where another process is building it.
+        """Build the cache of a state, or continue a build that was killed. If another process is building it, wait.
 
-        `check` is called at the end and raises an error if the source has changed: then nothing is kept. After that,
-        caches of other states that no process reads are removed. Raises what `build_cache` raises, and BuildError where
-        the folder cannot be written.
+        `check` is called at the end; it raises an error if the source has changed, and then the cache is not kept.
+        After a build, caches of other states are removed unless a process reads them. Raises the errors of
+        `build_cache`, and BuildError when the folder cannot be written.
         """
         with self._writing(), self._alone(state):
             if (found := self.open(state, choices.on_error)) is not None:
@@ -144,8 +145,8 @@ class Kept:
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
         """Return the cache of a state at once, while another process builds it.
 
-        If a process builds it already, its records are read. `source` (or a `functools.partial` that makes it) and
-        `check` are pickled. Errors that `build` would raise are raised here, or in whoever waits for a record.
+        If another process is building it already, no second build is started. `source`, or a `functools.partial` that
+        makes it, and `check` are pickled. Errors of the build are raised here, or where a reader waits for a record.
         """
         with self._writing():
             use = Use(self.folder / state)
@@ -160,7 +161,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make the folder of the caches. Raises BuildError where the system refuses a change in it."""
+        """Make the folder of the caches. Raise BuildError for an OSError here or in the body."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder)
@@ -172,7 +173,7 @@ class Kept:
             ) from error
 
     def remove(self, state: str) -> None:
-        """Remove all files of a state, unless a process reads or builds it. Raises OSError."""
+        """Remove the cache of a state, unless a process reads or builds it. Raises OSError."""
         if not is_held(self._lock(state)):
             _remove(self.folder / state)
 
@@ -181,19 +182,19 @@ class Kept:
 
     @contextlib.contextmanager
     def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds a state, and keep others from building it."""
-        is_told = False
+        """Wait until no other process builds the cache of a state, and lock it."""
+        has_noted = False
         while True:
             with contextlib.ExitStack() as stack:
                 try:
                     stack.enter_context(hold(self._lock(state), _HeldError))
-                    if is_held(self.folder / state / WORK_NAME / LOCK_NAME):  # by one that is read while it is built
+                    if is_held(self.folder / state / WORK_NAME / LOCK_NAME):  # by a process that `grow` started
                         time.sleep(_WAIT_SECONDS)
                         raise _HeldError("another process")
                 except _HeldError as error:
-                    if not is_told:
+                    if not has_noted:
                         note(f"{self.name}: waiting for {error}, which is building its cache")
-                    is_told = True
+                    has_noted = True
                     continue
                 yield
                 return
@@ -222,7 +223,7 @@ class Kept:
         )
 
     def remove_others(self, state: str) -> None:
-        """Remove the caches of all other states that no process reads. Raises OSError."""
+        """Remove the caches of all other states, except those that a process reads or builds. Raises OSError."""
         for other in self.states():
             if other != state:
                 self.remove(other)
@@ -236,18 +237,18 @@ def _announce(name: str, directory: Path, expected: Estimate) -> None:
 
 
 class _HeldError(BuildError):
-    """Another process builds a cache; the text says which."""
+    """Another process builds the cache; the text names the process."""
 
 
 class Use:
-    """Tells other processes that this one reads a cache, as long as this object exists.
+    """A shared lock that keeps other processes from removing a cache, as long as this object exists.
 
-    A forked process, and one that unpickles a copy, tell it, too. Where the file system has no locks, or only another
-    user may write, nothing is told, and nothing is removed.
+    A forked process, and one that unpickles a copy, hold the lock, too. Where the file system has no locks, or this
+    user may not write, there is no lock; then nobody removes the cache either.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Take a cache's folder. Raises FileNotFoundError where another process is removing it."""
+        """Lock a cache's folder. Raises FileNotFoundError if another process is removing it."""
         self._directory = directory
         self._lock = _read_lock(_use_path(directory))
 
@@ -260,9 +261,9 @@ def _use_path(directory: Path) -> Path:
 
 
 def _read_lock(path: Path) -> OpenFile | None:
-    """Take a shared lock of a file, and make the file where there is none. Return None where that is impossible.
+    """Make a file if it is missing, and take a shared lock on it. Return None where that is impossible.
 
-    Raises FileNotFoundError while another process holds the file's exclusive lock, to remove the cache.
+    Raises FileNotFoundError while another process has an exclusive lock on the file, because it removes the cache.
     """
     while fcntl is not None:
         try:
@@ -270,7 +271,7 @@ def _read_lock(path: Path) -> OpenFile | None:
         except OSError:
             try:
                 file = OpenFile(path)
-            except OSError:  # in a folder that this process cannot write
+            except OSError:  # this process cannot write into the folder
                 return None
         try:
             fcntl.flock(file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -278,7 +279,7 @@ def _read_lock(path: Path) -> OpenFile | None:
                 return file
         except BlockingIOError:
             raise FileNotFoundError(f"{path.with_suffix('')} is being removed") from None
-        except FileNotFoundError:  # whoever removed the cache removed this file, too
+        except FileNotFoundError:  # a process has just removed the cache and this file
             continue
         except OSError:
             return None
@@ -299,16 +300,14 @@ def _remove(directory: Path) -> None:
         fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         directory.rename(directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}"))  # so that it disappears in one step
         path.unlink()
-    except OSError:  # it is in use, or nobody can tell
+    except OSError:  # a process reads the cache, or the file system has no locks
         return
     for each in directory.parent.glob(f"{_REMOVED}*"):
         shutil.rmtree(each, ignore_errors=True)
 
 
 def _check_sizes(cache: Cache) -> None:
-    """Raise DamageError where a file of a cache is missing or cut short, for example after a cache folder was cleaned
-    up.
-    """
+    """Raise DamageError if a file of a cache is missing or has the wrong size, as after a clean-up of cache folders."""
     for entry in cache.manifest.files:
         path = cache.directory / entry.name
         found = path.stat().st_size if path.exists() else None

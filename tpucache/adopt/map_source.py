@@ -1,4 +1,4 @@
-"""MapStyleSource: the items of any map-style data set, each with a digest of its content. Never imports torch."""
+"""MapStyleSource: a source for warmup that returns the items of any map-style data set. Never imports torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pickle
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,20 +21,20 @@ from tpucache.warmup.sources.source import Item, Items, Listing, Sample
 if TYPE_CHECKING:
     from tpucache.store.cache import Cache
 
-#: The column of the samples table with the SHA-256 of each picture and label, as the data set gave them.
+#: The column of the samples table that has the SHA-256 of each picture and label before resizing.
 CONTENT: Final = "content"
-_COMPARED: Final = 32  # pictures that are compared where an identity says that all are the same
+_COMPARED: Final = 32  # `few_contents` reads this many items, and the last one
 _READ_TWICE: Final = 8
-_A_TASK: Final = 64
+_SAMPLES_PER_TASK: Final = 64
 
 
 class MapStyleSource:
-    """The items of a map-style data set, each with the SHA-256 of its content. Workers load the set from a file."""
+    """The items of a map-style data set, each with the SHA-256 of its content. Workers unpickle the data set."""
 
     loads_in_threads = False
 
     def __init__(self, dataset: Items) -> None:
-        """Take a data set. Raises UsageError for an object that is not one."""
+        """Read the data set's length and classes. Raises UsageError if it is not a map-style data set, or is empty."""
         if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
@@ -63,13 +63,11 @@ class MapStyleSource:
         return {**self.__dict__, "_dataset": None}
 
     def list(self) -> Listing:
-        """Return all items as samples, named by their numbers."""
+        """Return all items as samples; the path of a sample is its number."""
         return Listing([Sample(number, str(number)) for number in range(self._length)], self._classes)
 
     def load(self, sample: Sample) -> Item:
-        """Return an item. Raises SampleError where the data set raises an error, or returns anything but a picture and
-        its label.
-        """
+        """Return an item. Raises SampleError if the data set fails, or does not return a picture and a label."""
         dataset = _unpickled(self._file) if self._dataset is None else self._dataset
         try:
             value = dataset[int(sample.path)]
@@ -87,16 +85,16 @@ class MapStyleSource:
         return Item(item.fields, item.label, {CONTENT: item.sha256(item.label)})
 
     def content(self, number: int) -> str:
-        """Return the SHA-256 of an item in hexadecimal, or the reason why the item cannot be used."""
+        """Return the SHA-256 of an item in hexadecimal, or, for an item that cannot be used, the reason."""
         try:
             return str(self.load(Sample(number, str(number))).columns[CONTENT])
         except SampleError as error:
             return error.reason
 
     def few_contents(self) -> tuple[Any, ...]:
-        """Return the length of the data set, and the digests of its first item, its last, and some in between.
+        """Return the length of the data set, and the digests of 33 items, evenly spread.
 
-        Raises UsageError where an item differs when it is read again.
+        Raises UsageError if an item differs when it is read a second time.
         """
         count = self._length
         numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -110,7 +108,7 @@ class MapStyleSource:
         return (count, *contents.values())
 
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
-        """Compare all items with those of a cache. Return how they differ, or None where they do not."""
+        """Compare all items with a cache. Describe the first difference, or return None if there is none."""
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
         numbers = range(self._length)
@@ -119,41 +117,40 @@ class MapStyleSource:
         ):
             return f"it has other samples, {len(numbers):,} and not {len(known) + len(skipped):,},"
         compared = [(number, str(content)) for number, content in known.items()]
-        tasks = [(_differing, (self, compared[at : at + _A_TASK])) for at in range(0, len(compared), _A_TASK)]
+        tasks: list[Task] = [
+            (_differing, (self, compared[at : at + _SAMPLES_PER_TASK]))
+            for at in range(0, len(compared), _SAMPLES_PER_TASK)
+        ]
         with Progress(len(compared), "compare", "samples") as progress:
-            for done, wrong in _results(tasks, jobs):
+            for done, wrong in Executor(jobs=jobs).run(iter(tasks), few=True):
                 if wrong is not None:
                     return f"sample {wrong} is another one"
                 progress.advance(done)
         return None
 
 
-def _results(tasks: Sequence[Task], jobs: int | None) -> Iterator[Any]:
-    return Executor(jobs=jobs).run(iter(tasks), few=True)
-
-
 def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
-    """Return how many items were compared, and the number of the first one that differs, or None."""
+    """Compare the digests of some items. Return the number of items, and the first one that differs or None."""
     wrong = next((number for number, content in compared if source.content(number) != content), None)
     return len(compared), wrong
 
 
 def _classes_of(dataset: Any) -> tuple[str, ...]:
-    """Return the class names of a data set in the order of their numbers; none if its classes are not names."""
+    """Return a data set's attribute `classes` if it is a list of different names, else an empty tuple."""
     names = getattr(dataset, "classes", None)
     is_named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
     return tuple(names) if names is not None and is_named and len({*names}) == len(names) else ()
 
 
 def _pickled(source: MapStyleSource) -> str:
-    """Write a source's data set into a file that only this user can read, and that is removed with the source."""
+    """Pickle a source's data set into a temporary file that only this user can read. It is removed with the source."""
     import joblib
 
     number, path = tempfile.mkstemp(prefix="tpucache-")
     weakref.finalize(source, _unlink, path, os.getpid())
     try:
         with os.fdopen(number, "wb") as file:
-            # This can pickle lambdas, too, and what a notebook defines.
+            # joblib's wrapper also pickles lambdas, and functions and classes that a notebook defines.
             pickle.dump(joblib.wrap_non_picklable_objects(source._dataset, keep_wrapper=False), file)
     except Exception as error:  # a user's data set raises anything
         raise pickle.PicklingError(f"{source!r} cannot be pickled ({type(error).__name__}: {error})") from error

@@ -1,7 +1,7 @@
-"""cached: any map-style data set of pictures and labels, read from a cache that the first use builds.
+"""cached: reads any map-style data set of pictures and labels from a cache, and builds the cache on first use.
 
-Nothing shows from outside whether such a data set still returns the pictures of the cache. So either all pictures are
-compared, or the caller states by an `identity` that they are the same.
+A data set does not show whether its pictures have changed since the cache was built. So either all pictures are
+compared with the cache, or the caller passes an `identity` and thereby states that they are the same.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ def cached(
     """Return the pictures and labels of any map-style data set, read from a cache. Build the cache if there is none.
 
     An item is a tuple of a picture (a PIL image, or an array or tensor of 1, 3 or 4 channels: whole numbers from 0 to
-    255, or floats from 0 to 1) and a label (the number or name of a class, or one or several numbers). Pass the data
-    set without random changes and without normalisation: these belong into `transform`, which is called with a PIL
-    image.
+    255, or floats from 0 to 1) and a label (the number or name of a class, or one or several numbers). The data set
+    must not augment or normalise its pictures: do that in `transform`, which is called with a PIL image.
 
     With `identity`, a text such as "birds, third release", you state that the pictures are the same as in earlier calls
-    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without it, all are
-    compared in each call, which takes as long as reading the data set once. If any differs, a new cache is built.
+    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without it, each call
+    compares all pictures, which takes as long as reading the data set once. If a picture differs, a new cache is built.
 
-    `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. Workers receive the data set pickled.
+    `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. The data set is pickled for the workers.
 
-    Raises what ImageFolder raises, and UsageError where an item differs each time it is read.
+    Raises the errors of ImageFolder, and UsageError for an item that differs each time it is read.
     """
     choices = BuildChoices(to_recipe(size, recipe, transform), jobs, on_error)
     source = MapStyleSource(dataset)
@@ -68,9 +67,9 @@ def _open_or_build(kept: Kept, state: str, source: MapStyleSource, choices: Buil
 
 
 def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
-    """Return the cache whose pictures all equal the data set's. Build one if there is none.
+    """Return the newest cache if all its pictures equal those of the data set. Else build a new cache.
 
-    An unfinished cache of a killed process may hold earlier pictures: it is built from the beginning.
+    An unfinished cache may hold pictures that have changed since: it is removed and built from the beginning.
     """
     numbers = [int(state, 16) for state in kept.states()]
     latest = max(numbers, default=0)
@@ -83,7 +82,7 @@ def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> Kept
         if (changed := source.difference(found.cache, choices.jobs)) is None:
             return found
         note(f"{kept.name}: {changed} than in its cache")
-        latest, found = latest + 1, None  # drop the reference: a cache in use is not removed
+        latest, found = latest + 1, None  # `build` removes the old cache only if nothing refers to it
     elif numbers:
         kept.remove(f"{latest:x}")
     found = kept.build(f"{latest:x}", source, choices)

@@ -1,4 +1,4 @@
-"""A folder of pictures, listed as torchvision's ImageFolder lists it, and the state of its files."""
+"""Lists a folder of pictures as torchvision's ImageFolder does, and makes a digest that shows when a file changes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from tpucache.warmup.sources.source import Item, Listing, Sample
 #: The suffixes of pictures in torchvision: `torchvision.datasets.folder.IMG_EXTENSIONS`.
 EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-#: A file that is written twice within one tick of its file system's clock keeps its times. Clocks that tick in whole
-#: seconds, or every two, give times without a fraction; those of Linux tick at least every 10 ms.
+#: If a file is written twice within one tick of its file system's clock, both writes give it the same time. Linux's own
+#: file systems tick at least every 10 ms. Others tick every second or two: then all times are whole seconds.
 _TICK_NS: Final = 20_000_000
 _LONG_TICK_NS: Final = 2_000_000_000
 _SECOND_NS: Final = 1_000_000_000
-_LOOKS: Final = 5
+_MOST_LISTINGS: Final = 5
 
 
 class PictureFile(NamedTuple):
-    """A picture: its path below the root, the number of its class, its size in bytes, and values that change with the
-    file.
+    """A picture file: its path relative to the root, the number of its class, and values that show when it changes.
 
-    These are the times, in ns, when it was written and when anything of it changed; its inode, or 0 where the file
-    system may give it another one with each mount; and when the last link in its path was made, or 0 without a link.
+    These are its size in bytes; its times in ns, `written` (mtime) and `changed` (ctime); its inode, or 0 if the file
+    system may number inodes anew with each mount; and the ctime in ns of the newest link in its path, or 0 without one.
     """
 
     path: str
@@ -50,21 +49,21 @@ class PictureFile(NamedTuple):
 
 @dataclass(frozen=True)
 class PictureFolder:
-    """The classes and the pictures of a folder, in torchvision's order."""
+    """The class names and picture files of a folder, in torchvision's order."""
 
     classes: tuple[str, ...]
     files: tuple[PictureFile, ...]
 
     @functools.cached_property
     def state(self) -> str:
-        """A digest of 32 hexadecimal digits, which changes whenever a picture is added, removed or changed."""
+        """A digest of 32 hexadecimal digits. It changes whenever a picture is added, removed or changed."""
         digest = hashlib.sha256(repr(self.classes).encode())
         for file in self.files:
             digest.update(repr(tuple(file)).encode())
         return digest.hexdigest()[:32]
 
     def difference(self, now: PictureFolder) -> str:
-        """Return as text how a later listing of the same folder differs."""
+        """Describe how a later listing of the same folder differs."""
         before, after = ({file.path: file for file in folder.files} for folder in (self, now))
         texts = [
             f"{len(paths):,} {what}: {name_some(paths)}"
@@ -81,11 +80,12 @@ class PictureFolder:
 def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
     """Return the pictures of a folder in the order of torchvision's ImageFolder.
 
-    Each folder in the root is a class; classes are numbered in the order of their names. Its pictures are all files at
-    any depth below it with a suffix in `EXTENSIONS`. Links are followed, except one that leads back up. The size and
-    times of each file are read, but no file is opened. With `allow_empty`, a folder without a picture is a class, too.
+    Each folder in the root is a class; classes are numbered in the order of their names. The pictures of a class are
+    all files in its folder, at any depth, with a suffix in `EXTENSIONS`. Links are followed, except a link to a folder
+    above. The size and times of each file are read, but no file is opened. With `allow_empty`, a folder without
+    pictures is a class, too.
 
-    Raises SourceError where there are no class folders, one has no picture, or one cannot be read.
+    Raises SourceError if there are no class folders, or if a class folder has no pictures or cannot be read.
     """
     keeps_inodes = _keeps_inodes(root)
     try:
@@ -114,10 +114,9 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
     """Return the same listing, taken so late that any later write to a picture changes the folder's state.
 
-    This waits 20 ms if pictures were written just now, and two seconds on a file system whose clock counts whole
-    seconds.
+    If a picture was written just now, this waits 20 ms, or two seconds if the file system's clock counts whole seconds.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MOST_LISTINGS):
         asked, folder = time.time_ns(), list_pictures(root, allow_empty=allow_empty)
         if not wait_a_tick([max(file.changed, file.linked) for file in folder.files], asked):
             break
@@ -125,7 +124,7 @@ def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = False) -> None:
-    """Raise SourceError where a folder's pictures have changed since it was listed."""
+    """Raise SourceError if a folder's pictures have changed since it was listed."""
     now = list_pictures(os.path.realpath(root), allow_empty=allow_empty)
     if now.state != folder.state:
         raise SourceError(
@@ -137,27 +136,25 @@ def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = Fal
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
     """Wait until any later change of a file gives it another time. Return whether files may have changed since `asked`.
 
-    `changed` are the times when each file changed last, and `asked` is when these were read; all in ns.
+    `changed` are the times of the files' last changes, and `asked` is the time at which they were read, all in ns.
     """
     tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
     left = max(changed, default=0) + tick - asked
-    if not 0 < left <= _LONG_TICK_NS:  # do not wait for a clock that is ahead, as another machine's may be
+    if not 0 < left <= _LONG_TICK_NS:  # never wait long: the clock of a file server may be ahead of this machine's
         return False
     time.sleep(left / 1e9)
     return True
 
 
 def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
-    """Return each picture of a class in order: its path below the root, its status, and when the last link to it was
-    made.
-    """
+    """Return the pictures of a class in torchvision's order: relative path, status, time of the newest link to it."""
     top = os.stat(root)
     found = [
         (folder, entry.name, status, linked)
         for folder, entry, status, linked in _files(root, name, _link_time(root, name), [(top.st_dev, top.st_ino)])
         if entry.name.lower().endswith(EXTENSIONS)
     ]
-    # torchvision sorts by the text of the whole folder, so that `a-b` comes before `a/b`, and then by name.
+    # torchvision sorts by the folder's path as text, so that `a-b` comes before `a/b`, and then by the file's name.
     found.sort(key=lambda each: each[:2])
     return [(f"{folder}/{name}", status, linked) for folder, name, status, linked in found]
 
@@ -165,19 +162,22 @@ def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
 def _files(
     root: str, folder: str, linked: int, above: list[tuple[int, int]]
 ) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
-    """Yield each file at any depth below a folder: its folder, entry, status, and when a link to it was made."""
+    """Yield each file in a folder, at any depth: its folder, entry, status, and the time of its newest link.
+
+    `linked` is the time of the newest link in the folder's own path, and `above` identifies the folders above.
+    """
     status = os.stat(os.path.join(root, folder))
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return
-    with os.scandir(os.path.join(root, folder)) as scanned:  # closed before folders in it are opened
+    with os.scandir(os.path.join(root, folder)) as scanned:  # is closed before any subfolder is opened
         entries = list(scanned)
     for entry in entries:
         is_link = entry.is_symlink()
         own = max(linked, entry.stat(follow_symlinks=False).st_ctime_ns) if is_link else linked
         try:
             status = entry.stat()
-        except OSError:  # a broken link: reading it raises an error that names it
+        except OSError:  # for a broken link, reading the picture raises the error
             status = entry.stat(follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             yield from _files(root, f"{folder}/{entry.name}", own, [*above, identity])
@@ -186,16 +186,16 @@ def _files(
 
 
 def _link_time(root: str, name: str) -> int:
-    """Return when a link was made, in ns, or 0 for a path that is not a link."""
+    """Return the ctime of a link in ns, or 0 for a path that is not a link."""
     status = os.lstat(os.path.join(root, name))
     return status.st_ctime_ns if stat.S_ISLNK(status.st_mode) else 0
 
 
 def _keeps_inodes(root: str) -> bool:
-    """Return whether the files of a folder keep their inodes for life, as they do on this machine's disks."""
+    """Return whether the files of a folder keep their inode numbers across mounts, as they do on local disks."""
     try:
         number = os.open(root, READ if FOLDER is None else FOLDER)
-    except OSError:  # listing the folder raises an error that says so
+    except OSError:  # the caller lists the folder next, which raises the error
         return False
     try:
         return file_system(number) in LOCAL_FILE_SYSTEMS
@@ -204,7 +204,7 @@ def _keeps_inodes(root: str) -> bool:
 
 
 class PictureFolderSource:
-    """The pictures of a folder in torchvision's order, labelled with the numbers of their classes."""
+    """A source for warmup: the pictures of a folder in torchvision's order, each labelled with its class number."""
 
     loads_in_threads = True
 
@@ -217,7 +217,7 @@ class PictureFolderSource:
         return self._root
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_folder": None}  # workers list nothing
+        return {**self.__dict__, "_folder": None}  # workers only load, and the listing is large
 
     def list(self) -> Listing:
         """Return all pictures. Raises SourceError for two classes of one name."""

@@ -1,4 +1,4 @@
-"""PictureDataset: the pictures of a kept cache, in the form of torchvision's data sets."""
+"""PictureDataset: the pictures and labels of a cache, with the interface of torchvision's data sets."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tpucache.loading.tensors import Dataset
 from tpucache.recipe import Recipe
 from tpucache.store.fields import IMAGE
 
-#: The height and width of pictures, in pixels, or one number for both.
+#: The (height, width) of pictures in pixels, or one number for both.
 Size = int | tuple[int, int]
-#: Changes a picture, or a label, one at a time.
+#: A function of one picture or of one label.
 Transform = Callable[[Any], Any]
 
 _ADVICE: Final = "leave it out, and change whole batches instead: CachedLoader(…, augment=…, normalise=…)"
 
 
 class PictureDataset(Dataset[Any]):
-    """Pictures and their labels, `picture, label = dataset[0]`, read from a cache; `cached` and `from_hf` return it.
+    """Pictures and their labels, read from a cache: `picture, label = dataset[0]`. `cached` and `from_hf` return it.
 
-    A `transform` is called with a PIL image, as in torchvision's data sets, and its result is the picture. Without one,
-    the picture is a tensor, uint8 (channels, height, width), which a DataLoader collates into batches. Labels are
-    Python numbers, changed by `target_transform` if there is one. `targets` holds all labels, and `classes` their
-    names.
+    As in torchvision's data sets, a `transform` is called with a PIL image, and its result is the picture. Without a
+    transform, the picture is a tensor, uint8 (channels, height, width), which DataLoader collates into batches. Labels
+    are Python numbers; `target_transform` is called with each label. `targets` is the list of all labels, and
+    `classes` the list of class names.
 
-    It works with DataLoader and any kind of worker. As long as there is no transform, `CachedLoader` takes it or a
-    Subset of it, too, and is faster.
+    The data set works with DataLoader and any kind of worker. `CachedLoader` is faster; it takes the data set, or a
+    Subset, if there are no transforms.
     """
 
     def __init__(
         self, kept: KeptCache, transform: Transform | None = None, target_transform: Transform | None = None
     ) -> None:
-        """Take a cache whose records hold one picture each. Raises UsageError for another cache."""
+        """Open a cache in which each record is one picture. Raises UsageError for another cache."""
         self._cached = CachedDataset(kept.cache)
         self._use = kept.use
         _check(self._cached, transform)
@@ -51,7 +51,7 @@ class PictureDataset(Dataset[Any]):
         return len(self._cached)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """Return a picture and its label. Raises IndexError outside of the samples."""
+        """Return a picture and its label. Raises IndexError when there is no such sample."""
         position, label = self._entry(index)
         picture, _ = self._cached[position]
         if self.transform is not None:
@@ -63,13 +63,13 @@ class PictureDataset(Dataset[Any]):
 
     @property
     def directory(self) -> Any:
-        """The folder of the cache, which `CachedDataset` and all commands take."""
+        """The folder of the cache. `CachedDataset` and all commands accept it."""
         return self._cached.directory
 
     def to_cached(self) -> CachedDataset:
         """Return the same samples as a CachedDataset, from which `CachedLoader` reads whole batches.
 
-        Raises UsageError where samples are changed one by one: by a transform, by a subclass, or by changed labels.
+        Raises UsageError if a transform, a subclass or a changed label makes samples differ from the cache.
         """
         for name in ("transform", "target_transform"):
             if getattr(self, name) is not None:
@@ -93,13 +93,11 @@ class PictureDataset(Dataset[Any]):
         return position, self.targets[position]
 
     def _chosen(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Return the positions of all samples in the cache, and their labels."""
+        """Return the position of each sample in the cache, and the label of each sample."""
         return range(len(self)), self.targets
 
     def _labels(self) -> list[Any]:
-        """Return the labels of the cache: whole numbers, or one or several numbers for each sample; -1 where there is
-        no label.
-        """
+        """Return the label of each sample in the cache: a number, a list of numbers, or -1 if there is no label."""
         labels = self._cached.table.labels
         if labels is None:
             return [-1] * len(self._cached)
@@ -107,7 +105,7 @@ class PictureDataset(Dataset[Any]):
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
-    """Return the recipe to build by. Raises UsageError, RecipeError."""
+    """Return the recipe of the cache: `recipe`, or one with this size. Raises UsageError, RecipeError."""
     if transform is not None and not callable(transform):
         raise UsageError(
             f"transform is called with each picture, and {transform!r:.60} is not a function: give a size as size="

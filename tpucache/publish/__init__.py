@@ -1,1 +1,1 @@
-"""Brings a cache to where notebooks find it: a Kaggle dataset, or any URL."""
+"""Publishes caches as Kaggle datasets, and copies them to and from URLs."""

@@ -1,7 +1,7 @@
-"""An add-on dataset, `owner/slug-v2`: the files of a version of a cache that no dataset at Kaggle has yet.
+"""An add-on dataset, `owner/slug-v2`: the files of a cache's version 2 that no dataset at Kaggle has yet.
 
-For each version of a dataset, Kaggle uploads the whole dataset again. An add-on holds only the new shards, the tables
-and the manifest. Where both datasets are mounted, `kaggle:owner/slug@2` joins them.
+A new version of a Kaggle dataset needs an upload of all its files. An add-on holds only the new shards, the tables and
+the manifest. Where both datasets are mounted, `kaggle:owner/slug@2` joins them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from tpucache.store.remote.draft import Content, Draft, in_memory, of_file
 from tpucache.store.remote.kaggle import KaggleDataset
 from tpucache.store.verify import is_whole
 
-_FILES_BYTES: Final = 3_000_000  # of the card and the wheel, which a new version of the whole dataset would send, too
+_CARD_AND_WHEEL_BYTES: Final = 3_000_000  # a new version of the whole dataset would include both
 
 
 @dataclass(frozen=True)
 class Addition:
-    """An add-on that is ready to be sent: its dataset, its files, and the datasets that hold the other files.
+    """An add-on that is ready to send: its dataset, its files, and the datasets that hold the other files (`attach`).
 
-    `whole_bytes` is what a new version of the one dataset would send. `is_there` says that nothing is left to send.
+    `whole_bytes` is the size of a new version of the whole dataset. `is_there` says that Kaggle has this version
+    already.
     """
 
     dataset_id: str
@@ -54,7 +55,7 @@ class Addition:
 
     @property
     def is_cheaper(self) -> bool:
-        """Whether the add-on sends fewer bytes than a new version of the one dataset."""
+        """Whether the add-on sends fewer bytes than a new version of the whole dataset."""
         return bool(self.attach) and self.total_bytes < self.whole_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,10 +72,10 @@ class Addition:
 
 
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
-    """Ask Kaggle what its datasets of a cache hold, and return an add-on with the files that they lack.
+    """Ask Kaggle which files of a cache its datasets have, and return an add-on with the others.
 
-    Raises PublishError where there is no dataset, where another version has the add-on's name, and where Kaggle does
-    not answer; DependencyError without kagglesdk, and what `version_files` raises.
+    Raises PublishError if there is no dataset yet, if another version has the add-on's name, and if Kaggle does not
+    answer; DependencyError without kagglesdk, and the errors of `version_files`.
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest
@@ -130,7 +131,7 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
         others[TIMES_NAME] = read_file(folder / TIMES_NAME)
     contents = {entry.name: of_file(folder, entry) for entry in new}
     contents |= {name: in_memory(data) for name, data in others.items()}
-    whole = manifest.total_bytes + sum(map(len, others.values())) + _FILES_BYTES
+    whole = manifest.total_bytes + sum(map(len, others.values())) + _CARD_AND_WHEEL_BYTES
     return Addition(addition_id, folder, manifest, contents, attach, whole, is_there)
 
 
@@ -140,10 +141,10 @@ def send_addition(
     options: PublishOptions,
     advance: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Send an add-on and wait until Kaggle lists it; `advance` is called with the number of bytes done.
+    """Send an add-on and wait until Kaggle lists it. `advance` is called with the number of bytes done.
 
-    After a kill, the next call continues: it finds the journal next to the cache. Raises PublishError, UnfinishedError,
-    DamageError for a file that differs from the manifest, UsageError for a name that is too long.
+    A journal next to the cache records what was sent, so the next call continues after a kill. Raises PublishError,
+    UnfinishedError, DamageError for a file that differs from the manifest, UsageError for a name that is too long.
     """
     dataset = KaggleDataset(check_id(addition.dataset_id, "the add-on's name"))
     slug = addition.dataset_id.partition("/")[2]

@@ -1,8 +1,8 @@
 """The folder to upload: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
 
-Kaggle's client skips hidden files and sends all others. So the proof that `publish` made a folder, and that nobody has
-changed it since, is stored in the one file that is not uploaded as such: dataset-metadata.json holds the folder's
-claim. Until the folder is finished, the claim is a separate file, which is written first.
+A claim proves that `publish` made a folder, and that nobody has changed it since: it lists the digests of the files.
+Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client reads that file but
+does not upload it. While the folder is being made, the claim is a separate file, and is written first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_N
 class Bundle:
     """A folder that is ready to upload, with the names and sizes of its files.
 
-    `wheels` are the files that install other packages.
+    `wheels` are the wheels of other packages, not tpucache's own.
     """
 
     folder: Path
@@ -83,14 +83,14 @@ def make_bundle(
 ) -> Bundle:
     """Make the folder to upload for a verified cache: `out`, or `CACHE.publish` next to the cache.
 
-    `wheels` is the tag of a Python, such as "cp312": the wheels of packages that the cache's codecs need are added.
-    With `hashes`, the hashes of all pictures are added; those that were not stored are computed.
+    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need there. With
+    `hashes`, add the hashes of all pictures; missing ones are computed.
 
-    The cache's files are hard links, or verified copies where the file system has no links. A folder that an earlier
-    call made of the same cache, or of an earlier state of it, is updated.
+    The folder gets hard links to the cache's files, or verified copies where the file system has no links. If an
+    earlier call made the folder from this cache, or from an earlier version of it, the folder is updated.
 
-    Raises UsageError for a folder that holds anything else, or that is, contains or lies in the cache; PublishError for
-    a cache that Kaggle does not accept or wheels that pip cannot find; StoreError when the folder cannot be written.
+    Raises UsageError if the folder holds other files, or if one of folder and cache contains the other; PublishError if
+    Kaggle does not accept the cache, or pip cannot find a wheel; StoreError when the folder cannot be written.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -117,15 +117,15 @@ def make_bundle(
     earlier = len(entries) - len(manifest.files) + len(_times(source))
     if earlier and len(manifest.shards) + COMPANIONS + earlier > MAX_FILES:
         raise PublishError(
-            f"{source} has {manifest.number} versions, and with the {earlier} files of earlier ones more than the "
-            f"{MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
+            f"{source} has {manifest.number} versions, and with the {earlier} files of earlier versions it has more "
+            f"than the {MAX_FILES} files of a published cache: `tpucache compact {source}` leaves one version"
         )
     written = {**_written(opened, metadata, packages, MAX_FILES - len(others) - earlier), **others}
     claim = _claim_bundle(manifest, entries, written)
     try:
         with hold_folder(folder, "publishing from"):
             for path in _check_bundle(folder, opened, claim):
-                # Remove changed files before their claim; the metadata keep their claim until they are replaced.
+                # The old claim in the metadata stays until the new metadata replace it.
                 if path.name in written.keys() - {METADATA_NAME} or path.name not in {CLAIM_NAME, *claim.files}:
                     path.unlink()
             claim_folder(folder, claim)
@@ -144,17 +144,13 @@ def make_bundle(
 
 
 def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
-    """Return the files that accompany a cache that is built at Kaggle: its card, which states no licence, and
-    tpucache's wheel.
-    """
+    """Return the card, without a licence, and tpucache's wheel, for a cache that is built directly at Kaggle."""
     card = make_card(manifest, dataset_id.partition("/")[2], dataset_id, None, sheet=False)
     return {CARD_NAME: card.encode(), wheel_name(): wheel_bytes()}
 
 
 def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
-    """Return the wheels of packages that a cache's codecs need. Raises PublishError where there is no room for more
-    files.
-    """
+    """Return the wheels of packages that a cache's codecs need. Raises PublishError if the files would be too many."""
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
     if files > MAX_FILES:
@@ -168,8 +164,8 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
 
 
 def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
-    """Return the manifest, tpucache's wheel, the card, the metadata, and a sheet of samples if the dataset may have one
-    more file.
+    """Return the files that `publish` writes itself: manifest, tpucache's wheel, card, metadata. A sheet of samples is
+    added if the limit on the number of files allows it.
     """
     manifest = cache.manifest
     has_room = len(manifest.shards) + COMPANIONS < room
@@ -189,7 +185,7 @@ def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...
 
 
 def _times(source: Path) -> dict[str, bytes]:
-    """Return the file that lists when versions were made, if there is one."""
+    """Return the name and bytes of the file with the times of versions, if the cache has one."""
     return {TIMES_NAME: read_file(source / TIMES_NAME)} if (source / TIMES_NAME).exists() else {}
 
 
@@ -214,29 +210,28 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
-    """Return the claim of a folder: the digests of the cache's files and of the files written for it."""
+    """Return the claim of a folder: the digests of the cache's files and of the files that `publish` writes itself."""
     claim = Claim.of(_COMMAND, manifest, files)
     return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
 
 
 def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
-    """Return dataset-metadata.json with a folder's claim in it, under a key that Kaggle's client does not read."""
+    """Return dataset-metadata.json with the folder's claim, under a key that Kaggle's client ignores."""
     return (json.dumps({**json.loads(metadata), _KEY: json.loads(claim.to_json())}, indent=1) + "\n").encode()
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
-    """Return the files of a folder, after checking that `publish` wrote all of them, so that they may be replaced or
-    removed.
+    """Return the files of a folder, which may be replaced or removed, because `publish` wrote all of them.
 
-    Raises UsageError, and changes nothing, unless the folder is empty or `publish` made it, wholly or in part, of this
-    cache or of an earlier state of it.
+    Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
+    earlier version of it.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
     if foreign:
         raise UsageError(f"{folder} holds {named(foreign)}, which would be uploaded: give another --out")
     claims = _read_claims(folder)
-    unknown = {name for name in entries if not any(_is_of(each, name) for each in claims)}
+    unknown = {name for name in entries if not any(_covers(each, name) for each in claims)}
     if unknown:
         raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
@@ -250,14 +245,13 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` uses a file name. That does not show yet that it wrote the file."""
-    names = (SHARD_NAME, TABLE_NAME, VERSION_NAME)
-    of_cache = any(each.fullmatch(name) for each in names) or name == TIMES_NAME or name.endswith(".tmp")
-    return bool(of_cache) or name in _UPLOADED or bool(_WHEEL.fullmatch(name) or HASHES_NAME.fullmatch(name))
+    """Return whether `publish` writes files with this name. Somebody else may have written this file."""
+    names = (SHARD_NAME, TABLE_NAME, VERSION_NAME, _WHEEL, HASHES_NAME)
+    return name in (*_UPLOADED, TIMES_NAME) or name.endswith(".tmp") or any(each.fullmatch(name) for each in names)
 
 
 def _read_claims(folder: Path) -> list[Claim]:
-    """Return the claims in a folder that `publish` made or began; none for any other folder."""
+    """Return the claims that `publish` wrote into a folder: one in the metadata, one in a separate file, or none."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
@@ -275,12 +269,12 @@ def _metadata(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _is_of(claim: Claim, name: str) -> bool:
+def _covers(claim: Claim, name: str) -> bool:
     return name in claim.files or name == CLAIM_NAME or claim.wrote_aside(name)
 
 
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
-    """Return whether a file has the digest that a claim states, or is a link to the cache's verified file."""
+    """Return whether a file has the digest that a claim states, or is a hard link to the cache's verified file."""
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
         return True  # the claim itself, or an unfinished file

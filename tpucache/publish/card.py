@@ -1,4 +1,4 @@
-"""The card of a published cache, in Markdown: what it is, how to read it, how it was made."""
+"""The card of a published cache, a page in Markdown: what the cache is, how to read it, how it was made."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def make_card(
     attach: Sequence[str] = (),
     notes: str = "",
 ) -> str:
-    """Return a cache's card: what it is, how to read it, how it was made.
+    """Return a cache's card.
 
-    Without a licence, the card says that its owner has not stated one yet. `wheels` are other packages' wheels that are
-    published with the cache. With `sheet` the card shows the sheet of samples. `history` is the result of
-    `describe_versions`, for a cache of several versions. For an add-on, `attach` names the datasets that belong to it,
-    and `notes` are its owner's words. Raises DependencyError without jinja2.
+    Without a licence, the card says "not stated yet". `wheels` are the wheels of other packages that are published with
+    the cache. With `sheet`, the card shows the sheet of samples. `history` is the result of `describe_versions`. For an
+    add-on, `attach` names the datasets that hold its other files, and `notes` is a text by its owner. Raises
+    DependencyError without jinja2.
     """
     inside = [wheel.package for wheel in wheels]
     statistics = manifest.statistics
@@ -87,14 +87,14 @@ def make_card(
 
 
 def to_markdown(value: object) -> str:
-    """Return a value as text that Markdown shows unchanged, since names of files and classes may hold any character."""
+    """Return a value as text that Markdown shows unchanged. Names of files and classes may hold any character."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
     text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
     return text.translate(_ESCAPES)
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the classes, with the number of samples of each where that is known."""
+    """Return each class with its number of samples as text, "" where the number is unknown."""
     counts = [f"{count:,}" for count in manifest.statistics.class_counts] or [""] * len(manifest.classes)
     return list(zip(manifest.classes, counts, strict=True))
 

@@ -1,7 +1,6 @@
 """Publishes a cache as a Kaggle dataset: verify it, make the folder, upload it, and check what arrived.
 
-Kaggle's own client does the upload, run as a program. Only that program knows the token: nothing here reads, keeps or
-shows one.
+Kaggle's own client, the program `kaggle`, does the upload. Only that program reads the user's token.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ _NEXT: Final = "Next Page Token = "
 # After some errors the client exits with status 0, and prints the error only on standard output.
 _REFUSED: Final = re.compile(r"creation error|upload unsuccessful|^skipping", re.IGNORECASE)
 _INTERVAL: Final = 5.0
-# A listing may be a little behind: for a while it shows the version before the new one.
-_GRACE: Final = {True: 10.0, False: 60.0}
-_NAMED: Final = 10
+# Seconds until Kaggle lists all files of a new dataset, and of a new version. At first it lists the previous version.
+_NEW_DATASET_SECONDS: Final = 10.0
+_NEW_VERSION_SECONDS: Final = 60.0
+_MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ def prepare(
     *,
     hashes: bool = False,
 ) -> Bundle:
-    """Verify a cache and make the folder to upload; `on_progress` is called after each verified shard.
+    """Verify a cache and make the folder to upload. `on_progress` is called after each verified shard.
 
-    `wheels` is the tag of a Python, such as "cp312": the wheels of packages that the cache's codecs need are added.
-    With `hashes`, the hashes of all pictures are added, by which `tpucache.insight` finds copies.
+    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need there. With
+    `hashes`, add the hashes of all pictures; `tpucache.insight` needs them to find copies.
 
-    Raises DamageError for a damaged cache, and what `make_bundle` raises.
+    Raises DamageError for a damaged cache, and the errors of `make_bundle`.
     """
     damages = verify_cache(cache, on_progress)
     if damages:
-        names = ", ".join(sorted({damage.name for damage in damages})[:_NAMED])
+        names = ", ".join(sorted({damage.name for damage in damages})[:_MOST_NAMED])
         raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}` and warm it up again")
     return make_bundle(cache, metadata, out, wheels, hashes=hashes)
 
@@ -88,10 +88,10 @@ def prepare(
 def send(
     bundle: Bundle, options: PublishOptions | None = None, announce: Callable[[str], None] = lambda command: None
 ) -> Published:
-    """Upload a folder by Kaggle's client, as a new dataset or as its next version, and check what arrived.
+    """Upload a folder with Kaggle's client, as a new dataset or as its next version, and check what arrived.
 
-    On a dry run, or without the client on PATH, nothing is uploaded. `announce` is called with the command before it
-    runs. Raises PublishError when the client is not signed in, fails, or leaves a file out.
+    Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the command before
+    it runs. Raises PublishError when the client is not signed in, fails, or does not send a file.
     """
     options = options or PublishOptions()
     command = create_command(bundle.folder, public=options.public)
@@ -117,7 +117,7 @@ def _message(manifest: Manifest) -> str:
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
-    """Wait until all files are listed as they were sent. Raises PublishError with the names of files that are not."""
+    """Wait until Kaggle lists all files with the right sizes. Raises PublishError, which names the other files."""
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
         state = client.state(dataset_id)
@@ -125,12 +125,12 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
         if state != "pending" and not missing:
             return
         passed = time.monotonic() - began
-        limit = patience if state == "pending" else min(patience, _GRACE[new])
+        limit = patience if state == "pending" else min(patience, _NEW_DATASET_SECONDS if new else _NEW_VERSION_SECONDS)
         if state == "failed" or passed + _INTERVAL > limit:
             break
         time.sleep(_INTERVAL)
-    reason = "; ".join(missing[:_NAMED]) or f"Kaggle is still preparing it after {passed:,.0f} s"
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    reason = "; ".join(missing[:_MOST_NAMED]) or f"Kaggle is still preparing it after {passed:,.0f} s"
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
     raise PublishError(
         f"{dataset_id} differs from what was sent: {reason}{more}. Look at "
         f"https://www.kaggle.com/datasets/{dataset_id}, then publish again, which makes a new version"
@@ -138,7 +138,7 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
 
 
 def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
-    """Return each file that did not arrive as it was sent, or why the files cannot be listed."""
+    """Describe each file that is missing at Kaggle or has another size. If Kaggle lists no files, return the reason."""
     try:
         return find_differences(bundle.files, client.files(bundle.metadata.dataset_id))
     except PublishError as error:
@@ -146,12 +146,12 @@ def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
 
 
 def create_command(folder: str | Path, *, public: bool) -> list[str]:
-    """Return the command that makes a new dataset of a folder."""
+    """Return the command that uploads a folder as a new dataset."""
     return [NAME, "datasets", "create", "-p", str(folder), *(["--public"] if public else [])]
 
 
 def version_command(folder: str | Path, message: str) -> list[str]:
-    """Return the command that makes a folder the next version of its dataset."""
+    """Return the command that uploads a folder as the next version of its dataset."""
     return [NAME, "datasets", "version", "-p", str(folder), "-m", message]
 
 
@@ -168,7 +168,7 @@ class KaggleClient:
         return cls(program) if program else None
 
     def state(self, dataset_id: str) -> State | None:
-        """Return the state of a dataset, None where none is visible. Raises PublishError when signed out."""
+        """Return the state of a dataset, or None if this user sees none. Raises PublishError when signed out."""
         done = self._ask(["datasets", "status", dataset_id])
         output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:
@@ -185,7 +185,7 @@ class KaggleClient:
         """Run an upload and pass its output on to standard error. Raises PublishError when it fails."""
         lines: list[str] = []
         words = [self.program, *command[1:]]
-        # Its progress bars go to standard error anyway.
+        # Standard error is not redirected, so the client's progress bars are shown.
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace") as process:  # noqa: S603  # no shell, our own words
             for line in process.stdout or ():
                 tell(line.rstrip("\n"))
@@ -196,9 +196,7 @@ class KaggleClient:
             raise PublishError(f"`{shlex.join(command)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:
-        """Return the names of a dataset's files with their bytes, or None for a size that Kaggle rounds. Raises
-        PublishError.
-        """
+        """Return the size in bytes of each file of a dataset, None for a rounded size. Raises PublishError."""
         listed: dict[str, int | None] = {}
         token: str | None = None
         for _ in range(_MAX_PAGES):
@@ -234,12 +232,12 @@ def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
     token = next((line.removeprefix(_NEXT).strip() for line in lines if line.startswith(_NEXT)), None)
     start = next((at for at, line in enumerate(lines) if line.startswith("name,")), len(lines))
     rows = csv.DictReader(lines[start:])
-    # Older clients round sizes: 12MB.
+    # Older clients list rounded sizes, such as 12MB.
     return {row["name"]: int(row["size"]) if (row.get("size") or "").isdecimal() else None for row in rows}, token
 
 
 def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
-    """Return, in a few words each, which files are missing or differ in size from the one sent."""
+    """Describe each sent file that did not arrive, or that arrived with another size."""
     found = [f"{name} is missing" for name in sent if name not in arrived]
     for name, size in sent.items():
         there = arrived.get(name)

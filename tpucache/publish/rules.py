@@ -70,7 +70,7 @@ def check_title(title: str) -> str:
 
 
 def check_license(name: str | None) -> str:
-    """Return a licence if it is one of Kaggle's names; there is no default. Raises UsageError with all names."""
+    """Return the name of a licence if Kaggle knows it; there is no default. Raises UsageError with all names."""
     if name not in LICENSES:
         given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
@@ -78,14 +78,14 @@ def check_license(name: str | None) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Return the tag of a Python, such as cp312. Raises UsageError."""
+    """Return the tag of a Python version if it is one, such as cp312. Raises UsageError."""
     if not _TAG.fullmatch(tag):
         raise UsageError(f"--wheels is the tag of a Python, such as cp312 for Python 3.12, not {tag!r}")
     return tag
 
 
 def breaches(folder: str | Path) -> list[str]:
-    """Return, as a sentence each, Kaggle's rules that a folder to upload breaks; empty when it breaks none."""
+    """Return one text for each of Kaggle's rules that a folder to upload breaks."""
     folder = Path(folder)
     entries = sorted(folder.iterdir())
     uploaded = [path for path in entries if path.name != METADATA_NAME]
@@ -121,7 +121,7 @@ def _metadata_breaches(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Kaggle needs to know about a dataset. Raises UsageError for values that Kaggle does not accept."""
+    """The id, title and licence of a dataset. Raises UsageError for values that Kaggle does not accept."""
 
     dataset_id: str = option(MISSING, "owner and name of the Kaggle dataset", metavar="OWNER/SLUG", flag="id")
     title: str = option(MISSING, "title, 6 to 50 characters")
@@ -144,7 +144,7 @@ class Metadata:
 class PublishOptions:
     """How a cache is published: `out` is the folder to upload, `patience` the seconds to wait for Kaggle.
 
-    `wheels` is the tag of a Python. Raises UsageError for text that is not one.
+    Raises UsageError where `wheels` is not the tag of a Python version.
     """
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")

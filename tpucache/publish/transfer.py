@@ -1,4 +1,4 @@
-"""Fetches a cache from a URL, or pushes one to it. Every byte is checked, and an interrupted copy continues."""
+"""Fetches a cache from a URL, or pushes one to it. All bytes are checked. An interrupted copy can be continued."""
 
 from __future__ import annotations
 
@@ -68,15 +68,16 @@ def fetch_cache(
     """Copy the cache at a URL into a folder that is new, empty, or an earlier copy of it, and return its manifest.
 
     Each file's SHA-256 is compared with the manifest; a file that differs is fetched a second time. After an
-    interrupted call the next one continues, even in the middle of a file. `on_progress` is called with the bytes done
-    and all bytes. From a cache with bands of frequencies, a `resolution` copies only the bands that images of this size
-    need. Hashes of pictures are copied if they were pushed or published with the cache. Earlier versions are copied as
-    well, unless a `resolution` is given; where the folder has one of them, only the files that it lacks. A URL that
-    ends with "@2" means version 2 and those before it.
+    interrupted call the next one continues, even in the middle of a file. Files that the folder already has are not
+    fetched again. `on_progress` is called with the number of bytes done and the number of all bytes.
+
+    Earlier versions are copied as well. A URL that ends with "@2" copies version 2 and those before it. With a
+    `resolution`, only the newest version is copied, and from a cache with bands of frequencies only the bands that
+    images of this size need. Hashes of pictures are copied if the URL has them.
 
     Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, UsageError for a folder that holds anything else or that is, or
-    lies in, the one at the URL, DependencyError without fsspec or the store's own library.
+    when the URL cannot be read or the disk has no room, UsageError if the folder holds other files, or is or lies in
+    the folder at the URL, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -91,7 +92,7 @@ def fetch_cache(
         made: dict[str, bytes] = {}
         before: list[Manifest] = []
         if (bands := _bands(manifest, resolution, remote.shown)) < len(manifest.layouts):
-            with _table_of(remote, manifest, manifest.index) as folder:
+            with _fetched_table(remote, manifest.index) as folder:
                 manifest, data = first_bands(manifest, Cache(folder, manifest).index.read_all(), bands)
             text, made[manifest.index.name] = manifest.text.encode(), data
         else:
@@ -121,17 +122,16 @@ def push_cache(
 ) -> Manifest:
     """Copy a cache to a URL that holds nothing, or an earlier copy of it, and return its manifest.
 
-    Earlier versions are sent as well, unless a `resolution` is given; where the URL has a copy of one of them, only the
-    files that it lacks. "cache@2" means version 2 of "cache" and those before it.
-
     Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
-    if they are right. `on_progress` is called with the bytes done and all bytes. From a cache with bands of
-    frequencies, a `resolution` sends only the bands that images of this size need. With `hashes`, the hashes of all
-    pictures are sent; those that were not stored are computed.
+    if they are right. `on_progress` is called with the number of bytes done and the number of all bytes.
 
-    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError where it holds
-    anything else or leads to the cache itself or into it, DependencyError without fsspec or the store's own library,
-    and what `Manifest.load` raises.
+    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and those before it. With a `resolution`,
+    only the newest version is sent, and of a cache with bands of frequencies only the bands that images of this size
+    need. With `hashes`, the hashes of all pictures are sent; missing ones are computed.
+
+    Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError if the URL holds
+    other files, or is or lies in the cache's folder, DependencyError without fsspec or the store's own library, and
+    the errors of `Manifest.load`.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -157,7 +157,7 @@ def push_cache(
 
 
 def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
-    """Return how many of a cache's bands to copy. Raises UsageError."""
+    """Return how many of a cache's bands to copy for a resolution. Raises UsageError."""
     if resolution is None:
         return len(manifest.layouts)
     bands = bands_for(manifest, resolution)
@@ -167,18 +167,18 @@ def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int
 
 
 def _check_tables(remote: Remote, manifest: Manifest) -> None:
-    """Raise FormatError for tables that are too large for the samples, before they fill a disk."""
+    """Raise FormatError for tables that are too large for the number of samples, before they fill a disk."""
     if manifest.index.bytes > most_index_bytes(manifest.records) or manifest.table.bytes > most_table_bytes(
         manifest.samples
     ):
         raise FormatError(
-            f"{remote.shown}/{MANIFEST_NAME} lists tables that are larger than those of {manifest.samples:,} samples: "
+            f"{remote.shown}/{MANIFEST_NAME} lists tables that are larger than {manifest.samples:,} samples can need: "
             "push or publish the cache again"
         )
 
 
 def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
-    """Return the manifests of the versions before one; those that a folder has already are read from there.
+    """Return the manifests of a cache's earlier versions: from the target folder if it has them, else from the URL.
 
     Raises DamageError or FormatError for a manifest that is missing or differs.
     """
@@ -194,13 +194,13 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
 
 
 def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
-    """Raise UsageError unless a folder may take the cache at a URL."""
+    """Raise UsageError unless the cache at a URL may be copied into a folder."""
     names = [path.name for path in target.iterdir()]
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
     if MANIFEST_NAME in names:
         existing = Manifest.load(target)
         if not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
-            with _table_of(remote, manifest, manifest.table) as folder:
+            with _fetched_table(remote, manifest.table) as folder:
                 check_descends(Cache(target, existing), Cache(folder, manifest), str(target))
 
 
@@ -212,7 +212,7 @@ def _fetch_files(
     made: Mapping[str, bytes],
     files: Sequence[FileEntry],
 ) -> None:
-    """Fetch the files that a folder lacks, after claiming the folder. Some files are `made` here."""
+    """Claim a folder and fetch the files that it lacks. `made` has the bytes of files that are not fetched."""
     missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest, files))
@@ -227,7 +227,7 @@ def _fetch_files(
 
 
 def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the list of when versions were made, if there is one. It is no part of the cache."""
+    """Copy the file with the times of versions, if the URL has one. No manifest lists it."""
     if not manifest.parents:
         return
     try:
@@ -241,9 +241,9 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the hashes of pictures, if there are any. No manifest lists them; whoever reads them checks them.
+    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; whoever reads it checks it.
 
-    A bucket may refuse to say whether the file exists. Without it, hashes are computed when they are needed.
+    If the URL cannot say whether it has the file, go on without it: hashes are computed when they are needed.
     """
     name = hashes_name(manifest)
     if (target / name).exists():
@@ -263,7 +263,7 @@ def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
-    """Take the lock of a folder on this machine that is pushed to. Raises UsageError when it is the cache's own."""
+    """Lock the folder to push to if it is on this machine. Raises UsageError if it overlaps with the cache's folder."""
     if remote.local is None:
         return nullcontext()
     check_apart(source, remote.local)
@@ -271,7 +271,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
-    """Return whether a URL holds the manifest already. Raises UsageError where it may not take the cache."""
+    """Return whether a URL already holds this manifest. Raises UsageError where the cache must not be written."""
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
     if CLAIM_NAME in names:
@@ -279,12 +279,12 @@ def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Seque
     if MANIFEST_NAME in names:
         existing = remote.manifest()[0]
         _check_tables(remote, existing)
-        # An earlier version includes the files of those before it; of another cache we know none.
+        # Of another cache, only the newest version's files are known.
         is_before = existing.identity in (*manifest.parents, manifest.identity)
         claims.append(Claim.of(FINISHED, existing, joined_files(existing, before) if is_before else None))
     check_ours(remote.shown, names, claims, Claim.of("push", manifest, joined_files(manifest, before)))
     if existing is not None and not has_same_table(existing, manifest) and existing.identity not in manifest.parents:
-        with _table_of(remote, existing, existing.table) as folder:
+        with _fetched_table(remote, existing.table) as folder:
             check_descends(Cache(folder, existing), Cache(source, manifest), remote.shown)
     return existing is not None and existing.identity == manifest.identity
 
@@ -298,7 +298,7 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Claim the URL, send the files that it lacks, and the manifest last; nothing where the URL has all of them."""
+    """Claim the URL, send the files that it lacks, then the manifest. Do nothing where the URL has all of them."""
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:
@@ -316,12 +316,12 @@ def _push_files(
         remote.put(TIMES_NAME, to_times(known))
     if claim.identity == now.identity:
         remote.write(MANIFEST_NAME, source / MANIFEST_NAME, lambda part: None)
-    else:  # another version was made meanwhile, or an older one was asked for
+    else:  # another version was made meanwhile, or the caller asked for an earlier one
         remote.put(MANIFEST_NAME, manifest.text.encode())
     try:
         remote.remove(CLAIM_NAME)
     except StoreError as error:  # a store may accept files and refuse to remove them
-        _log.warning("%s. The cache is whole without it: %s can be removed", error, CLAIM_NAME)
+        _log.warning("%s. The copy is complete, and %s can be removed", error, CLAIM_NAME)
 
 
 def _read_claim(remote: Remote) -> Claim:
@@ -329,8 +329,8 @@ def _read_claim(remote: Remote) -> Claim:
 
 
 @contextmanager
-def _table_of(remote: Remote, manifest: Manifest, entry: FileEntry) -> Iterator[str]:
-    """Fetch one of a cache's tables alone, into a folder that is removed afterwards. Raises DamageError."""
+def _fetched_table(remote: Remote, entry: FileEntry) -> Iterator[str]:
+    """Fetch one table of a cache into a temporary folder, and yield that folder. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
         check_room(Path(folder), entry.bytes)
         _fetch_file(remote, Path(folder), entry, lambda part: None)
@@ -338,7 +338,7 @@ def _table_of(remote: Remote, manifest: Manifest, entry: FileEntry) -> Iterator[
 
 
 def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
-    """Fetch one file under another name, continue a partial file, and rename it once its SHA-256 is right."""
+    """Fetch a file under a temporary name, or continue a partial one, and rename it once its SHA-256 is right."""
     part = _part(target, entry)
     if _begun(target, entry) > entry.bytes:
         part.unlink()
@@ -373,7 +373,7 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether a file is there. Its bytes are read, because all shards of raw images can have the same length."""
+    """Return whether the URL has a file with the right SHA-256. A length proves little: many shards have the same."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()
@@ -392,7 +392,7 @@ def _part(target: Path, entry: FileEntry) -> Path:
 
 
 def _counted(chunks: Generator[bytes, None, None], done: int, advance: Callable[[int], None]) -> Iterator[bytes]:
-    with closing(chunks):  # and close the connection, also when `advance` raises
+    with closing(chunks):  # closes the connection when `advance` raises
         for chunk in chunks:
             yield chunk
             done += len(chunk)

@@ -1,9 +1,8 @@
-"""Wheels that are published with a cache, for machines without a network: tpucache's own, and other packages'.
+"""Wheels that are published with a cache, so that machines without a network can install tpucache and other packages.
 
 tpucache's own wheel is made from the running package, without build tools, and has the same bytes every time. It holds
-the files in `_DATA` and, starting from `_ROOTS`, each module that tpucache's own code imports, or names in a text such
-as `tpucache.training.page:report_run`. Other files in the package's folder stay out. pip downloads the wheels of other
-packages.
+the modules in `_ROOTS`, all modules of tpucache that these import directly or indirectly, and the files in `_DATA`. A
+string such as "tpucache.training.page:report_run" counts as an import. pip downloads the wheels of other packages.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from tpucache.store.files import open_file
 from tpucache.store.manifest import Manifest
 
 _NAME: Final = "tpucache"
-# Files that pip writes when it installs, which describe that one installation only.
+# pip writes these files when it installs. They describe that one installation only.
 _LOCAL: Final = ("RECORD", "WHEEL", "INSTALLER", "REQUESTED", "direct_url.json")
 _MODE: Final = 0o100644 << 16
 # The package's files that are not modules, as `pyproject.toml` lists them.
 _DATA: Final = ("py.typed", "*/templates/[!._]*")
-# What users import, and what `python -m tpucache` runs.
+# Users import these, and `python -m tpucache` runs `__main__`.
 _ROOTS: Final = ("tpucache", "tpucache.__main__", "tpucache.jax")
-# A text that names a part of a module, as tables of codecs, commands and others do.
+# A string that names a module, or something in one. The tables of codecs and commands hold such strings.
 _REFERENCE: Final = re.compile(rf"({_NAME}(?:\.\w+)+)(?::\w+)?")
 
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
@@ -51,16 +50,17 @@ _LICENSE: Final = "License :: "
 
 
 def wheel_name() -> str:
-    """Return the file name of this tpucache's wheel."""
+    """Return the file name of the running tpucache's wheel."""
     return f"{_NAME}-{version.__version__}-py3-none-any.whl"
 
 
 def wheel_bytes() -> bytes:
-    """Return this tpucache as a wheel. It has no compiled code and fits any machine.
+    """Return the running tpucache as a wheel. It has no compiled code, so it fits any machine.
 
-    The package's files are the running ones; the metadata are those that pip installed, also for an editable
-    installation. Format: the binary distribution format of the Python packaging guide, version 1.0. Raises
-    DependencyError when tpucache was never installed, OSError.
+    The modules are the running ones. The metadata come from the installation, which may be an editable one. Format:
+    the binary distribution format of the Python packaging guide, version 1.0.
+
+    Raises DependencyError when tpucache was never installed, OSError when a file cannot be read.
     """
     info = f"{_NAME}-{version.__version__}.dist-info"
     files = dict(_package_files()) | {f"{info}/{name}": data for name, data in _metadata_files()}
@@ -80,7 +80,7 @@ def wheel_bytes() -> bytes:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the names and bytes of the package's own files: modules, lists of public names, data."""
+    """Yield the name and bytes of each of the package's files: modules, stubs (.pyi), data."""
     package = Path(version.__file__).parent
     modules = _modules(package).values()
     paths = [
@@ -94,7 +94,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def _modules(package: Path) -> dict[str, Path]:
-    """Return the file of each module that the package's own modules import, also inside functions."""
+    """Return the file of each module that `_ROOTS` import, directly or indirectly, also inside functions."""
     found: dict[str, Path] = {}
     waiting = list(_ROOTS)
     while waiting:
@@ -114,7 +114,7 @@ def _module_file(package: Path, name: str) -> Path | None:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module may import; some are names inside a module rather than modules."""
+    """Yield the full names that a module imports. Some are names of functions or classes, not of modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -127,14 +127,14 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _metadata_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the installation's .dist-info that belong into a wheel, METADATA first."""
+    """Yield the files of the installation's .dist-info folder that a wheel needs, METADATA first."""
     found = next((each for each in distributions(name=_NAME) if each.read_text("METADATA")), None)
     if found is None:  # an .egg-info, which building leaves in a checkout, is not an installation
         raise DependencyError(
             "tpucache runs from a folder that was never installed, so its metadata is missing: `pip install` it first"
         )
     metadata = found.read_text("METADATA") or ""
-    # An editable installation keeps the version that it was installed with.
+    # The METADATA of an editable installation may still state an earlier version.
     yield "METADATA", re.sub(r"(?m)^Version: .*$", f"Version: {version.__version__}", metadata, count=1).encode()
     yield from sorted(_others(found))
 
@@ -174,9 +174,9 @@ def needed_packages(manifest: Manifest) -> tuple[str, ...]:
 
 
 def download_wheels(packages: Sequence[str], tag: str) -> list[PackageWheel]:
-    """Return the newest wheels of packages for a Python on Linux x86-64, as pip finds them here.
+    """Download the newest wheel of each package for a Python version on Linux x86-64, with pip.
 
-    Raises UsageError for a malformed tag, PublishError where pip finds no wheel, DependencyError without pip.
+    Raises UsageError for a malformed tag, PublishError if pip finds no wheel, DependencyError without pip.
     """
     version = f"3.{check_tag(tag).removeprefix('cp3')}"
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
