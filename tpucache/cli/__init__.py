@@ -1,4 +1,4 @@
-"""The command line: one short function for each command, which imports inside itself what it runs."""
+"""The command line. A short function runs each command; it imports its own modules, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tpucache.wings import COMMANDS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0: done. 1: an expected failure, explained in one line on standard error. 2: wrong usage. 3: stopped in good order
-    before it was done, by a time limit, Ctrl-C or SIGTERM; the same command continues.
+    0: done. 1: an expected error, explained in one line on standard error. 2: wrong usage. 3: stopped early by a time
+    limit, Ctrl-C or SIGTERM; the results so far are kept, and the same command continues.
     """
     has_begun = signals.begin()
     try:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_explained(arguments: Sequence[str] | None) -> int:
-    """Run one command, and explain an expected failure in one line."""
+    """Run one command. Print an expected error as one line, and return the exit status."""
     escape_unprintable()
     escape_warnings()
     try:
@@ -42,15 +42,15 @@ def _run_explained(arguments: Sequence[str] | None) -> int:
         return complain(error, signals.STOPPED)
     except KeyboardInterrupt as stop:
         return complain(stop if stop.args else signals.INTERRUPTED, signals.STOPPED)
-    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to read a message
+    except BrokenPipeError:  # the program that read the output has ended: nobody would read a message
         process.forget_output()
         return signals.STOPPED if signals.is_stopped() else 1
     except Exception as error:
-        if signals.is_stopped():  # a library, or its caller, turned the interrupt into this error
+        if signals.is_stopped():  # the interrupt caused this error in a library
             return complain(signals.INTERRUPTED, signals.STOPPED)
         text = None
         if not isinstance(error, TpucacheError) or isinstance(error, DependencyError):
-            text = process.shortage(error)  # an installed library cannot be imported, either, without enough memory
+            text = process.shortage(error)  # with too little memory, importing an installed library fails, too
             if text is None and not isinstance(error, TpucacheError):
                 raise
         return complain(text or error, 2 if isinstance(error, UsageError) else 1)
@@ -61,9 +61,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         words = sys.argv[1:] if arguments is None else [*arguments]
         options = make_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     except SystemExit:
-        flush()  # a full disk may not take the text of --help, either
+        flush()  # if the text of --help cannot be written, raise that error
         raise
-    # The command counts from the start of its process, a call within another program from the call.
+    # Elapsed time counts from the start of the process, or, if another program calls `main`, from that call.
     shared = process.launched()
     options.began = shared["began"] if shared else process_began() if arguments is None else time.monotonic()
     options.arguments = words
@@ -92,9 +92,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all commands; it sets `command` to the function that runs the one given.
+    """Return the parser of all commands. It sets the option `command` to the function that runs the given command.
 
-    With `only` the name of a command, all others have no options, and their modules are not imported.
+    `only` is the name of a command: modules of other commands are not imported, and their parsers have no options.
     """
     parser = Parser(prog=PROG, description="Decode, resize and augment once; then read batches at memory speed.")
     parser.add_argument("--version", action="version", version=f"tpucache {__version__}")
@@ -103,7 +103,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     for title, group in COMMANDS.items():
         already = len(commands._choices_actions)
         for name, (module, text) in group.items():
-            if name in commands.choices:  # the module has added it with another one
+            if name in commands.choices:  # its module has added it together with another command
                 continue
             missing = missing_part(module)
             if missing or module not in wanted:
@@ -113,6 +113,6 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         added = commands._choices_actions[already:]
         for choice in added:
             choice.help = missing_part(group[choice.dest][0]) or group[choice.dest][1]
-        # Groups of arguments only structure the help: the commands themselves have been added above.
+        # These groups only structure the help; the commands have been added above.
         parser.add_argument_group(title)._group_actions.extend(added)
     return parser

@@ -30,9 +30,10 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command with the name and the docstring of the function that runs it, and an example of its use.
+    """Add a command. Its name and help are the name and docstring of the function that runs it.
 
-    `basic` are the flags of the options that --help lists in addition to the required ones; None: all of them.
+    `example` are the arguments of an example. `basic` are the flags that --help lists in addition to required options;
+    None lists all options.
     """
     text = (run.__doc__ or "").strip()
     command: argparse.ArgumentParser = commands.add_parser(
@@ -57,8 +58,8 @@ def add_options(
 ) -> None:
     """Add the options that a dataclass declares with `option` to a command, or to a group of its options.
 
-    `parsers` convert the text of options whose type does not say how. A choice or a number that is not allowed is wrong
-    usage. If switches `can_be_off`, each has a --no-NAME, too.
+    `only` and `without` select options by name. `parsers` has a function for each option whose text its type cannot
+    parse. A value that an option does not allow is a usage error. If `can_be_off`, each switch also gets a --no-NAME.
     """
     for each in options_of(settings).values():
         if (only is None or each.name in only) and each.name not in without:
@@ -69,14 +70,14 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return the dataclass with the values of the options that `add_options` added; `others` replace or add values."""
+    """Return an instance of a dataclass, made from the options that `add_options` added; `others` override them."""
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
 
 
 def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
-    """Return the arguments with which argparse reads an option."""
+    """Return the keyword arguments of `add_argument` for an option."""
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
@@ -92,36 +93,34 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as help shows them. Where other packages may add some, list only tpucache's own, to import
-    nothing.
-    """
+    """Return choices as help shows them. If plugins can add choices, list only tpucache's own: this imports nothing."""
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
 def cache_place(text: str) -> str | Path:
-    """Read where a cache is written: a folder of this machine, a URL, or a dataset at Kaggle."""
+    """Parse the place to which a cache is written: a folder of this machine, a URL, or a dataset at Kaggle."""
     from tpucache.store.files import is_kaggle, is_url
 
     return text if is_kaggle(text) or (is_url(text) and not text.startswith("file:")) else local_path(text)
 
 
 def local_path(text: str) -> Path:
-    """Read the path of a file or folder of this machine."""
+    """Parse the path of a file or folder of this machine."""
     from tpucache.store.files import check_is_local
 
     try:
         check_is_local(text)
-    except UsageError as error:  # argparse would drop the text of a ValueError
+    except UsageError as error:  # a UsageError is a ValueError, and argparse does not show the text of a ValueError
         raise argparse.ArgumentTypeError(str(error)) from error
     return Path(text)
 
 
-#: Functions that read the text of an option, for types that do not read it themselves.
+#: Functions that parse the text of an option, for types whose constructor is not used.
 _KINDS: Final[Mapping[type, Callable[[str], Any]]] = {Path: local_path}
 
 
 def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]:
-    """Return by name the values of the dataclass's options that the user gave."""
+    """Return the values of those options of a dataclass that the user gave, by name."""
     given = {}
     for each in options_of(settings).values():
         value = getattr(options, each.name)
@@ -131,7 +130,7 @@ def given_options(settings: type, options: argparse.Namespace) -> dict[str, Any]
 
 
 class _Switch(argparse.Action):
-    """Stores which of --NAME and --no-NAME was given last, and that one of them was given."""
+    """Stores which of --NAME and --no-NAME was given last, and marks the option as given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         (flag,) = option_strings
@@ -145,7 +144,7 @@ class _Switch(argparse.Action):
 
 
 class _Explicit(argparse.Action):
-    """Stores a value, and that the user gave it, since it may equal the default."""
+    """Stores a value and marks the option as given: the value may equal the default."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         setattr(namespace, self.dest, values)
@@ -180,26 +179,26 @@ def add_cache_or_url(
         "--cache-dir",
         type=local_path,
         metavar="DIR",
-        help="keep what is read below this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache folder",
+        help="keep downloaded records in this folder; default: $TPUCACHE_DIR, or tpucache in the user's cache folder",
     )
     group.add_argument(
         "--cache-gb",
         type=rate,
         metavar="N",
-        help="keep at most N GB; default: all of it, up to 80%% of the free disk",
+        help="keep at most N GB; default: all records, up to 80%% of the free disk",
     )
 
 
 def keeping(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_cache_or_url` as arguments of CachedDataset and open_cache.
 
-    Raises UsageError for --cache-gb where nothing will be kept: no cache is at a URL, and no --cache-dir is given.
+    Raises UsageError for --cache-gb if no cache is at a URL and no --cache-dir is given: then nothing is kept.
     """
     most = options.cache_gb
     places = (options.cache, getattr(options, "valid", None))
     if most is not None and options.cache_dir is None and not any(map(_is_remote, places)):
         raise UsageError(
-            f"--cache-gb limits what is kept of a cache at a URL, and {options.cache} is a folder of this machine: "
+            f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
             "leave it out, or add --cache-dir"
         )
     return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
@@ -222,14 +221,17 @@ def add_device_rate(command: argparse.ArgumentParser) -> None:
 
 
 def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
-    """Add --config, which `CommandParser` reads: a file of TOML, or the folder of this kind that keeps its settings."""
+    """Add --config, which `CommandParser` reads: a TOML file, or, with `kept`, a folder that keeps its settings.
+
+    `kind` is the help's word for such a folder, CACHE or RUN. `kept` reads the settings of one.
+    """
     if isinstance(command, CommandParser):
         command.kept = kept
     command.add_argument(
         "--config",
         type=local_path,
         metavar="FILE.toml",
-        help=f"take options from a file{kind and f' or another {kind}'}; a line of a file is such as `seed = 1`; "
+        help=f"take options from a file{kind and f' or another {kind}'}; lines of a file look like `seed = 1`; "
         "options on the command line win",
     )
 
@@ -238,13 +240,13 @@ def add_reading(command: argparse.ArgumentParser) -> None:
     """Add --resolution, --threads, --in-memory and --stage."""
     from tpucache.loading.options import ReadingOptions
 
-    add_resolution(command, "read images in this size, from only the frequencies that it needs")
+    add_resolution(command, "decode images to this size, and read only the frequencies that it needs")
     add_options(command, ReadingOptions)
     command.add_argument(
         "--in-memory",
         choices=[*_IN_MEMORY],
         default="auto",
-        help="keep each record in memory once it is read; auto: where shards cannot be mapped, as many as "
+        help="keep each record in memory once it is read; auto: if shards cannot be mapped, keep as many records as "
         "fit into half of the free memory",
     )
     command.add_argument(
@@ -266,7 +268,9 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
     if options.stage is None:
         return cache
     if isinstance(cache, str):
-        raise UsageError("--stage copies the folder of a cache; one at a URL is kept in --cache-dir: leave --stage out")
+        raise UsageError(
+            "--stage copies a folder. The records of a cache at a URL are kept in --cache-dir: leave --stage out"
+        )
     from tpucache.loading.reading.views import bands_for
     from tpucache.progress import Progress
     from tpucache.store.cache import Cache
@@ -285,29 +289,29 @@ def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None
 
 
 def in_memory(options: argparse.Namespace) -> InMemory:
-    """Return the value of --in-memory as CachedDataset takes it."""
+    """Return --in-memory as CachedDataset's argument `in_memory`."""
     return _IN_MEMORY[options.in_memory]
 
 
 def cache(text: str) -> Path:
-    """Read a cache: its folder, or kaggle:slug, which is searched for where Kaggle mounts datasets."""
+    """Parse the place of a cache: its folder, or kaggle:slug, for a folder where Kaggle mounts datasets."""
     from tpucache.loading.find import locate
 
     try:
         return locate(text)
-    except UsageError as error:  # as a ValueError, argparse would drop what it says
+    except UsageError as error:  # a UsageError is a ValueError, and argparse does not show the text of a ValueError
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def cache_or_url(text: str) -> str | Path:
-    """Read a cache as `cache` does. A URL is returned unchanged."""
+    """Parse the place of a cache as `cache` does. A URL is returned unchanged."""
     from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
 
 
 def at_version(place: str | Path, version: int) -> str | Path:
-    """Return a place with a version, "cache@2" for version 2 of "cache". Raises UsageError for two versions."""
+    """Return a place with a version: "cache@2" for "cache" and 2. Raises UsageError if it names another version."""
     from tpucache.store.history import one_version, split_version
 
     folder, named = split_version(place)
@@ -315,12 +319,12 @@ def at_version(place: str | Path, version: int) -> str | Path:
 
 
 def names(text: str) -> Path:
-    """Read the place of class names: a text file, or a cache as `cache` reads one."""
+    """Parse the place of class names: a text file, or the place of a cache."""
     return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 
 def size(text: str) -> int | tuple[int, int]:
-    """Read "N" or "HxW"."""
+    """Parse "N" or "HxW" as one number or (height, width)."""
     sides = [int(side) for side in text.lower().split("x")]
     if len(sides) > 2:
         raise argparse.ArgumentTypeError(f"a size is N or HxW, not {text!r}")
@@ -328,7 +332,7 @@ def size(text: str) -> int | tuple[int, int]:
 
 
 def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function that reads several values with commas between them."""
+    """Return a function that parses several values, separated by commas."""
 
     def values(text: str) -> list[Any]:
         return [read(part.strip()) for part in text.split(",")]
@@ -338,7 +342,7 @@ def list_of(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def bands(text: str) -> tuple[int, ...]:
-    """Read whole numbers with commas between them."""
+    """Parse whole numbers, separated by commas."""
     return tuple(map(int, text.split(",")))
 
 
@@ -355,7 +359,7 @@ def colours(text: str) -> tuple[str, ...]:
 
 
 def seconds(text: str) -> float:
-    """Read a time such as 8h, 1h30m, 90m or 5400; return seconds."""
+    """Parse a time such as 8h, 1h30m, 90m or 5400, and return it in seconds."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip().lower())
     if not text or parts is None or not any(parts.groups()):
         raise argparse.ArgumentTypeError(f"a time looks like 8h, 1h30m, 90m or 5400, not {text!r}")
@@ -364,7 +368,7 @@ def seconds(text: str) -> float:
 
 
 def at_least(minimum: int) -> Callable[[str], int]:
-    """Return a function that reads a whole number of at least `minimum`."""
+    """Return a function that parses a whole number of at least `minimum`."""
 
     def number(text: str) -> int:
         value = int(text)
@@ -380,7 +384,7 @@ natural = at_least(0)
 
 
 def rate(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")

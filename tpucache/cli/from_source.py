@@ -1,4 +1,4 @@
-"""Commands that take a SOURCE in place of a cache: its cache is built while the command reads it."""
+"""For commands that accept a SOURCE instead of a cache: they build the source's cache while they read it."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 _CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PATTERN: Final = re.compile(r"[*?\[]")
-_OF_CACHES: Final = (MANIFEST_NAME, INDEX_NAME, SAMPLES_NAME, WORK_NAME)
-#: Options of warmup that say how a cache is built, not what it holds.
-_HOW: Final = ("jobs", "on_error", "build", "config")
+_CACHE_FILES: Final = (MANIFEST_NAME, INDEX_NAME, SAMPLES_NAME, WORK_NAME)
+#: Options of warmup that do not change the content of a cache.
+_WITHOUT_EFFECT: Final = ("jobs", "on_error", "build", "config")
 
 
 class _BuildParser(CommandParser):
-    """The parser of warmup's options in the text of --build."""
+    """Parses the text of --build, which has options of warmup."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError, and say how to use the options that --build does not take."""
+        """Raise UsageError, which also says how to use options that --build does not accept."""
         raise UsageError(
-            f"--build takes options of warmup that say what a cache holds ({PROG} warmup --help-all), and {message}. "
-            f"For others run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+            f"--build takes options of warmup that decide what a cache holds ({PROG} warmup --help-all), and "
+            f"{message}. For others run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
         )
 
 
 def add_source(command: argparse.ArgumentParser, where: str) -> None:
-    """Add --cache and --build to a command that takes a source, too; `where` names the default place of its cache."""
+    """Add --cache and --build to a command that also accepts a source. `where` is the help's default of --cache."""
     group = command.add_argument_group(
-        "a SOURCE in place of a cache", "as warmup takes it; its cache is built meanwhile"
+        "a SOURCE in place of a cache", "as for warmup; the command builds its cache while it reads it"
     )
     group.add_argument(
         "--cache",
@@ -55,28 +55,27 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
     group.add_argument(
         "--build",
         metavar="OPTIONS",
-        help="options of warmup for the cache of a SOURCE, such as '--variants 2'; a file of them is '--config "
-        "FILE.toml'",
+        help="options of warmup for the cache of a SOURCE, such as '--variants 2' or '--config FILE.toml'",
     )
 
 
 def is_source(place: str | Path) -> bool:
-    """Return whether a command is given a source: something that exists, and is neither a cache nor a part of one."""
+    """Return whether a place is a source: a file, pattern or `module:name`, or a folder without files of a cache."""
     if isinstance(place, str):  # a URL
         return False
     if place.is_dir():
         with os.scandir(place) as entries:
             names = [entry.name for entry in entries]
-        return bool(names) and not any(name in _OF_CACHES or name.endswith(".lmdb") for name in names)
+        return bool(names) and not any(name in _CACHE_FILES or name.endswith(".lmdb") for name in names)
     text = str(place)
     return place.is_file() or bool(_CODE.fullmatch(text) or _PATTERN.search(text))
 
 
 class SourceArguments:
-    """A source, and the options for its cache."""
+    """A source, and the options with which its cache is built."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        """Take the text of --build, and the size of images where --build gives none. Raises UsageError, RecipeError."""
+        """Parse `text`, the value of --build. `size` is used if that has no --size. Raises UsageError, RecipeError."""
         from tpucache.cli.warming import add_cache_options, wanted
 
         parser = _BuildParser(prog=f"{PROG} --build")
@@ -91,18 +90,19 @@ class SourceArguments:
         self.recipe, self._build_options = wanted(options)
 
     def default_cache(self, folder: Path) -> Path:
-        """Return the default place of the cache below a folder: the same place for the same source and options."""
-        said = {name: repr(value) for name, value in vars(self._options).items() if name not in (*_HOW, "explicit")}
-        said |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}
-        digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
+        """Return the default place of the cache in a folder. Its name depends on the source and the options."""
+        left_out = (*_WITHOUT_EFFECT, "explicit")
+        named_by = {name: repr(value) for name, value in vars(self._options).items() if name not in left_out}
+        named_by |= {"source": os.path.realpath(self.path), "recipe": repr(sorted(self.recipe.to_dict().items()))}
+        digest = hashlib.sha256(json.dumps(named_by, sort_keys=True).encode()).hexdigest()[:8]
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", self.path.name).strip("._")[:40] or "source"
         return folder / f"cache-{plain}-{digest}"
 
     def open(self, cache: Path, in_memory: InMemory, *, is_named: bool) -> CachedDataset:
-        """Open the cache, which is built while it is read. Raises what `open_or_build` raises.
+        """Open the cache, which is built while it is read. Raises the errors of `open_or_build`.
 
-        For a folder without samples the error says that it is not a cache, unless another option says that it
-        `is_named` as a source.
+        `is_named` says that the user has named the path as a source, not only as "a cache or a source". If not, the
+        error for a folder without samples says that it is no cache either.
         """
         from tpucache.adopt.growing import open_or_build
         from tpucache.cli.warming import selected_source
@@ -119,8 +119,8 @@ class SourceArguments:
 
 
 def refuse_without_source(options: argparse.Namespace) -> None:
-    """Raise UsageError for options about a source's cache where a cache is given."""
+    """Raise UsageError if an option for a source's cache is given together with a cache."""
     given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
     for name, value in given.items():
         if value is not None:
-            raise UsageError(f"{name} is for a source, and {options.cache} is a cache, or nothing: leave {name} out")
+            raise UsageError(f"{name} is for a source, and {options.cache} is a cache, or missing: leave {name} out")

@@ -1,4 +1,4 @@
-"""inspect, preview, report, bench and doctor: what a cache holds, and what a machine has."""
+"""The commands inspect, preview, report, bench and doctor: they show a cache, or what a machine can do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure how fast a cache is read here; for a source, how fast its first epoch is, which builds the cache."""
+    """Measure how fast this machine reads a cache. For a source, also measure a first epoch that builds the cache."""
     if not is_source(options.cache):
         refuse_without_source(options)
         return _bench(options, {}, [])
@@ -76,7 +76,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for one epoch, which builds its cache, and wait until that is finished. Return the figures."""
+    """Read a source for one epoch, which builds its cache. Return figures and lines, empty if there was a cache."""
     from tpucache.loading.loader import CachedLoader
 
     arguments = SourceArguments(source, options.build)
@@ -104,7 +104,7 @@ def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -
 
 
 def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str]) -> int:
-    """Measure a finished cache; `built` and `lines` are the figures of building it."""
+    """Measure a finished cache. `built` and `lines` are the results of `_bench_first_epoch`."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.reading.record_reader import ReadingPlan
     from tpucache.machine import network_file_system
@@ -132,21 +132,21 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
         upload=upload,
         on_progress=lambda text: note(f"bench: {text}"),
     )
-    one, what = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
+    one, many = ("an image", "images") if dataset.manifest.fields[0].name == IMAGE else ("a sample", "samples")
     lines = [
         *lines,
-        f"read    {result.images_per_second:>10,.0f} {what}/s, batches of {result.batch_size}, "
+        f"read    {result.images_per_second:>10,.0f} {many}/s, batches of {result.batch_size}, "
         f"{result.threads} threads, shuffled, {ReadingPlan(result.reading, result.planned_bytes).text}",
-        f"limit   {result.limit_images_per_second:>10,.0f} {what}/s copied in memory by as many threads",
+        f"limit   {result.limit_images_per_second:>10,.0f} {many}/s copied in memory by as many threads",
         f"ratio   {result.ratio:>10.2f}",
         f"bytes   {result.bytes_per_image:>10,} {one} on disk, {result.batch_bytes_per_image:,} in a batch",
     ]
     if result.upload_images_per_second is not None:
         sent = result.upload_images_per_second
         rate = f"{sent * result.batch_bytes_per_image / 1e9:,.2f} GB/s"
-        lines.append(f"upload  {sent:>10,.0f} {what}/s sent to {where} by one thread, {rate}")
+        lines.append(f"upload  {sent:>10,.0f} {many}/s sent to {where} by one thread, {rate}")
     if result.idle is not None:
-        device = f"an accelerator that takes {options.device_rate:,.0f} {what}/s"
+        device = f"an accelerator that takes {options.device_rate:,.0f} {many}/s"
         counted = "not included: give --upload" if upload is None else f"to {where} included"
         lines.append(f"idle    {result.idle:>10.1%} of {device}, the upload {counted}")
     if (kind := network_file_system(dataset.directory)) is not None:
@@ -169,25 +169,25 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
 
 
 def _against_lines(found: Payback, result: BenchResult) -> list[str]:
-    """Return the figures of reading the source by a DataLoader, compared with those of the cache."""
+    """Return lines that compare reading the source with a DataLoader and reading the cache."""
     lines = [
         f"against {found.images_per_second:>10,.0f} images/s by a DataLoader with {found.workers} workers: "
         f"{found.images:,} images of {found.source}, opened, resized and cropped by Pillow, as float tensors",
-        f"times   {result.images_per_second / found.images_per_second:>10,.1f} as fast by the cache, whose batches are "
-        "uint8, to be normalised on the device",
+        f"times   {result.images_per_second / found.images_per_second:>10,.1f} as fast by the cache; its batches are "
+        "uint8, and the device normalises them",
     ]
     if found.idle is not None:
         lines.append(f"idle    {found.idle:>10.1%} of that accelerator with the DataLoader")
     epochs = f"an epoch {found.epoch_seconds:,.1f} s by the DataLoader, {found.cache_epoch_seconds:,.1f} s by the cache"
     if found.build_seconds is None:
-        return [*lines, f"paid     not known, as building was not estimated: {found.unknown}; {epochs}"]
+        return [*lines, f"paid     not known, because building was not estimated: {found.unknown}; {epochs}"]
     building = f"building takes about {duration_text(found.build_seconds)} here, estimated from a few samples"
     when = "never" if found.epochs is None else f"in epoch {found.epochs:,}"
     return [*lines, f"paid    {when:>10}: {building}; {epochs}"]
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
-    """Measure how fast a cache arrives from its URL."""
+    """Measure how fast a cache at a URL is read."""
     from tpucache.report.bench import bench_network
 
     found = bench_network(
@@ -203,7 +203,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
         f"read    {found.images_per_second:>10,.0f} samples/s in {found.seconds:,.1f} s, the first batch after "
         f"{found.first_seconds:.2f} s",
         f"link    {use.best_rate / 1e6:>10,.1f} MB/s at best; {found.link_share:.0%} of it in use",
-        f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {found.bytes_for_each_needed:.2f} for each that is needed, in "
+        f"bytes   {use.bytes / 1e6:>10,.1f} MB read, {found.bytes_for_each_needed:.2f} for each needed byte, in "
         f"{use.requests:,} requests, of which {use.failures:,} failed",
         f"waited  {use.waited:>10,.1f} s for the network",
         f"kept    {use.kept_bytes / 1e6:>10,.1f} MB of {use.total_bytes / 1e6:,.1f} MB, in {dataset.directory}",
@@ -216,7 +216,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
 
 def preview(options: argparse.Namespace) -> int:
-    """Draw a contact sheet: samples down, variants across, with masks, boxes and keypoints."""
+    """Draw a contact sheet: one row a sample, one column a variant, with masks, boxes and keypoints."""
     from tpucache.report.preview import preview_cache, save_picture
 
     augment = from_options(AugmentSettings, options)
@@ -246,7 +246,7 @@ def report(options: argparse.Namespace) -> int:
     if isinstance(options.cache, Path) and is_run(options.cache):
         page = report_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
-        raise UsageError(f"--valid is about a run, and {options.cache} holds none: give the folder that train wrote")
+        raise UsageError(f"--valid is about a run, and {options.cache} is not one: give the folder that train wrote")
     else:
         page = report_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
     return _saved(options, page)
@@ -278,7 +278,7 @@ class _Stages:
         self._progress: Progress | None = None
 
     def show(self, part: str, done: int, total: int) -> None:
-        """Show how many samples of a part are done."""
+        """Show the number of samples done in a part, out of `total`."""
         from tpucache.progress import Progress
 
         if self._progress is None or part != self._part:
@@ -287,7 +287,7 @@ class _Stages:
         self._progress.advance_to(done)
 
     def close(self) -> None:
-        """End the bar that is shown."""
+        """Close the current progress bar."""
         if self._progress is not None:
             self._progress.close()
         self._progress = None
@@ -301,7 +301,7 @@ def _saved(options: argparse.Namespace, page: Page) -> int:
 
 
 def _opened(options: argparse.Namespace) -> Path | CachedDataset:
-    """Return a cache's folder; for a cache at a URL, or one read with --cache-dir, its dataset."""
+    """Return a cache's folder. For a cache at a URL, or with --cache-dir, return its dataset."""
     from tpucache.loading.dataset import CachedDataset
 
     kept = keeping(options)
@@ -310,7 +310,7 @@ def _opened(options: argparse.Namespace) -> Path | CachedDataset:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine has for tpucache (cores, memory, devices, versions, mounts), and what to fix."""
+    """Show this machine's cores, memory, devices, library versions and mounted caches, and what to fix."""
     from tpucache.report.doctor import diagnose
 
     if not options.no_xla:
@@ -340,7 +340,7 @@ def add(commands: Any) -> None:
     _add_picture(command, Path("sheet.png"), "the picture to write; the file name's suffix gives the format")
     command.add_argument("--class", dest="class_name", metavar="NAME", help="show samples of this class only")
     command.add_argument(
-        "--batch", action="store_true", help="show the first batch as train gives it to the model, with mixed labels"
+        "--batch", action="store_true", help="show the first batch as the model receives it in train, with mixed labels"
     )
     add_options(command.add_argument_group("augmentation of a batch", "as in train"), AugmentSettings)
     command = add_command(commands, report, "runs/first -o report.html")
@@ -366,14 +366,14 @@ def add(commands: Any) -> None:
         "--predictions",
         type=local_path,
         metavar="FILE|RUN",
-        help="show the samples with the least probable labels, by out_of_fold.csv or the folds' run that holds it",
+        help="show the samples with the least probable labels, according to out_of_fold.csv or the run that wrote it",
     )
     _add_picture(command, Path("report.html"), "the page to write")
     command = add_command(commands, bench, "cache/train --device-rate 7500 --against photos/train")
     add_cache_or_url(
         command,
         "CACHE",
-        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE as warmup takes it",
+        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE, as for warmup",
     )
     add_source(command, "a temporary folder")
     command.add_argument(
@@ -391,13 +391,13 @@ def add(commands: Any) -> None:
         "--upload",
         action="store_true",
         help="also measure how fast batches are sent to this machine's accelerator, and count that in its idle time; "
-        "without an accelerator, XLA's CPU client takes its place",
+        "without an accelerator, measure XLA's CPU client",
     )
     command.add_argument(
         "--finish",
         choices=["host", "device"],
         default="host",
-        help="who decodes yuv420, dct-zstd and dct-lz4; device: batches stay packed for it",
+        help="which of them decodes yuv420, dct-zstd and dct-lz4; device: batches stay packed",
     )
     command = add_command(commands, doctor, "--json")
     add_json(command)
@@ -405,7 +405,7 @@ def add(commands: Any) -> None:
 
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
-    """Add the options for a picture of a cache: the file, and what it shows."""
+    """Add the options for a picture of a cache: its file, and the samples to show."""
     command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
     command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")

@@ -1,4 +1,4 @@
-"""The parser of commands: help in two lengths, errors in two lines, and options from a settings file."""
+"""The parser of commands: a short and a full help, errors of two lines, and options from a settings file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tpucache.cli.terminal import say
 from tpucache.errors import TpucacheError
 from tpucache.redact import printable, redact
 
-#: Returns the settings that a folder keeps, as a settings file would have them. Raises TpucacheError.
+#: A function that returns the settings in a folder, in the form of a settings file. It may raise TpucacheError.
 KeptSettings = Callable[[Path], Mapping[str, Any]]
 
 #: Options that every command has. Only --help-all lists them.
-_OF_EACH: Final = ("--help", "--help-all", "--traceback")
+_COMMON: Final = ("--help", "--help-all", "--traceback")
 _OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
-#: An option whose value names the user's own code, module:name, and not an entry of one of tpucache's tables.
+#: An option that names the user's own code, module:name. timm:…, torch:… and the like are not code of the user.
 _CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-#: The same within an option whose text holds the options of another command.
+#: The same inside the text of an option that holds options of another command.
 _CODE_IN_TEXT: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-_OF_OPTIONS: Final = ("--build",)
-_OF_NO_CODE: Final = ("--watch",)  # accuracy:max
+_HOLD_OPTIONS: Final = ("--build",)
+_NEVER_CODE: Final = ("--watch",)  # its value looks like code: accuracy:max
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows each option's default. A short help shows only the first part of a text, up to a semicolon."""
+    """Shows each option's default. A short help shows the text of an option only up to the first semicolon."""
 
     is_short = False
 
@@ -43,7 +43,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are two lines: what is wrong, without the password of a URL, and where to find help."""
+    """A parser whose errors have two lines: what is wrong, with passwords in URLs hidden, and where to find help."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, formatter_class=HelpFormatter, add_help=False)
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
         return self._to_help()
 
     def _to_help(self, actions: Collection[argparse.Action] | None = None, *ends: str) -> str:
-        """Return a help text for all actions, or a short one for these, with these paragraphs at its end."""
+        """Return a help text of all actions, or a short one of the given actions. `ends` are paragraphs at its end."""
         formatter: Any = self._get_formatter()
         formatter.is_short = actions is not None
         formatter.add_usage(f"%(prog)s {' '.join(self._usage_words())}", [], [])
@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         return str(formatter.format_help())
 
     def _usage_words(self) -> Iterator[str]:
-        """Yield the required arguments, as help shows them."""
+        """Yield the words of the usage line: required arguments, and "[options]"."""
         for action in self._actions:
             name = str(action.metavar or action.dest.upper())
             if not action.option_strings:
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         yield "[options]"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise ArgumentError for a value that is not a choice, and name the most similar choice."""
+        """Raise ArgumentError for a value that is not a choice, and suggest the most similar choice."""
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant or _one_of(choices)}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a help text or an error. argparse's own function would ignore a full disk."""
+        """Print a help text or an error. argparse's own function would ignore a failed write."""
         if file is not None and file is sys.stdout:
             say(message.rstrip("\n"))
         else:
@@ -105,8 +105,8 @@ class Parser(argparse.ArgumentParser):
 class CommandParser(Parser):
     """The parser of one command.
 
-    `basic` are the flags of the options that --help lists, None for all of them. --help-all always lists all. `missing`
-    says that the command is not installed.
+    `basic` are the flags that --help lists; None lists all. --help-all always lists all. `missing` is the error for a
+    command whose part of tpucache is not installed.
     """
 
     def __init__(self, *, basic: Collection[str] | None = None, missing: str = "", **keywords: Any) -> None:
@@ -114,8 +114,7 @@ class CommandParser(Parser):
         self._missing = missing
         self.add_argument("--help-all", action=_HelpAll, help="show the help with all options")
         self._basic = basic
-        #: Reads the settings that a folder keeps, for --config.
-        self.kept: KeptSettings | None = None
+        self.kept: KeptSettings | None = None  # reads a folder's settings, for --config
         self._file: tuple[str, Collection[str]] = ("", ())  # the settings file, and the flags that it sets
 
     def format_help(self) -> str:
@@ -129,7 +128,7 @@ class CommandParser(Parser):
         return self._to_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse the words of this command, and of the settings file that they name. An unknown word is an error."""
+        """Parse the words of this command and the settings file of --config. An unknown word is an error."""
         if self._missing:
             self.exit(2, f"{self.prog}: {self._missing}\n")
         words = sys.argv[1:] if args is None else [*args]
@@ -144,7 +143,7 @@ class CommandParser(Parser):
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, in which settings file if it is there, and where to find help; exit with status 2."""
+        """Print what is wrong, also the settings file if the option is from there, and exit with status 2."""
         path, flags = self._file
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
@@ -152,13 +151,13 @@ class CommandParser(Parser):
     def _is_basic(self, action: argparse.Action) -> bool:
         flags = action.option_strings
         if self._basic is None:
-            return not any(flag in _OF_EACH for flag in flags)
+            return not any(flag in _COMMON for flag in flags)
         return action.required or any(flag in self._basic for flag in flags)
 
     def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the options among words by their flags, abbreviated or not, each with its texts.
+        """Return the options among words: the list of values of each, by its full flag. The value of a switch is "".
 
-        A switch has an empty text. An unknown option is reported before a missing one.
+        This reports an unknown option, so that argparse does not report a missing one first.
         """
         given: dict[str, list[str]] = {}
         rest = iter(words)
@@ -172,12 +171,12 @@ class CommandParser(Parser):
             names = [flag] if flag in known else [name for name in known if flag[:2] == "--" and name.startswith(flag)]
             if not names and _OPTION.fullmatch(word):
                 self.error(f"there is no option {flag}{self._meant(flag)}")
-            if len(names) != 1:  # argparse lists the options that it could be
+            if len(names) != 1:  # ambiguous: argparse reports it later
                 continue
             if known[names[0]].nargs != 0 and not equals:
                 text = next(rest, "")
             name = _flag(known[names[0]], names[0])
-            given[name] = [*given.pop(name, ()), text]  # in the order of their last uses
+            given[name] = [*given.pop(name, ()), text]  # the option that was given last comes last
         return given
 
     def _meant(self, flag: str) -> str:
@@ -186,7 +185,7 @@ class CommandParser(Parser):
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _too_many(self, found: argparse.Namespace, extra: Sequence[str]) -> str:
-        """Say what is wrong with words that a command does not take."""
+        """Return the error for words that a command does not accept."""
         taken = [action for action in self._actions if not action.option_strings]
         names = " ".join(str(action.metavar or action.dest) for action in taken)
         values = [getattr(found, action.dest) for action in taken]
@@ -202,7 +201,7 @@ class CommandParser(Parser):
         return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
-        """Return, as words, what a settings file or folder has that the command line does not give."""
+        """Return the settings of a file or folder as words, without the options that the command line gives."""
         import tomllib
 
         from tpucache.store.files import read_file
@@ -218,15 +217,15 @@ class CommandParser(Parser):
         for name, value in settings.items():
             flag = f"--{name.replace('_', '-')}"
             action = self._option_string_actions.get(flag)
-            if action is None or flag in (*_OF_EACH, "--config"):
+            if action is None or flag in (*_COMMON, "--config"):
                 self.error(f"{path}: there is no option {name!r}{self._meant(flag)}")
             texts = _to_words(flag, action, value)
             if texts is None:
                 self.error(f"{path}: {name} = {value!r} is not what {flag} takes: see {self.prog} --help-all")
             if _flag(action, flag) in given:
                 continue
-            names_code = _CODE_IN_TEXT.search if flag in _OF_OPTIONS else _CODE.match
-            if flag not in _OF_NO_CODE and any(map(names_code, texts)):
+            names_code = _CODE_IN_TEXT.search if flag in _HOLD_OPTIONS else _CODE.match
+            if flag not in _NEVER_CODE and any(map(names_code, texts)):
                 self.error(f"{path}: {name} = {value!r} names code, which no file may: give {flag} on the command line")
             words[flag] = texts
         self._file = path, [*words]
@@ -245,15 +244,15 @@ class _HelpAll(argparse.Action):
 
 
 def _flag(action: argparse.Action, given: str) -> str:
-    """Return the flag that stands for an option; both flags of a switch that can be off."""
+    """Return the first flag of an option. --NAME and --no-NAME of a switch stay different."""
     return given if given.startswith("--no-") else action.option_strings[0]
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """Return words with --build and its text joined: argparse would take a text such as --exact for an option."""
+    """Join --build and its text with "=": argparse would read a text such as "--exact" as an option of its own."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] in _OF_OPTIONS:
+        if joined and joined[-1] in _HOLD_OPTIONS:
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -273,7 +272,7 @@ def _one_of(choices: Iterable[str]) -> str:
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:
-    """Return a value of a settings file as words of the command line, or None where it does not fit the option."""
+    """Return a value of a settings file as words of the command line, or None if the option does not accept it."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             return None

@@ -1,4 +1,4 @@
-"""plan: which codec, size and number of variants a cache should have."""
+"""The command plan: recommends the codec, size and number of variants of a cache."""
 
 from __future__ import annotations
 
@@ -34,22 +34,21 @@ if TYPE_CHECKING:
 
     from tpucache.planning import CachePlan, PlanRow
 
-#: What is compared, or says how a cache is laid out: the other parts of a recipe are given.
+#: Options of a recipe that `plan` decides or does not need. All others are options of `plan`, too.
 _COMPARED: Final = ("size", "variants", "codec", "bands", "shard_mb")
-#: The dataclasses whose options warmup has, too.
+#: The dataclasses with options that `plan` shares with warmup.
 _SHARED: Final = (Recipe, SelectionOptions, BoxOptions, SourceOptions, WorkerOptions, TableOptions)
-#: The options of workers that plan has.
-_WORKERS: Final = ("jobs",)
-_NAMED: Final = 5
+_WORKER_OPTIONS: Final = ("jobs",)
+_MOST_NAMED: Final = 5
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Compare codecs, sizes and variants by a few samples of a source, and say which warmup to run."""
+    """Build a few samples of a source in several codecs and sizes, compare them, and say which warmup to run."""
     from tpucache.planning import plan_cache
 
     others = {name: each.default for name, each in options_of(Recipe).items() if name in _COMPARED}
     if options.quality is not None or options.chroma is not None:
-        others["codec"] = next(name for name in CODECS.own if CODECS[name].chromas)  # it takes both
+        others["codec"] = next(name for name in CODECS.own if CODECS[name].chromas)  # this codec accepts both options
     if options.mask_colours is not None:
         others["mask_colours"] = colours(options.mask_colours)
     recipe = from_options(Recipe, options, **others)
@@ -61,11 +60,11 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _lines(found: CachePlan) -> Iterator[str]:
-    """Yield what the figures are measured by, and the table, which has at most 80 columns."""
+    """Yield the lines of the report: how it was measured, a table of at most 80 columns, and its notes."""
     yield (f"built and read {found.tried:,} of the {found.samples:,} samples of this source, in {found.seconds:,.0f} s")
     if found.failed:
         yield f"{len(found.failed):,} of these samples cannot be used:"
-        yield from (f"  {path!r}: {reason}" for path, reason in found.failed[:_NAMED])
+        yield from (f"  {path!r}: {reason}" for path, reason in found.failed[:_MOST_NAMED])
     yield from (f"left out: {codec}: {reason}" for codec, reason in found.left_out.items())
     rate = [] if found.device_rate is None else ["idle"]
     table = [["", "codec", "size", "K", "GB", "min", "sent", "images/s", "from", *rate, "PSNR"]]
@@ -80,13 +79,13 @@ def _lines(found: CachePlan) -> Iterator[str]:
     for mark, codec, shape, *figures in table:
         aligned = (cell.rjust(width) for cell, width in zip(figures, widths[3:], strict=True))
         yield "  ".join([f"{mark:1}{codec:{widths[1]}}", f"{shape:{widths[2]}}", *aligned])
-    yield "K: augmented variants. sent: kB of an image that the device is given."
-    yield f"min: minutes of {found.workers} workers, which are rough: a third more or less is usual."
+    yield "K: augmented variants. sent: kB that are sent to the device for each image."
+    yield f"min: minutes of building with {found.workers} workers; a rough figure, often off by a third."
     yield f"images/s: by {found.threads} threads, once records are in memory or in the page cache."
 
 
 def _size(row: PlanRow) -> str:
-    """Return the stored size, and the one that is read where that is another."""
+    """Return the stored size, or, for a row that reads that cache at another resolution, "as" that resolution."""
     if row.resolution is None:
         return _side(row.size) + (" bands" if row.bands else "")
     return f"  as {_side(row.resolution)}"  # its row follows that of the cache
@@ -105,18 +104,18 @@ def _minutes(seconds: float) -> str:
 
 
 def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
-    """Yield what to run, or why nothing can be."""
+    """Yield the command to run, or the reason why there is none."""
     if any(not row.fits for row in found.rows):
-        yield f"! does not keep within the limits of {found.target}"
+        yield f"! is not within the limits of {found.target}"
     if command is None:
         smallest: PlanRow = min(found.rows, key=lambda row: row.bytes)
-        yield f"none keeps within the limits of {found.target}; of the smallest: {smallest.reason}"
+        yield f"none keeps within the limits of {found.target}; the smallest one: {smallest.reason}"
         return
     yield f"* recommended: {command}"
 
 
 def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
-    """Return the warmup that makes the recommended cache, with the options that were given; None without one."""
+    """Return the warmup command of the recommended cache, with the user's other options; None if there is none."""
     recipe = found.recommended
     if recipe is None:
         return None
@@ -128,16 +127,16 @@ def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
         words += ["--target", found.target]
     if found.failed:
         words += ["--on-error", "skip"]
-    of_codec = {"quality": recipe.quality, "chroma": recipe.chroma}
+    codec_options = {"quality": recipe.quality, "chroma": recipe.chroma}
     for settings in _SHARED:
         for name, each in options_of(settings).items():
-            if name not in _COMPARED and (settings is not WorkerOptions or name in _WORKERS):
-                words += _words(each, of_codec.get(name, getattr(options, name)))
+            if name not in _COMPARED and (settings is not WorkerOptions or name in _WORKER_OPTIONS):
+                words += _words(each, codec_options.get(name, getattr(options, name)))
     return f"{PROG} warmup {shlex.join(words)}"
 
 
 def _words(each: Option, value: Any) -> list[str]:
-    """Return an option as it is typed; nothing where it has its default."""
+    """Return the words of the command line for an option; none if it has its default."""
     if value is None or value in (each.default, []):
         return []
     if value is True:
@@ -156,7 +155,7 @@ def add(commands: Any) -> None:
             *("--fit", "--augment", "--limit", "--label-col"),
         ),
     )
-    command.add_argument("source", metavar="SOURCE", help="what warmup reads: a folder, a table, an archive, ...")
+    command.add_argument("source", metavar="SOURCE", help="a source, as for warmup: a folder, a table, an archive, ...")
     add_device_rate(command)
     lists = {"sizes": list_of(size), "codecs": list_of(str), "variants": list_of(natural)}
     add_options(command, PlanOptions, parsers={**lists, "seconds": rate, "classes": names})
@@ -164,5 +163,5 @@ def add(commands: Any) -> None:
     add_options(command, Recipe, without=_COMPARED, parsers={"mask_colours": str})
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
-    add_options(command, WorkerOptions, only=_WORKERS)
+    add_options(command, WorkerOptions, only=_WORKER_OPTIONS)
     add_table(command)

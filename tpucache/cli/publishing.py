@@ -1,4 +1,4 @@
-"""publish, push, fetch and cached: copy finished caches to where they are used, and manage local copies."""
+"""The commands publish, push, fetch and cached: copy finished caches, and manage local copies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def publish(options: argparse.Namespace) -> int:
     def announce(command: str) -> None:
         for line in [*_listing(bundle, public=options.public), f"command  {command}"]:
             (tell if options.json else say)(line)
-        flush()  # before the client's own output
+        flush()  # so that the client's output follows
 
     result = send(bundle, settings, announce)
     lines = {
@@ -67,23 +67,24 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the new files of a cache as an add-on, and return True; return False where a whole version sends less."""
+    """Publish the new files of a cache as an add-on. Return False, and do nothing, if a whole version sends less."""
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
     addition = plan_addition(options.cache, metadata, settings.version_notes or "")
-    way = tell if options.json else say
+    print_line = tell if options.json else say
     whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
     if not (addition.is_there or addition.is_cheaper):
-        way(f"{whole}, and an add-on no less: making a version")
+        print_line(f"{whole}, and an add-on no less: making a version")
         return False
     report = addition.to_dict()
     name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
     read = f"read it by {name}, with {', '.join(addition.attach)} attached"
     if addition.is_there:
-        show(options, report, [f"version {addition.manifest.number} is at Kaggle already; {read}"])
+        show(options, report, [f"Kaggle has version {addition.manifest.number} already; {read}"])
         return True
-    way(f"{addition.dataset_id} sends {addition.total_bytes / 1e6:,.1f} MB in {len(addition.contents)} files; {whole}")
+    megabytes = f"{addition.total_bytes / 1e6:,.1f} MB"
+    print_line(f"{addition.dataset_id} sends {megabytes} in {len(addition.contents)} files; {whole}")
     if settings.dry_run:
         show(options, report, [*(f"{size:>15,}  {name}" for name, size in report["files"].items()), "nothing was sent"])
         return True
@@ -125,7 +126,7 @@ def push(options: argparse.Namespace) -> int:
 
 
 class _Transfer:
-    """Shows the progress of a copy. Its size is known once the manifest has been read."""
+    """Shows the progress of a copy. The bar starts when the manifest has been read, which has the number of bytes."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -139,7 +140,7 @@ class _Transfer:
             self._progress.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show how many bytes are done, and how many there are."""
+        """Show the number of bytes done, out of `total`."""
         from tpucache.progress import Progress
 
         if self._progress is None:
@@ -148,7 +149,7 @@ class _Transfer:
 
 
 def cached(options: argparse.Namespace) -> int:
-    """List what this machine keeps of caches at URLs, or remove it."""
+    """List the local copies of caches at URLs, or remove them."""
     from tpucache.store.remote.cache import clear_kept, list_kept
     from tpucache.units import size_text
 
@@ -212,13 +213,15 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--follow",
         action="store_true",
-        help="send the shards of a cache that another process is building, as they are finished",
+        help="send each shard of a cache that another process is building, once it is finished",
     )
     command.add_argument(
-        "--hashes", action="store_true", help="also send the hashes of all pictures, which are used to find copies"
+        "--hashes", action="store_true", help="also send the hashes of all pictures, by which `compare` finds copies"
     )
     add_resolution(command, "send only the bands of frequencies that images of this size need")
     command = add_command(commands, cached, "--json")
     add_json(command)
-    command.add_argument("--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir that train was given")
-    command.add_argument("--clear", metavar="URL|all", help="remove what is kept of a cache, or of all")
+    command.add_argument(
+        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir that was used to read them"
+    )
+    command.add_argument("--clear", metavar="URL|all", help="remove the local copy of a cache, or of all caches")

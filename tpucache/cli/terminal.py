@@ -19,23 +19,21 @@ from tpucache.signals import PROG
 
 
 def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[str]) -> None:
-    """Print a report: one JSON object with --json, lines otherwise. Raises TpucacheError where it cannot be printed."""
-    # JSON escapes all unprintable characters except this one.
+    """Print a report: one JSON object with --json, lines otherwise. Raises TpucacheError if it cannot be printed."""
+    # json.dumps escapes all unprintable characters except DEL.
     for line in [json.dumps(report, indent=1).replace("\x7f", "\\u007f")] if options.json else lines:
         say(line)
     flush()
 
 
 def escape_unprintable() -> None:
-    """Let standard output escape characters that its encoding lacks, as standard error does, since names may contain
-    any.
-    """
+    """Let standard output escape characters that its encoding lacks, as standard error does. Names contain any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def escape_warnings() -> None:
-    """Escape the package's log messages, too: a warning names files, classes and columns."""
+    """Escape unprintable characters in the package's log messages, which name files, classes and columns."""
     logging.getLogger("tpucache").addFilter(_escape_record)
 
 
@@ -45,32 +43,32 @@ def _escape_record(record: logging.LogRecord) -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line, and escape the names of files in it.
+    """Print a line, and escape its unprintable characters.
 
-    Raises TpucacheError where it cannot be printed, BrokenPipeError for a closed pipe.
+    Raises TpucacheError if it cannot be printed, BrokenPipeError for a closed pipe.
     """
     with _reported():
         print(printable_lines(line))
 
 
 def flush() -> None:
-    """Write what is buffered; a full disk often fails only now. Raises what `say` raises."""
+    """Flush standard output. A full disk often causes an error only here. Raises the errors of `say`."""
     if sys.stdout is not None:
         with _reported():
             sys.stdout.flush()
 
 
 def say_now(line: str) -> None:
-    """Print a line above any bar while a command runs. The command continues if nobody can read it.
+    """Print a line above any progress bar while a command runs.
 
-    If standard output fails now, printing the report at the end raises the error.
+    The command continues if standard output fails now; printing the report at the end raises the error.
     """
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)
 
 
 def note(line: str) -> None:
-    """Print a line on standard error, apart from the report."""
+    """Print a line on standard error."""
     process.tell(f"{PROG}: {line}")
 
 
@@ -90,6 +88,6 @@ def _reported() -> Iterator[None]:
     except OSError as error:
         process.forget_output()
         raise TpucacheError(
-            f"standard output takes no more ({error.strerror}): what the command did is kept, but its "
-            "report is not written in full. Make room, or send it elsewhere"
+            f"standard output takes no more ({error.strerror}): the result of the command is kept, but its report "
+            "is not written in full. Make room, or redirect the output"
         ) from error

@@ -1,4 +1,4 @@
-"""warmup, relabel and verify: build a cache or say what would be built, change its labels, check it, repair it."""
+"""The commands that write caches: warmup (also as a dry run), relabel, delete, compact, and verify with its repair."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _BASIC: Final = (
     *("--size", "--fit", "--variants", "--augment", "--codec", "--quality", "--limit", "--dry-run", "--config"),
     *("--jobs", "--labels", "--time-limit", "--on-error", "--label-col"),
 )
-#: Options of a build that a command which reads the cache meanwhile does not take.
-_OF_WARMUP: Final = ("time_limit", "target", "retry", "retry_all")
-#: What a table means for masks: nothing to labels.
+#: Options that only warmup has, not the commands that read a cache while it is built.
+_WARMUP_ONLY: Final = ("time_limit", "target", "retry", "retry_all")
+#: Options of a table that describe masks. relabel changes no masks, and lacks them.
 _NO_RUN_LENGTHS: Final = {"rle_cols": (), "rle_class_col": None, "rle_relative": False}
 
-_NAMED: Final = 5
-_SIDE: Final = 160
+_MOST_NAMED: Final = 5
+_PICTURE_SIDE: Final = 160
 
 
 def warmup(options: argparse.Namespace) -> int:
@@ -128,10 +128,10 @@ def warmup(options: argparse.Namespace) -> int:
         *(f"  skipped {skipped.path!r}: {skipped.reason}" for skipped in manifest.skipped),
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]
-    if options.truncate and not is_kaggle(options.cache):  # what is at Kaggle is not read from here
+    if options.truncate and not is_kaggle(options.cache):  # a cache at Kaggle cannot be read back here
         lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
-    if isinstance(options.cache, Path):  # what is at a URL would have to be read again
+    if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
         found = findings(Cache.open(options.cache))
         lines += [f"  look at: {line}" for line in found.lines()]
         report["findings"] = found.to_dict()
@@ -140,7 +140,7 @@ def warmup(options: argparse.Namespace) -> int:
 
 
 def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] | None:
-    """Return what makes the files that go with a cache to Kaggle; None for one that goes elsewhere."""
+    """Return a function that makes the files to upload with a cache to Kaggle; None if the cache goes elsewhere."""
     from tpucache.store.files import KAGGLE, is_kaggle
 
     if not is_kaggle(place):
@@ -148,12 +148,12 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
     from tpucache.publish.bundle import companions
     from tpucache.report.template import check_jinja
 
-    check_jinja()  # the card is filled in at the end, hours later
+    check_jinja()  # fail now: the card is made only at the end, perhaps hours later
     return partial(companions, str(place).removeprefix(KAGGLE))
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
-    """Return the recipe and how the cache is built. Where --like names a cache, they fit that one."""
+    """Return the recipe and the build options. With --like, both take their unset values from that cache."""
     from tpucache.warmup.sources.labelled import labels_like
 
     build = from_options(BuildOptions, options, jobs=options.jobs)
@@ -166,7 +166,7 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 
 
 def selected_source(options: argparse.Namespace) -> Source:
-    """Return the source to warm up, or the part of it that the options choose."""
+    """Return the source to warm up, limited to the samples that the options select."""
     from tpucache.warmup.sources import select_source
 
     source = _opened(options.source, options)
@@ -182,7 +182,7 @@ def _reopened(cache: str | Path) -> Cache:
 
 
 def _truncated(cache: str | Path, pad: int) -> int:
-    """Return how many sequences of a cache were longer than they are in it."""
+    """Return how many sequences of a cache were truncated."""
     lengths: Any = _reopened(cache).samples.get("length", [])
     return sum(length > pad for length in lengths)
 
@@ -196,11 +196,13 @@ def relabel(options: argparse.Namespace) -> int:
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
     if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
-        raise UsageError("what a table's columns mean is for a .csv: give it after the cache, too")
+        raise UsageError("the options for a table's columns need a .csv: give it after the cache, too")
     if options.make_folds is None and (options.groups is not None or "stratify" in explicit(options)):
         raise UsageError("--groups and --stratify are for --make-folds N: give it, too")
     if options.make_folds is not None and options.fold_col is not None:
-        raise UsageError("--fold-col takes the folds of the table and --make-folds makes others: leave one of them out")
+        raise UsageError(
+            "--fold-col reads folds from the table, and --make-folds makes new ones: leave one of them out"
+        )
     soft = from_options(SoftOptions, options)
     if options.table is None and soft.soft_labels:
         raise UsageError("--soft-labels is for a table of predictions: give it after the cache, too")
@@ -274,7 +276,7 @@ def compact(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Compare every byte of a cache with its manifest; with --repair, build again what is damaged."""
+    """Compare every byte of a cache with its manifest; with --repair, build damaged shards again."""
     from tpucache.errors import UsageError
     from tpucache.progress import Progress
     from tpucache.store.cache import Cache
@@ -282,9 +284,9 @@ def verify(options: argparse.Namespace) -> int:
 
     if options.repair is None:
         if from_options(TableOptions, options) != TableOptions():
-            raise UsageError("what a table's columns mean is for --repair: name the .csv with it")
+            raise UsageError("the options for a table's columns need --repair: name the .csv with it")
         if options.augment is not None:
-            raise UsageError("--augment is for --repair, which may have to augment again: give --repair SOURCE, too")
+            raise UsageError("--augment is for --repair, which may have to augment images: give --repair SOURCE, too")
         manifest = Cache.open(options.cache).manifest
         with Progress(sum(entry.bytes for entry in manifest.shards), "verify", "bytes") as progress:
             damages = verify_cache(options.cache, lambda entry: progress.advance(entry.bytes))
@@ -313,7 +315,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _opened(source: str, options: argparse.Namespace) -> Source:
-    """Return the source that a path, pattern or name means, with the boxes of the file that --boxes names."""
+    """Open the source that a path, pattern or name stands for, and add boxes from the file that --boxes names."""
     from tpucache.warmup.sources import box_source, open_source
 
     opened = open_source(source, from_options(TableOptions, options))
@@ -321,7 +323,7 @@ def _opened(source: str, options: argparse.Namespace) -> Source:
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
-    """Repair a cache and return its manifest and what was damaged."""
+    """Repair a cache. Return its manifest and the damages that were found."""
     from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
 
@@ -343,7 +345,10 @@ def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
 
 
 class _InsteadOfTable(argparse.Action):
-    """Stores a value, and makes the table optional. (argparse does not find an optional argument after options.)"""
+    """Stores a value, and makes the argument TABLE optional.
+
+    TABLE is required otherwise: argparse does not find an optional positional argument after options.
+    """
 
     def __init__(self, *given: Any, table: argparse.Action, **keywords: Any) -> None:
         super().__init__(*given, **keywords)
@@ -355,7 +360,7 @@ class _InsteadOfTable(argparse.Action):
 
 
 def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
-    """Add the options of relabel that make folds, which need no table."""
+    """Add the options with which relabel makes folds. They need no table."""
     group = command.add_argument_group("folds", "for train --folds, instead of those of a table")
     group.add_argument(
         "--make-folds",
@@ -380,7 +385,7 @@ def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None
 
 
 def add(commands: Any) -> None:
-    """Add warmup, relabel and verify."""
+    """Add warmup, relabel, delete, compact and verify."""
     command = add_command(commands, warmup, "photos/train cache/train --size 224 --variants 2", _BASIC)
     command.add_argument(
         "source",
@@ -392,8 +397,8 @@ def add(commands: Any) -> None:
         "cache",
         metavar="CACHE",
         type=cache_place,
-        help="the folder to write, or a URL (gs://, s3://, hf://) or kaggle:owner/slug to which shards go as they are "
-        "finished; run again to resume",
+        help="the folder to write, or a URL (gs://, s3://, hf://) or kaggle:owner/slug, to which each finished shard "
+        "is sent; run again to resume",
     )
     command.add_argument(
         "--local", type=local_path, metavar="FOLDER", help="with a URL or kaggle:…: where it is built on this machine"
@@ -402,11 +407,11 @@ def add(commands: Any) -> None:
         "--keep-local",
         choices=("yes", "no"),
         default="yes",
-        help="with a URL or kaggle:…: whether a shard stays on this machine once it is there; no: a cache may be "
+        help="with a URL or kaggle:…: whether a shard stays on this machine after it was sent; no: the cache may be "
         "larger than the disk (yes)",
     )
     _add_content(command)
-    command.add_argument("--dry-run", action="store_true", help="show what would be done, and make no cache")
+    command.add_argument("--dry-run", action="store_true", help="build a few samples, show an estimate, write no cache")
     command.add_argument(
         "--sheet", type=local_path, default=Path("dry-run.png"), metavar="FILE", help="the contact sheet of --dry-run"
     )
@@ -429,7 +434,7 @@ def add(commands: Any) -> None:
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
     command.add_argument(
-        "--corrections", action="store_true", help="the table has rows of some samples: all others keep their labels"
+        "--corrections", action="store_true", help="the table has rows for some samples; all others keep their labels"
     )
     _add_folds(command, table)
     add_options(command, SourceOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
@@ -438,26 +443,24 @@ def add(commands: Any) -> None:
     command = add_command(commands, delete, "cache/train --where \"fold == 3 and class == 'blurred'\"")
     add_cache(command)
     command.add_argument(
-        "--where", metavar="EXPR", help="samples of which this is true: a condition on columns, as CachedDataset.where"
+        "--where", metavar="EXPR", help="delete samples that meet this condition on columns, as in CachedDataset.where"
     )
     command.add_argument(
         "--paths",
         type=local_path,
         metavar="FILE",
-        help="samples with these paths: one in each line, or `path` of a .csv",
+        help="delete samples with these paths: one path in each line, or the column `path` of a .csv",
     )
-    command.add_argument(
-        "--undo", action="store_true", help="bring back what the newest version deleted, by one more version"
-    )
+    command.add_argument("--undo", action="store_true", help="bring back the samples that the newest version deleted")
     command = add_command(commands, compact, "cache/train")
     add_cache(command)
     command = add_command(commands, verify, "cache/train", ("--json", "--repair", "--augment", "--jobs", "--label-col"))
     add_cache(command)
-    command.add_argument("--repair", metavar="SOURCE", help="build again what is damaged, from the source of the cache")
+    command.add_argument("--repair", metavar="SOURCE", help="build damaged shards again, from the cache's source")
     command.add_argument(
         "--augment",
         metavar="module:name",
-        help="with --repair: call this code, an augmentation of yours that the cache's manifest names",
+        help="with --repair: allow calling this code, your own augmentation that the cache's manifest names",
     )
     add_options(command, WorkerOptions, only=["jobs"])
     add_options(command, BoxOptions)
@@ -465,20 +468,20 @@ def add(commands: Any) -> None:
 
 
 def _add_content(command: argparse.ArgumentParser) -> None:
-    """Add what records are, and of which samples."""
+    """Add the options that decide the records of a cache, and which samples it has."""
     add_options(command, Recipe, parsers={"size": size, "bands": bands, "mask_colours": colours})
     command.add_argument(
         "--like",
         type=cache,
         metavar="CACHE",
-        help="the cache that this one belongs to: it gets the same size, fit, codec, quality, colours and classes",
+        help="use the size, fit, codec, quality, colours and classes of this cache",
     )
     add_options(command, BoxOptions)
     add_options(command, SelectionOptions)
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return the recipe and the kind of labels of a cache, as options of warmup. Raises what `Manifest.load` raises."""
+    """Return a cache's recipe and --labels as options of warmup. Raises UsageError, and errors of `Manifest.load`."""
     from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
@@ -486,30 +489,30 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
     recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
     kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
     if "mask_colours" in kept:
-        raise UsageError("its colours of masks came from a file: give that as --mask-colours, with the other options")
-    kept.pop("max_blocks", None)  # no option: warmup decides it
+        raise UsageError("its mask colours came from a file: give that as --mask-colours, with the other options")
+    kept.pop("max_blocks", None)  # not an option: warmup computes it
     kept["size"] = f"{recipe.height}x{recipe.width}"
     labels = manifest.source.get("labels", {}).get("asked", "auto")
     return {**kept, **({} if labels == "auto" else {"labels": labels})}
 
 
 def add_cache_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of warmup that say what a cache is, for a command that builds one while it reads it."""
+    """Add the options of warmup for --build, which commands have that build a cache while they read it."""
     _add_content(command)
     add_config(command, "CACHE", _kept_settings)
     add_options(command, WorkerOptions, only=["jobs"])
-    add_options(command, BuildOptions, without=_OF_WARMUP, parsers={"classes": names})
+    add_options(command, BuildOptions, without=_WARMUP_ONLY, parsers={"classes": names})
     add_table(command)
 
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
-    """Add what the columns of a table mean."""
+    """Add the options that say what the columns of a table mean."""
     table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
     add_options(table, TableOptions, without=without)
 
 
 def run_dry(options: argparse.Namespace, source: Source, recipe: Recipe, chosen: BuildOptions) -> int:
-    """Print what the warmup of a source would do, and write a contact sheet; no cache is made."""
+    """Build a few samples in memory, print an estimate of the whole warmup, and write a contact sheet."""
     from tpucache.store.history import refuse_version
     from tpucache.warmup.run.upload import local_folder
     from tpucache.warmup.trial import dry_run
@@ -537,12 +540,12 @@ def _lines(found: DryRun, sheet: Path | None) -> list[str]:
     if found.left_out:
         lines.append(f"left out  {sum(found.left_out.values()):,}: {_counts(found.left_out)}")
     lines.append(f"tried     {len(found.tried):,} samples, {len(found.failed):,} cannot be used")
-    lines += [f"  {tried.path!r}: {tried.reason}" for tried in found.failed[:_NAMED]]
+    lines += [f"  {tried.path!r}: {tried.reason}" for tried in found.failed[:_MOST_NAMED]]
     if found.listed:
         lines.append(f"refused   {len(found.listed):,} samples before anything is built, without --on-error skip")
-        named = {tried.path for tried in found.failed[:_NAMED]}
+        named = {tried.path for tried in found.failed[:_MOST_NAMED]}
         left = [tried for tried in found.listed if tried.path not in named]
-        lines += [f"  {tried.path!r}: {tried.reason}" for tried in left[:_NAMED]]
+        lines += [f"  {tried.path!r}: {tried.reason}" for tried in left[:_MOST_NAMED]]
     if found.sizes:
         (least, low), (width, height), (most, high) = found.size_range().values()
         lines.append(
@@ -563,7 +566,7 @@ def _counts(counted: Any) -> str:
 
 
 def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    """Write a contact sheet of the samples that were tried; None where they have no images."""
+    """Write a contact sheet of the samples that were tried. Return None if they have no images."""
     import numpy as np
 
     from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
@@ -574,11 +577,11 @@ def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
     for tried in found.tried:
         if IMAGE in tried.clean:
             label = None if tried.label is None else np.asarray(tried.label)
-            picture = draw_record(tried.clean, found.classes, _SIDE)
+            picture = draw_record(tried.clean, found.classes, _PICTURE_SIDE)
             cells.append(Cell(describe_label(label, found.classes), tried.path, [picture]))
             shape = tried.clean[IMAGE].shape
     if not cells:
         return None
-    layout = Layout(len(cells), 1, fitted_size(shape, _SIDE))
+    layout = Layout(len(cells), 1, fitted_size(shape, _PICTURE_SIDE))
     line = f"{found.samples:,} samples, {len(cells)} of them as warmup would make them"
     return save_picture(draw_sheet(layout, source, line, cells), path)
