@@ -65,7 +65,7 @@ def option(
 
 def options_of(settings: type) -> Mapping[str, Option]:
     """Return the options of a dataclass by name, in order; a field without help is not an option."""
-    return _options_of(settings)
+    return _options_of(settings)  # this wrapper exists because mypy regards a dataclass type as unhashable
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Source files -> shards: decode, presize, augment, encode, once, on a cheap CPU machine. Never torch.
+"""Builds caches from source files: decodes, resizes, augments and encodes each sample once. Never imports torch.
 
-Importing this loads nothing: each public name is imported when it is first used (PEP 562).
+Importing this package loads no module: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -1,6 +1,7 @@
-"""Samples -> blocks -> chunks. Blocks depend on samples and recipe alone, never on the number of workers.
+"""Divides samples into blocks, which become shards, and blocks into chunks, which become tasks.
 
-The skipped samples of a finished cache become blocks, too, when they are tried again.
+Blocks depend only on samples and recipe, never on the number of workers. When the skipped samples of a finished cache
+are tried again, they become blocks, too.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tpucache.warmup.library_versions import version_differences
 from tpucache.warmup.listing import content_digests
 from tpucache.warmup.sources.source import Listing, Sample, Source
 
-# A cache below the shard size is still cut, so that several workers seal at its end.
+# A small cache is divided, too, so that several workers write its shards at the same time.
 _MIN_BLOCKS: Final = 8
 MIN_BLOCK_SAMPLES: Final = 64
-# What one task makes or reads at most: a second or two of work, little to lose by a kill.
+# The most bytes that one task writes or reads: a second or two of work, so that a kill loses little.
 _CHUNK_BYTES: Final = 16 << 20
 MIN_CHUNKS: Final = 64
 
@@ -40,9 +41,10 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples that share one shard a part; `parts` are those to be built.
+    """Consecutive samples whose records share shards: one shard for each part. `parts` are the parts to build.
 
-    `clean` has the CRC-32 of the clean record of each band, by sample number, where a cache has it already.
+    `clean` has the CRC-32 of a sample's clean record in each band, by sample number, if a cache has these records
+    already.
     """
 
     number: int
@@ -52,13 +54,13 @@ class Block:
 
     @property
     def variants(self) -> tuple[int, ...]:
-        """The variants that the block builds a part of."""
+        """The variants that are built for this block."""
         return variants_of(self.parts)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive samples of a block that one task decodes, once for all parts; `clean` is as of a block."""
+    """Consecutive samples of a block. One task decodes them, once for all parts. `clean` is as in Block."""
 
     block: int
     number: int
@@ -68,7 +70,7 @@ class Chunk:
 
 
 def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ...]:
-    """Return the parts of some variants: each of them whole, or in as many bands as the fields have."""
+    """Return the parts of some variants: one for each variant and band."""
     bands = range(len(part_layouts(fields)))
     return tuple(Part(variant, band) for variant in variants for band in bands)
 
@@ -79,14 +81,14 @@ def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
 
 
 def record_bytes(fields: Sequence[Field]) -> int:
-    """Return the bytes a record will have: exact for raw fields, typical for the other codecs."""
+    """Return the expected size of a record in bytes: exact for raw fields, typical for other codecs."""
     return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
-    """Cut samples into blocks, numbered from `first`, that differ by at most one sample.
+    """Divide samples into blocks of equal size, give or take one sample, numbered from `first`.
 
-    Their shards have at most about `shard_mb`, unless the recipe wants fewer blocks than that makes.
+    Shards have at most about `shard_mb`, unless the recipe's `max_blocks` makes them larger.
     """
     if not samples:
         return []
@@ -103,7 +105,7 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
 
 
 def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block]:
-    """Return what a finished cache lacks: the new variants of its blocks, and all variants of new samples' blocks.
+    """Return the blocks to add to a finished cache: its own blocks with new variants, and blocks of new samples.
 
     The listing is numbered as in the cache.
     """
@@ -116,7 +118,7 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block
 
 
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
-    """Return a cache's blocks with their kept samples, as blocks of some variants to be built."""
+    """Return a cache's blocks with their kept samples, to build some variants of them."""
     numbers = cache.samples.numbers.tolist()
     manifest, blocks = cache.manifest, []
     parts = parts_of(variants, manifest.fields)
@@ -132,8 +134,8 @@ def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> lis
 
 
 def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
-    """Cut a block of a cache of `samples` samples into chunks: no part of the layout, they only share out the work."""
-    size = record_bytes(fields) * len(block.variants)  # of all bands together
+    """Divide a block into chunks for workers. `samples` is the number of all samples. Shards do not depend on it."""
+    size = record_bytes(fields) * len(block.variants)  # a record's size includes all bands
     most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
     parts: list[list[Sample]] = []
     weight = 0
@@ -154,7 +156,7 @@ def _of_samples(clean: Mapping[int, Sequence[int]], samples: Sequence[Sample]) -
 
 
 def listing_sha256(listing: Listing) -> str:
-    """Return a hash of a source's samples in order: all that is known of them unread, but for their sizes."""
+    """Return a hash of a listing: numbers, paths, labels, classes and columns, but not the sizes of samples."""
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     for sample in listing.samples:
         digest.update(json.dumps([sample.number, sample.path, sample.label]).encode())
@@ -164,7 +166,7 @@ def listing_sha256(listing: Listing) -> str:
 
 
 def check_can_retry(cache: Cache, is_growing: bool) -> None:
-    """Raise UsageError when samples or variants are to be added as well, SourceError when labels were changed."""
+    """Raise an error if skipped samples cannot be tried again: UsageError, or SourceError if labels were changed."""
     if is_growing:
         raise UsageError(
             f"the source or the options have more samples or variants than {cache.directory}: add them first, by the "
@@ -172,8 +174,8 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
         )
     if cache.manifest.deleted:
         raise UsageError(
-            f"samples of {cache.directory} were deleted, and their records would come back: run `tpucache compact` "
-            "first, which removes them"
+            f"samples of {cache.directory} were deleted, and a retry would bring back their records: run `tpucache "
+            "compact` first, which removes them"
         )
     if earlier_tables(cache.manifest):
         raise SourceError(
@@ -183,31 +185,30 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
 
 
 def new_block_numbers(manifest: Manifest) -> dict[int, int]:
-    """Return another number for each block of a cache, in the same order; no shard of the cache has one of them.
-
-    Nor has one of a version before, whose blocks have lower numbers.
-    """
+    """Return a new number for each block of a cache, in the same order. No shard of any version has one of them."""
     blocks = sorted({entry.block for entry in manifest.shards})
     first = 0 if blocks[0] >= len(blocks) and not manifest.parents else blocks[-1] + 1
     return {block: first + at for at, block in enumerate(blocks)}
 
 
 def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
-    """Return the bytes of the shards of a cache to which retried blocks may add samples."""
+    """Return the total bytes of the shards that retried blocks may add samples to."""
     numbers, grown = new_block_numbers(manifest), {block.number for block in blocks}
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 
 
 def is_read_as_before(manifest: Manifest, recipe: Recipe) -> bool:
-    """Return whether a sample that a cache skipped would fail again, unless its content has changed."""
+    """Return whether libraries and limits are those of the build, so that a skipped sample with the same content fails
+    again.
+    """
     return not version_differences(manifest.created_by) and manifest.recipe.get("max_pixels") == recipe.max_pixels
 
 
 def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Recipe) -> frozenset[int]:
-    """Return the numbers of the skipped samples that would fail again: those that are read as they were.
+    """Return the numbers of the skipped samples that would fail again, because nothing about them has changed.
 
-    None where libraries or limits are others, nor where it is not known how a sample was read. The listing is numbered
-    as in the cache.
+    The set is empty if libraries or limits have changed, and lacks samples whose content was not recorded. The listing
+    is numbered as in the cache.
     """
     manifest = cache.manifest
     if not is_read_as_before(manifest, recipe):
@@ -226,9 +227,9 @@ def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Re
 def retried_blocks(
     cache: Cache, listing: Listing, recipe: Recipe, unchanged: frozenset[int] = frozenset()
 ) -> list[Block]:
-    """Return the skipped samples as blocks, each with the new number of the block of the cache that it belongs to.
+    """Return the skipped samples as blocks. Each has the new number of the cache's block that it will be merged into.
 
-    Those that are `unchanged` are left out. The listing is numbered as in the cache.
+    `unchanged` samples are left out. The listing is numbered as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]
@@ -244,10 +245,10 @@ def retried_blocks(
 
 
 def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listing: Listing, recipe: Recipe) -> Numbers:
-    """Return which of a cache's blocks each skipped sample belongs to: int64 (n,).
+    """Return the position in `entries` of the block to which each skipped sample belongs: int64 (n,).
 
-    Where the cache was built at once, these are the blocks that it was planned with. Where it has grown, a sample
-    between two blocks belongs to the later one, because where one ended is no longer known.
+    If the cache was built in one go, these are the blocks of its plan. If samples were added later, the ends of blocks
+    are not known exactly, and a sample between two blocks belongs to the later one.
     """
     kept = cache.samples.numbers.astype(np.int64)
     starts = [block.samples[0].number for block in plan_blocks(listing.samples, cache.manifest.fields, recipe)]
@@ -259,7 +260,7 @@ def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listi
 
 
 def content_sha256(source: Source, sample: Sample) -> str:
-    """Return a hash of a sample's content and labels; "" where it cannot be read."""
+    """Return a hash of a sample's content and labels, or "" if it cannot be read."""
     try:
         item = source.load(sample)
     except SampleError:

@@ -1,4 +1,4 @@
-"""build_cache: plan, share the work out, gather, and write the manifest last."""
+"""build_cache: list the source, plan the shards, let workers build them, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildArguments(BuildOptions):
-    """All that `build_cache` is given by name: the options, and who works, listens, sends and checks."""
+    """The keyword arguments of `build_cache`, which describes them."""
 
     engine: Executor | None = None
     on_progress: Callable[[BuildProgress], None] = ignore
@@ -87,56 +87,56 @@ class BuildArguments(BuildOptions):
 def build_cache(
     source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: BuildArguments
 ) -> Manifest:
-    """Build a cache of every sample of a source, finish one that was interrupted, or add to a finished one.
+    """Build a cache of all samples of a source, finish one that was interrupted, or add to a finished one.
 
-    The records are the same whatever the number of workers, the order in which they finish, and the number of times
-    that the run was killed. A finished cache of the same source and recipe is returned as it is. More samples or more
-    variants are added to it, and no finished shard is built again. A `source` may also be a dataset itself, such as
-    `datasets.Dataset`, which is sent to the workers.
+    The records do not depend on the number of workers, on the order in which they finish, or on interruptions. If the
+    cache is finished, and source and recipe are the same, nothing is built. If there are more samples or more variants
+    now, they are added, and no finished shard is built again. `source` may also be a dataset object, such as a
+    `datasets.Dataset`; it is pickled for the workers.
 
     Options are given by name, as in `build_cache(source, cache, jobs=4)`:
 
-    - `jobs`: the number of processes that work on this machine; None: one for each core.
-    - `engine`: an Executor, which runs the work elsewhere than in `jobs` local processes.
-    - `labels`: what labels are. With "auto", whole numbers are classes.
+    - `jobs`: the number of worker processes on this machine; None: one for each core.
+    - `engine`: an Executor, which replaces the `jobs` local processes.
+    - `labels`: how labels are read. With "auto", whole numbers are classes.
     - `classes`: the classes in their order: names, a text file with one name on each line, or a cache that has them.
-    - `missing_label`: texts of values that are no label; by default -1 where labels are class numbers.
-    - `pad`, `truncate`: give sequences one length, as `pad_source` describes.
+    - `missing_label`: values that mean no label, as texts; by default -1 where labels are class numbers.
+    - `pad`, `truncate`: give all sequences one length; see `pad_source`.
     - `on_error`: "skip" leaves out samples that cannot be used, and lists them; "fail" stops at the first one.
-    - `retry`: try the samples that a finished cache skipped again, where their content, the libraries or `max_pixels`
-      have changed. They keep their numbers, and those that fail again stay skipped. `retry_all` tries all of them.
-    - `time_limit`: stop before so many seconds have passed.
+    - `retry`: try skipped samples of a finished cache again if their content, the libraries or `max_pixels` have
+      changed. They keep their numbers. Samples that fail again stay skipped. `retry_all` tries all of them.
+    - `time_limit`: stop before this number of seconds has passed.
     - `target`: "kaggle" keeps the cache within the limits of Kaggle.
-    - `on_progress`: is called with a BuildProgress each time that something is done.
+    - `on_progress`: is called with a BuildProgress after each task.
     - `announce`: is called with an Estimate before the work starts.
-    - `check`: is called before a new cache is finished, and raises what is wrong with the source: then nothing is kept.
+    - `check`: is called before a new cache is finished. If it raises an error about the source, the cache is not kept.
     - `local`, `keep_local`, `companions`: see below.
-    - `on_prospect`: lets others read a new cache while it is built. It is called with what is known of the cache
-      beforehand, where that is possible. Samples are built in the order in which readers ask for them (see
-      `tpucache.store.growing`). Where another process builds the cache already, this one waits for it, and takes over
-      if it ends.
+    - `on_prospect`: lets other processes read a new cache while it is built. It is called with a Prospect, if the
+      manifest's main parts are known before the build. Samples are built in the order in which readers ask for them
+      (see `tpucache.store.growing`). If another process is building the cache already, this one waits, and takes over
+      if the other process ends early.
 
-    Where `cache` is a URL (`gs://`, `s3://`, `hf://`), the cache is built in the folder `local` (default: one in
-    `TPUCACHE_DIR`). Each shard is sent while the next ones are built, and the manifest is sent last. A run that was
-    killed can be continued on another machine, too. Without `keep_local` a shard is removed here once it is at the URL,
-    so that a cache may be larger than the disk.
+    If `cache` is a URL (`gs://`, `s3://`, `hf://`), the cache is built in the folder `local` (default: one in
+    `TPUCACHE_DIR`). Each shard is sent while the next ones are built, and the manifest is sent last. If the run is
+    killed, this machine or another one can continue it. Without `keep_local`, each shard is removed from this machine
+    after it was sent, so that the cache may be larger than the disk.
 
-    Where `cache` is "kaggle:owner/slug", shards go to Kaggle in the same way, with `target` "kaggle". At the end they
-    become one private dataset without a stated licence. What the next run needs stays in the folder `local`.
-    `companions` returns the files that go with the cache, by their names: a card, a wheel.
+    If `cache` is "kaggle:owner/slug", shards are sent to Kaggle in the same way, with `target` "kaggle". At the end
+    they become one private dataset without a stated licence. Files that the next run needs stay in the folder `local`.
+    `companions` returns further files to send with the cache, by their names: a card, a wheel.
 
     Raises UsageError for a value that an option does not allow, TypeError for an option that does not exist,
-    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from the one
-    that the cache was started with, UnfinishedError when the time is up, BuildError when a worker or the disk fails or
-    the estimate does not fit, DamageError when a file of a finished cache is missing or cut short. What was done is
-    kept for the next run.
+    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from that of an
+    unfinished cache, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the estimate
+    exceeds a limit, DamageError when a file of a finished cache is missing or cut short. Finished work is kept for the
+    next run.
     """
     deadline = Deadline.of(options.time_limit)
     recipe = recipe or Recipe()
     upload = _open_upload(cache, options)
     if upload and upload.place.needs_work:
         options = dataclasses.replace(options, target="kaggle")
-    cache = upload.folder if upload else Path(cache).absolute()  # workers that are used again may be in another folder
+    cache = upload.folder if upload else Path(cache).absolute()  # reused workers may have another working directory
     if isinstance(source, (str, Path)):
         check_source(source, cache)
     source = meant_source(to_source(source), cache, options)
@@ -176,13 +176,13 @@ def build_cache(
 
 
 def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None:
-    """Raise BuildError where a finished cache lacks samples or variants, and none can be added to it."""
+    """Raise BuildError if samples or variants have to be added to a finished cache, and that is impossible."""
     existing = plan.existing
     if existing is None or not plan.blocks:
         return
     if plan.is_retry and existing.directory != cache:
         raise BuildError(
-            f"samples of {existing.place} can be tried again where the whole cache is on this machine: "
+            f"samples of {existing.place} can be tried again only if the whole cache is on this machine: "
             f"`tpucache fetch` it into {cache}, then run this again"
         )
     if upload:
@@ -190,7 +190,7 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None
 
 
 def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: Target) -> None:
-    """Send a finished cache to which nothing is added. Raises BuildError for one that Kaggle does not take."""
+    """Send a finished cache if nothing is added to it. Raises BuildError if it has too many shards for Kaggle."""
     if target == "kaggle":
         check_kaggle_files(len(existing.manifest.shards))
     if upload:
@@ -200,7 +200,7 @@ def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: 
 
 
 def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
-    """Raise SampleError for the first sample that the listing says cannot be used, unless such samples are skipped."""
+    """Raise SampleError for the first sample with a fault in the listing, unless such samples are skipped."""
     for block in () if skip else plan.blocks:
         for sample in block.samples:
             if reason := encoder.listed_fault(sample):
@@ -208,7 +208,7 @@ def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
 
 
 def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
-    """Return what sends a cache to its URL, None for one in a folder of this machine. Raises UsageError."""
+    """Return the object that sends a cache to its URL, or None if `cache` is a local folder. Raises UsageError."""
     local = options.local
     if not is_url(cache) and not is_kaggle(cache):
         if local is not None or not options.keep_local:
@@ -222,7 +222,7 @@ def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
 
 
 class _RefusedError(Exception):
-    """What a cache was made of has changed; `error` says how."""
+    """The source has changed during the build; `error` is the error of the caller's `check`."""
 
     def __init__(self, error: TpucacheError) -> None:
         super().__init__(str(error))
@@ -231,7 +231,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """A build that has something to do. Its context does not have the name of the run yet."""
+    """A build that has blocks to build. `context` does not have the name of the run yet."""
 
     plan: BuildPlan
     context: BuildContext
@@ -241,9 +241,9 @@ class _Build:
     kept: KeptListings
 
     def run(self) -> Manifest:
-        """Build what the plan says, beginning with what an interrupted run left of it.
+        """Build the blocks of the plan, continuing an interrupted run if there is one.
 
-        Raises HeldError when another process builds the cache; where it may be read meanwhile, once that has ended.
+        Raises HeldError if another process builds the cache; with `on_prospect`, only after that process has ended.
         """
         try:
             return self._build()
@@ -257,18 +257,18 @@ class _Build:
             raise refused.error from None
 
     def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
-        """Wait while another process builds the cache, and say what is known of it.
+        """Wait while another process builds the cache. Call `on_prospect` once its plan is known.
 
-        Raises RecipeError, SourceError, BuildError where it builds another cache than this one would.
+        Raises RecipeError, SourceError, BuildError if that process builds a different cache.
         """
         plan, work = self.plan, self.context.work
-        is_told = not self._can_grow()
+        is_done = not self._can_grow()
         while is_worked_on(work):
-            with contextlib.suppress(FileNotFoundError):  # it has just begun, or is done
-                if not is_told and has_plan(work):
+            with contextlib.suppress(FileNotFoundError):  # the process has just begun or ended
+                if not is_done and has_plan(work):
                     compare_plan(work, plan)
                     on_prospect(make_prospect(plan))
-                    is_told = True
+                    is_done = True
             time.sleep(_WAIT_SECONDS)
 
     def _can_grow(self) -> bool:
@@ -280,7 +280,7 @@ class _Build:
         self._check_limits()
         context = self._compared_with_cache()
         resumed = has_plan(work)
-        if not resumed:  # so that a refusal leaves nothing behind
+        if not resumed:  # before the work folder is made, so that an error here leaves no files behind
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
         if self.options.on_prospect is not None and is_worked_on(work):
             raise HeldError(f"another process builds {self.context.shards}")
@@ -315,7 +315,7 @@ class _Build:
             return finish_cache(context.shards, plan, shards, is_mixed)
 
     def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
-        """Return what builds the plan's blocks; retried samples are merged with the cache's shards afterwards."""
+        """Return the scheduler that builds the plan's blocks. It builds retried samples into the work folder."""
         shards = context.work if self.plan.is_retry else context.shards
         context = dataclasses.replace(context, shards=shards)
         if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
@@ -330,7 +330,7 @@ class _Build:
             check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
-        """Return the context, after a few records of the existing cache were compared with what would be made now."""
+        """Build a few records of the existing cache again and compare them. Return the context with its versions."""
         existing = self.plan.existing
         if existing is None:
             return self.context
@@ -341,7 +341,7 @@ class _Build:
         return context
 
     def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
-        """Announce the estimate; raise BuildError with this advice when it does not fit."""
+        """Announce the estimate. Raise BuildError, with this advice, if the disk or Kaggle has not enough room."""
         announce, is_followed = self.options.announce, self.options.on_prospect is not None
         if announce is None and not is_followed:
             return
@@ -352,13 +352,13 @@ class _Build:
 
         if not is_followed:
             expected = try_samples(Trials())
-        else:  # somebody waits: where records are as large as they can be, or that is enough to know, none is tried
+        else:  # a reader waits: encode samples only if the largest possible size of records does not suffice
             expected = try_samples(Trials(samples=0))
             is_known = all(field.is_plain for field in context.encoder.fields)
             if not is_known and (announce is not None or expected.bytes + expected.spooled > expected.free):
                 expected = try_samples(_QUICK_TRIALS)
         if self.plan.is_retry and self.plan.existing:
-            # A shard that grows is there twice, until the manifest names the new one.
+            # The old and the new file of a grown shard both exist until the manifest names the new one.
             room = grown_bytes(self.plan.existing.manifest, self.plan.blocks)
             expected = dataclasses.replace(expected, spooled=expected.spooled + expected.bytes + room)
         if announce is not None:
@@ -378,6 +378,6 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Leave nothing but the finished cache. The work folder goes last: while it exists, more may have to be removed."""
+    """Remove all files that are not part of the finished cache. The work folder is last, because it marks the task."""
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

@@ -1,4 +1,4 @@
-"""The options of a warmup that are no part of its recipe: how a cache is built, and which caches a plan compares."""
+"""Options of warmup and plan that are not part of a recipe: how to read a source, and how to build a cache."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 Names = ParamSpec("Names")
 Result_co = TypeVar("Result_co", covariant=True)
 
-#: What labels are read as; auto: whole numbers and text as classes, other numbers as numbers, several as they are.
+#: How labels are read. With "auto", whole numbers and text are classes, and other numbers are values to regress.
 LabelKind = Literal["auto", "classes", "numbers", "multilabel"]
 Backend = Literal["loky", "dask", "ray", "spark"]
 OnError = Literal["fail", "skip"]
 Target = Literal["kaggle"] | None
 Size = int | tuple[int, int]
 
-#: The codecs that a plan compares where none are named.
+#: The codecs that `plan` compares by default.
 _COMPARED: Final = tuple(CODECS.names(where=lambda codec: codec.is_compared).own)
 
 
 def ignore(_: object) -> None:
-    """Take what is done, and show nothing."""
+    """Do nothing. The default of `on_progress`."""
 
 
 @dataclass(frozen=True)
 class SoftOptions:
-    """Whether a table has predictions that samples are learned as, and how much these count. Raises UsageError."""
+    """Whether a table has soft labels (class probabilities), and how much they count. Raises UsageError."""
 
     soft_labels: bool = option(
         False,
-        "the table is predictions as predict writes them: train learns the probabilities of the classes, for the "
-        "samples that have a row, in place of their labels, which stay as they are for validation",
+        "the table has class probabilities, as predict writes them: train uses them as targets in place of the labels "
+        "of the samples that have a row; validation still uses the labels",
     )
     weight_col: str | None = option(
-        None, "with --soft-labels: the column of how much a sample counts, from 0; 1 if not given", metavar="NAME"
+        None, "with --soft-labels: the column of sample weights, from 0; 1 if not given", metavar="NAME"
     )
     soft_share: float = option(
-        1.0, "with --soft-labels: the share of the prediction in what is learned; the rest is the label", metavar="X"
+        1.0, "with --soft-labels: the share of the probabilities in a target; the rest is the label", metavar="X"
     )
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class SoftOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What the labels of a source mean, and how long its sequences become. Raises UsageError."""
+    """How to read the labels of a source, and which length its sequences get. Raises UsageError."""
 
     labels: LabelKind = option(
         "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are numbers"
@@ -87,17 +87,17 @@ class SourceOptions:
     truncate: bool = option(False, "cut longer sequences to the length of --pad")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.missing_label, str):  # one text is refused where labels are read
+        if not isinstance(self.missing_label, str):  # `label_source` refuses a single text
             object.__setattr__(self, "missing_label", tuple(self.missing_label))
         check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(SourceOptions):
-    """What a source means, what a sample that cannot be used does, and when to stop. Raises UsageError.
+    """How to build a cache: the options of its source, and what to do about bad samples and limits. Raises UsageError.
 
-    `jobs` is the number of processes that work on this machine; None: one for each core. The command line has it, with
-    other backends, in WorkerOptions.
+    `jobs` is the number of worker processes on this machine; None: one for each core. On the command line, --jobs is an
+    option of WorkerOptions.
     """
 
     time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
@@ -112,10 +112,10 @@ class BuildOptions(SourceOptions):
 class PlanOptions(SourceOptions):
     """Which caches `plan_cache` compares, and how it measures them. Raises UsageError.
 
-    `jobs` is the number of processes that would build the whole cache, as in BuildOptions.
+    `jobs` is the number of processes that will build the whole cache, as in BuildOptions.
     """
 
-    target: Target = option(None, "where the cache is to fit: 20 GB and 44 shards", flag="for")
+    target: Target = option(None, "recommend only caches within Kaggle's limits: 20 GB and 44 shards", flag="for")
     sizes: Sequence[Size] = option(
         (224,),
         "sizes of images to compare, N or HxW; with several, the largest one is also stored in bands",
@@ -143,7 +143,7 @@ class PlanOptions(SourceOptions):
 
 
 class TakesOptions(Protocol[Names, Result_co]):
-    """A function of a source, a cache's folder and a recipe, whose options are given by name."""
+    """A function of a source, a cache's folder and a recipe. Its options are keyword arguments."""
 
     def __call__(
         self,
@@ -159,13 +159,13 @@ class TakesOptions(Protocol[Names, Result_co]):
 def options_by_name(
     kind: Callable[Names, SourceOptions],
 ) -> Callable[[Callable[..., Result_co]], TakesOptions[Names, Result_co]]:
-    """Let a function that takes an object of `kind` as `options` be called with the object's fields by name."""
+    """Decorate a function that takes `options` of type `kind`. Callers then pass the fields of `kind` by name."""
     return lambda function: by_name(function, kind)
 
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Which samples of a source are used, as `select_source` takes them. Raises UsageError."""
+    """Which samples of a source are used: the arguments of `select_source`. Raises UsageError."""
 
     limit: int | None = option(
         None, "samples to use at most, spread over the source; a larger limit adds to them", metavar="N", minimum=1
@@ -181,7 +181,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class BoxOptions:
-    """The file that has the boxes of a source's images, as `box_source` takes it."""
+    """The file with the boxes of a source's images, for `box_source`."""
 
     boxes: str | Path | None = option(
         None, "a COCO JSON file with boxes; images that it does not list are left out", metavar="FILE"
@@ -190,10 +190,11 @@ class BoxOptions:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Who does the work: joblib's "loky" (`jobs` processes here; None: all cores), "dask", "ray" or "spark".
+    """Which workers build a cache. Raises UsageError.
 
-    `scheduler` is the address of a Dask scheduler or a Ray cluster; every worker must see source and cache under the
-    same paths. `jobs` is then how many tasks run at once; None: as many as there are workers. Raises UsageError.
+    With `backend` "loky", these are `jobs` processes on this machine (None: one for each core). With "dask", "ray" and
+    "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each worker). `scheduler` is the
+    address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the same paths.
     """
 
     backend: Backend = option("loky", "which library runs the work")

@@ -1,4 +1,4 @@
-"""A change of a finished cache: nobody else writes to it meanwhile, and what it was before stays as a version."""
+"""Changes a finished cache: locks it against other writers, and keeps its previous state as an earlier version."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tpucache.warmup.run.plan_file import is_adding_to
 
 @contextlib.contextmanager
 def changing(cache: Path, doing: str) -> Iterator[Cache]:
-    """Yield the newest version of a finished cache, to which nobody else writes meanwhile.
+    """Lock a finished cache against other writers, and yield its newest version.
 
-    `doing` is what is done to it, for messages, such as "relabel". Raises BuildError, and what opening a cache raises.
+    `doing` names the change in messages, such as "relabel". Raises BuildError, and the errors of opening a cache.
     """
     refuse_version(cache)
     manifest = Manifest.load(cache)
-    finished_cache(cache)  # refuses one that lacks files
+    finished_cache(cache)  # raises an error if files are missing
     work = cache / WORK_NAME
     try:
         if work.exists() and is_adding_to(work, manifest):
@@ -37,25 +37,25 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
             try:
                 yield Cache.open(cache)
             finally:
-                with contextlib.suppress(StoreError):  # what is damaged stays as it is
+                with contextlib.suppress(StoreError):  # a damaged cache is not cleaned up
                     remove_old_files(cache, Manifest.load(cache), is_thorough=False)
                 remove_folder(work)
     except OSError as error:
         raise BuildError(
-            f"{cache} cannot be written: {error}. It is whole, either as before or as it was to be: make room, or copy "
-            "the cache to a folder that can be written, then run the same command again"
+            f"{cache} cannot be written: {error}. It is whole, with or without the change: make room, or copy the "
+            "cache to a folder that can be written, then run the same command again"
         ) from error
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Keep a manifest as the one of an earlier version, and return the history of the next one. Raises OSError."""
+    """Save the current manifest as that of an earlier version, and return the next version's history. Raises OSError."""
     name = version_name(before.number)
     write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
     return History(before.number + 1, command, (*before.parents, before.identity))
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest, and when it was where there are versions before it; return it. Raises OSError."""
+    """Write a manifest and return it. If there are earlier versions, also write down the time. Raises OSError."""
     work = folder / WORK_NAME
     if manifest.history is not None:
         note_time(folder, manifest, work / f"{TIMES_NAME}.tmp")
@@ -64,9 +64,9 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
-    """Give a table a second name, that of a later generation, and return its entry there. Raises OSError.
+    """Give an unchanged table a second name, for a later generation, and return its new entry. Raises OSError.
 
-    `first` is the name of the table in the first generation.
+    `first` is the table's name in the first generation.
     """
     name = table_name(first, generation)
     link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")

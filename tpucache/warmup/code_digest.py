@@ -1,4 +1,4 @@
-"""The code of a custom augmentation: the files of its module and of all that this imports and nobody installed."""
+"""Hashes the code of a custom augmentation: its module's file, and the user's own modules that it imports."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tpucache.errors import RecipeError
 from tpucache.imports import load_callable
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
-#: The module's own file, and the files of its helpers by module name, if it has any.
+#: Keys of the hashes: of the module's own file, and of its helper modules' files by module name.
 OWN: Final = "source_sha256"
 HELPERS: Final = "helpers"
 
 _imported: Final[dict[str, tuple[Any, str]]] = {}
-#: Python 3.11 loses count of its depth when two threads parse at once: https://github.com/python/cpython/issues/106905.
+#: In Python 3.11, two threads must not parse at the same time: https://github.com/python/cpython/issues/106905.
 _parsing: Final = threading.Lock()
 
 
 def code_digests(name: str) -> dict[str, Any]:
-    """Return the SHA-256 of the file of `module:name`, "" where it has none, and of its helper modules, if it has any.
+    """Return the SHA-256 of the file of `module:name` ("" if it has no file), and those of its helper modules.
 
-    Helpers are the modules that it imports, or that these import, but for Python's own and installed ones. Raises
-    UsageError when it cannot be imported.
+    Helpers are all modules that the module imports directly or indirectly, except Python's own and installed ones.
+    Raises UsageError when the module cannot be imported.
     """
     load_callable(name)
     module = name.partition(":")[0]
@@ -50,9 +50,9 @@ def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def check_imported(definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError when this process has imported other code than a definition names.
+    """Raise RecipeError if the code that this process has imported differs from a definition's hashes.
 
-    It has where a file was changed since: in a notebook, or in a worker that is used again.
+    This happens if a file was changed after a notebook or a reused worker had imported it.
     """
     name = definition["callable"]
     load_callable(name)
@@ -86,7 +86,7 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the modules that are imported for a full name, with their files, but for installed ones."""
+    """Yield the user's own modules among the parts of a full name, with their files."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         module = ".".join(parts[:count])
@@ -100,7 +100,7 @@ def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """Yield the full names that a module's file may import, anywhere in it."""
+    """Yield the full names that a module's file imports, also inside functions."""
     try:
         with _parsing:
             tree = ast.parse(path.read_bytes())
@@ -117,13 +117,13 @@ def _imports(module: str, path: Path) -> Iterator[str]:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Return where a module comes from, None for one that there is not, or that is Python's own."""
+    """Return the spec of a module, or None if there is no such module, or if it is part of Python."""
     if not module or module.partition(".")[0] in sys.stdlib_module_names:
         return None
     if spec := getattr(sys.modules.get(module), "__spec__", None):
         return spec  # type: ignore[no-any-return]  # modules have no other
     found: ModuleSpec | None = None
-    with contextlib.suppress(Exception):  # finding a module imports its packages, which raise whatever they raise
+    with contextlib.suppress(Exception):  # finding a module imports its packages, which may raise any error
         found = importlib.util.find_spec(module)
     return found
 
@@ -135,7 +135,7 @@ def _file(spec: ModuleSpec | None) -> Path | None:
 
 
 def _is_local(module: str, path: Path) -> bool:
-    """Return whether a module is the user's own: neither installed, nor Python's or this package's."""
+    """Return whether a module is the user's own: not installed, and not part of Python or tpucache."""
     if module.partition(".")[0] == "tpucache" or any(part in _INSTALLED for part in path.parts):
         return False
     return not any(path.is_relative_to(folder) for folder in _standard_folders())

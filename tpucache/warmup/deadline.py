@@ -1,4 +1,4 @@
-"""Deadline: when a run has to stop."""
+"""Deadline: the time at which a run must stop."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any, Final
 
 from tpucache.errors import UnfinishedError, UsageError
 
-# What a time limit leaves for the samples that are being made and for the cleaning up after them.
+# The deadline is this much before the time limit, so that running tasks can finish and files can be cleaned up.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
 _LEAST_SECONDS: Final = 2.0
 
 
 class _Late(BaseException):
-    """Raised by the alarm: no Exception, so that nobody takes it for an error of a dataset."""
+    """Raised by the alarm. Not an Exception, so that code which catches a dataset's errors does not catch it."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment in Unix time, which workers on other machines know, too; None: never."""
+    """The time `at` which a run must stop, in Unix time, so that workers on other machines can use it; None: never."""
 
     at: float | None = None
 
     @classmethod
     def of(cls, time_limit: float | None) -> Deadline:
-        """Return the deadline of a time limit in seconds from now, less a margin. Raises UsageError."""
+        """Return the deadline for a time limit in seconds from now: a margin earlier. Raises UsageError."""
         if time_limit is None:
             return cls()
         if not isinstance(time_limit, (int, float)) or not 0 <= time_limit < math.inf:
@@ -40,14 +40,14 @@ class Deadline:
 
     @property
     def is_past(self) -> bool:
-        """Whether it is time to stop."""
+        """Whether the deadline has passed."""
         return self.at is not None and time.time() >= self.at
 
     @contextlib.contextmanager
     def interrupting(self, activity: str) -> Iterator[None]:
-        """Interrupt, in the main thread, what cannot check the time itself and writes nothing; it has two seconds.
+        """Interrupt the body at the deadline, but not in its first two seconds. The body must not write files.
 
-        Raises UnfinishedError, which names what took so long.
+        This works only in the main thread. Raises UnfinishedError, which names the `activity`.
         """
         if self.at is None or threading.current_thread() is not threading.main_thread():
             yield

@@ -1,7 +1,7 @@
-"""delete_samples and undo_delete: a version of a cache without some of its samples, and one with them again.
+"""delete_samples and undo_delete: make a version of a cache without some samples, or with deleted samples again.
 
-No shard is touched: the new version has tables without these samples, and says which records of its shards belong to
-no sample any more. `compact_cache` removes them.
+No shard is changed. The new version has tables without the deleted samples, and its manifest lists their records in
+the shards. `compact_cache` removes these records.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ _UNDONE: Final = re.compile(r"delete --undo: as version (\d{1,6})")
 def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterable[str] | None = None) -> Manifest:
     """Make a version of a cache without some of its samples, and return its manifest.
 
-    They are those that meet a condition on the columns of the samples table, `where`, such as "fold == 3", or those
-    with these `paths`. At once, no table of the new version has them, and no order of an epoch. Their records stay in
-    the shards, and earlier versions have them, until `compact_cache`. A warmup does not add them again.
+    Either `where` is a condition on the columns of the samples table, such as "fold == 3", or `paths` are the paths of
+    the samples to delete. The tables of the new version do not have these samples, so no epoch does. Their records stay
+    in the shards, and earlier versions still have the samples, until `compact_cache` is called. A warmup does not add
+    them again.
 
-    Raises UsageError unless there is one of the two, and where no sample or every sample is meant, SourceError for
-    paths that no sample has, BuildError when the cache cannot be written or a warmup of it is not finished, and what
-    opening a cache raises.
+    Raises UsageError unless exactly one of the two is given, and if no sample or every sample would be deleted;
+    SourceError for a path that no sample has; BuildError when the cache cannot be written or a warmup of it is not
+    finished; and the errors of opening a cache.
     """
     if (where is None) == (paths is None):
-        raise UsageError("say which samples are deleted, by a condition or by their paths: one of the two")
+        raise UsageError("say which samples to delete: give either a condition or paths")
     folder = Path(cache).absolute()
     with changing(folder, "delete") as opened:
         if where is not None:
@@ -62,9 +63,9 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
         else:
             chosen, command = _positions(opened, list(paths or ())), f"{_COMMAND} --paths"
         if not len(chosen):
-            raise UsageError(f"no sample of {folder} is meant, so nothing is deleted")
+            raise UsageError(f"no sample of {folder} matches, so nothing is deleted")
         if len(chosen) == opened.manifest.samples:
-            raise UsageError(f"all samples of {folder} are meant: remove the folder instead, if nobody needs it")
+            raise UsageError(f"all samples of {folder} match: remove the folder instead, if nobody needs it")
         return _without(opened, chosen, command)
 
 
@@ -89,10 +90,10 @@ def read_paths(file: str | Path) -> list[str]:
 
 
 def undo_delete(cache: str | Path) -> Manifest:
-    """Make a version of a cache that equals the one before its last change, a deletion, and return its manifest.
+    """Undo the last deletion: make a version of a cache that equals the one before it, and return its manifest.
 
-    After an undo, the deletion before that one is undone. Raises UsageError where the newest version was not made by
-    deleting, else as `delete_samples` does.
+    After an undo, another undo undoes the deletion before. Raises UsageError if the last change was not a deletion, and
+    the errors of `delete_samples`.
     """
     folder = Path(cache).absolute()
     with changing(folder, "undo") as opened:
@@ -108,7 +109,7 @@ def undo_delete(cache: str | Path) -> Manifest:
 
 
 def _undone(folder: Path, now: Manifest) -> Manifest:
-    """Return the version that the newest one becomes when its deletion is undone. Raises UsageError."""
+    """Return the version before the last deletion that is not undone yet. Raises UsageError."""
     version = now
     while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
         version = load_earlier(folder, version, int(undone[1]))
@@ -116,19 +117,19 @@ def _undone(folder: Path, now: Manifest) -> Manifest:
         made = f"by `{version.history.command}`" if version.history else "by a warmup alone"
         raise UsageError(
             f"the newest version of {folder} was made {made}, not by deleting, so there is nothing to undo: "
-            "`tpucache inspect --versions` lists what each version was made by, and each can be read"
+            "`tpucache inspect --versions` lists which command made each version, and each can be read"
         )
     return load_earlier(folder, now, version.number - 1)
 
 
 def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
-    """Return where in a cache the samples with some paths are, ascending. Raises SourceError for others."""
+    """Return the positions of the samples with these paths, ascending. Raises SourceError for unknown paths."""
     places = {path: at for at, path in enumerate(cache.samples.paths)}
     if unknown := [path for path in paths if path not in places]:
         gone = {each.path for each in cache.manifest.deleted}
         was = " (deleted already)" if gone.issuperset(unknown) else ""
         raise SourceError(
-            f"{len(unknown):,} of {len(paths):,} paths are those of no sample of {cache.directory}{was}: "
+            f"{cache.directory} has no samples with {len(unknown):,} of these {len(paths):,} paths{was}: "
             f"{name_some(unknown)}. Nothing is deleted"
         )
     return np.array(sorted({places[path] for path in paths}), np.int64)
@@ -164,7 +165,7 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
 def without_numbers(
     shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
 ) -> tuple[ShardEntry, ...]:
-    """Return the entries of shards without samples of some numbers, given those of all samples that they have."""
+    """Return shards' entries after some samples are deleted. `numbers` are those of all samples, `gone` the deleted."""
     changed, firsts = [], dict[Any, int]()
     for entry in shards:
         own = numbers[entry.first : entry.first + entry.records].tolist()
@@ -178,15 +179,15 @@ def without_numbers(
 
 
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
-    """Return the statistics without some samples, whose clean records are decoded for that. Raises UsageError."""
+    """Return the statistics without some samples, whose clean records are decoded to subtract them. Raises UsageError."""
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
     if not before.sums or manifest.fields[0].name != IMAGE:
         return dataclasses.replace(before, class_counts=counts)
     if 0 not in manifest.variants:
         raise UsageError(
-            f"{cache.directory} has no clean images, by which mean and deviation are known: delete the samples where "
-            "the whole cache is"
+            f"{cache.directory} has no clean images, which are needed to update mean and deviation: delete the samples "
+            "in a copy that has all variants"
         )
     left = list(before.sums), list(before.squares)
     for images in field_batches(cache, cache.rows(0, chosen), IMAGE):
@@ -202,9 +203,9 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
-    """Return what a manifest says of its source, without what is known of the samples with some numbers.
+    """Return the manifest's `source` without facts about the deleted samples.
 
-    How many annotations they had in the source is not known, so all of these counts are left out.
+    The number of annotations that they had in the source is not known, so no annotations are counted any more.
     """
     source = dict(before.source)
     digests = source.get("digests")

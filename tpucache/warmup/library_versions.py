@@ -1,4 +1,4 @@
-"""The versions of Python, of this package and of libraries that decide the bytes of records."""
+"""The versions of Python, tpucache and the libraries that decide the bytes of records."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from tpucache.version import __version__
 from tpucache.warmup.records.presize import image_versions
 
 _LIBRARIES: Final = ("numpy", "lmdb", "joblib")
-#: They augment, or read kinds of files that nothing else reads.
 _OPTIONAL: Final = ("albumentations", "pillow-heif", "pydicom")
-#: Named where they are installed alone: they take the place of another library.
-_IN_PLACE: Final = ("nrtk-albumentations",)
+#: Listed only if they are installed, because each replaces another library.
+_REPLACEMENTS: Final = ("nrtk-albumentations",)
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions by name; "" for an optional library that is not installed.
-
-    Packages that add codecs or sources are among them.
-    """
+    """Return the installed versions by name, also of plugins; "" for an optional library that is not installed."""
     return {
         "tpucache": __version__,
         "python": platform.python_version(),
@@ -35,9 +31,8 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def _library_versions() -> dict[str, str]:
-    """Return the installed versions, "" for an optional library that is missing; reading one takes a millisecond."""
     found = {name: version(name) for name in _LIBRARIES}
-    optional = {name: _version(name) for name in (*_OPTIONAL, *_IN_PLACE)}
+    optional = {name: _version(name) for name in (*_OPTIONAL, *_REPLACEMENTS)}
     return found | {name: value for name, value in optional.items() if value or name in _OPTIONAL}
 
 
@@ -49,7 +44,7 @@ def _version(name: str) -> str:
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:
-    """Name each version that differs now, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
+    """Describe each version that differs now, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
     now = versions()
     pairs = {name: (before.get(name) or "none", now.get(name) or "none") for name in {**before, **now}}
     return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]

@@ -136,7 +136,8 @@ class Remote:
         """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
         found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
-            raise FormatError(f"{self.shown}/{name} is larger than any manifest or claim: give the URL of a cache")
+            most = "any manifest: give the URL of a cache" if name == MANIFEST_NAME else f"{limit:,} bytes, its limit"
+            raise FormatError(f"{self.shown}/{name} is larger than {most}")
         return found
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
