@@ -52,7 +52,7 @@ def test_arrays_beside_an_image_are_stored_as_it_is_where_nothing_is_lost():
 
 @pytest.mark.parametrize("codec", ["jpeg", "png", "yuv420", "dct-lz4"])
 def test_codecs_of_images_are_refused_for_arrays_before_anything_is_built(tmp_path, codec):
-    with pytest.raises(RecipeError, match=f"--codec {codec} is of images, and the Rows has none: .* raw or zstd"):
+    with pytest.raises(RecipeError, match=f"--codec {codec} needs images, and the Rows has none: .* raw or zstd"):
         build_cache(Rows(), tmp_path / "cache", Recipe(codec=codec), jobs=1)
     assert not (tmp_path / "cache").exists()
 
@@ -71,7 +71,7 @@ class OwnSource:
 def test_a_message_about_a_source_shows_its_name_and_no_address(tmp_path, source):
     with pytest.raises(RecipeError) as caught:
         build_cache(source, tmp_path / "cache", Recipe(variants=2), jobs=1)
-    assert f"variants are of images, and the {type(source).__name__} has none" in str(caught.value)
+    assert f"variants need images, and the {type(source).__name__} has none" in str(caught.value)
     assert " object at 0x" not in str(caught.value)
 
 

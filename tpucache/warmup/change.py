@@ -48,7 +48,7 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Save the current manifest as that of an earlier version, and return the next version's history. Raises OSError."""
+    """Save the current manifest as an earlier version's, and return the next version's history. Raises OSError."""
     name = version_name(before.number)
     write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
     return History(before.number + 1, command, (*before.parents, before.identity))

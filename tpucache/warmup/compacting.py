@@ -1,7 +1,7 @@
-"""compact_cache: one version, without what was deleted, as a fresh warmup of the remaining sources would write it.
+"""compact_cache: rewrites a cache as one version without deleted samples, as a fresh warmup of the others would.
 
-The new files get their names in two steps, because readers may have the folder open and a kill may come at any moment:
-first under names that no version has, with a manifest that names them, then under those of a fresh warmup.
+Readers may have the folder open, and a kill may come at any moment. So the new files first get names that no version
+has, with a manifest that lists them, and then the names that a fresh warmup would give them.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from tpucache.warmup.run.folder import remove_old_files
 from tpucache.warmup.sources.source import Listing, Sample
 from tpucache.warmup.tables import taken, write_table
 
-#: Facts of images that are whole numbers where they are known of all samples.
-_WHOLE: Final = (WIDTH, HEIGHT, TURNED)
+#: Columns about images that are whole numbers if no sample lacks a value.
+_INTEGER_COLUMNS: Final = (WIDTH, HEIGHT, TURNED)
 
 
 def compact_cache(cache: str | Path) -> Manifest:
-    """Write a cache as a fresh warmup of its remaining sources would, without them, and return its manifest.
+    """Rewrite a cache without its deleted samples, as a fresh warmup of the others would, and return its manifest.
 
-    Earlier versions, and the records, paths and labels of deleted samples, are gone from the folder afterwards. Where
-    there are no augmented variants, samples are numbered anew in the order of the source. Augmented ones were drawn by
-    the numbers of their samples, which stay therefore, as if the deleted samples had been skipped: then the manifest
-    lists the numbers that have no sample. docs/format.md says what else a fresh warmup would write in other ways.
+    This needs no source. Afterwards the folder has no earlier versions, and no records, paths or labels of deleted
+    samples. A cache without augmented variants gets new sample numbers, in the order of the source. In a cache with
+    augmented variants, samples keep their numbers, because the augmentation was drawn by them; the manifest then lists
+    the numbers without a sample. docs/format.md lists further differences from a fresh warmup.
 
-    At any moment the folder holds the cache as it was, or compacted; what reads it while it is compacted keeps its
-    files or gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not finished,
-    StoreError when the disk has no room for the new shards, DamageError for a record that is damaged.
+    At any moment the folder holds the old or the new cache. A process that reads it meanwhile keeps its open files, or
+    gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not finished,
+    StoreError when the disk has no room for the new shards, DamageError for a damaged record.
     """
     folder = Path(cache).absolute()
     with changing(folder, "compact") as opened:
@@ -77,14 +77,14 @@ def compact_cache(cache: str | Path) -> Manifest:
         for name, data in tables.items():
             write_atomically(folder / name, data, folder / WORK_NAME / f"{name}.tmp")
         save_manifest(folder, manifest)
-        for path in folder.glob(hashes_name("*")):  # of pictures that may have been deleted
+        for path in folder.glob(hashes_name("*")):  # other files have hashes of deleted pictures
             if path.name != hashes_name(manifest.fingerprint):
                 path.unlink()
         return manifest
 
 
 def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:
-    """Put a cache in a folder under names that no file there has, and remove what it held before. Raises OSError."""
+    """Place the new files in the folder under unused names, and remove the old files. Raises OSError."""
     work, shards = folder / WORK_NAME, []
     for entry in manifest.shards:
         block = first + entry.block
@@ -100,10 +100,11 @@ def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], 
 
 @dataclasses.dataclass(frozen=True)
 class _Compaction:
-    """How samples are numbered anew and divided into blocks.
+    """The new numbers of samples, and their new blocks.
 
-    `numbers` has the new number of each old one that stays, kept or skipped; `blocks` the old numbers of the kept
-    samples of each block. `places` are the places in the source of all new numbers, None where there is no sample.
+    `numbers` maps old numbers of kept and skipped samples to new ones. `blocks` has the old numbers of the kept samples
+    of each block. `places` has, for each new number, the sample's position in the source, or None without a sample.
+    `positions` maps old numbers to positions in the cache.
     """
 
     numbers: Mapping[int, int]
@@ -114,7 +115,7 @@ class _Compaction:
 
     @classmethod
     def of(cls, cache: Cache) -> _Compaction:
-        """Return what a fresh warmup of the remaining samples of a cache would number and divide."""
+        """Number and divide the remaining samples of a cache as a fresh warmup would."""
         manifest = cache.manifest
         kept = cache.samples.numbers.tolist()
         total = len(kept) + len(manifest.skipped) + len(manifest.deleted)
@@ -142,9 +143,9 @@ class _Compaction:
 
 
 def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
-    """Write a shard into the work folder, and return its entry, whose `first` is not known yet, and its index rows.
+    """Write a shard into the work folder. Return its entry, with `first` still 0, and its index rows.
 
-    Raises DamageError for a record that is not what the index says, BuildError, OSError.
+    Raises DamageError for a record whose checksum is not that of the index, BuildError, OSError.
     """
     name = shard_name(part, block)
     path = cache.directory / WORK_NAME / name
@@ -204,14 +205,13 @@ def _entry(name: str, data: bytes) -> FileEntry:
 
 
 def _as_built(name: str, column: Column) -> Column:
-    """Return a column as a warmup of these samples alone would write it: without a missing value, of whole numbers."""
-    if name in _WHOLE and isinstance(column, np.ndarray) and column.dtype.kind == "f" and np.isfinite(column).all():
-        return column.astype(np.int64)
-    return column
+    """Return a column with the dtype of a fresh warmup: int64 for whole numbers if no value is missing now."""
+    is_integer = name in _INTEGER_COLUMNS and isinstance(column, np.ndarray) and column.dtype.kind == "f"
+    return np.asarray(column).astype(np.int64) if is_integer and np.isfinite(column).all() else column
 
 
 def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return what the manifest says of the source, by the new numbers."""
+    """Return the manifest's `source` with the new numbers."""
     before = cache.manifest
     source = dict(before.source)
     digests = content_digests(before)
@@ -224,7 +224,7 @@ def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) ->
 
 
 def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column]) -> Listing:
-    """Return the listing of a source that has the samples that are left, as far as the cache knows it."""
+    """Return the listing of a source with only the remaining samples, as far as the cache has its values."""
     numbers: list[int] = np.asarray(columns["number"]).tolist()
     paths, labels = list(columns["path"]), columns.get(LABEL)
     read = {} if labels is None else dict(zip(numbers, np.asarray(labels).tolist(), strict=True))

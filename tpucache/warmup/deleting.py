@@ -63,9 +63,9 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
         else:
             chosen, command = _positions(opened, list(paths or ())), f"{_COMMAND} --paths"
         if not len(chosen):
-            raise UsageError(f"no sample of {folder} matches, so nothing is deleted")
+            raise UsageError(f"no sample of {folder} is meant, so nothing is deleted")
         if len(chosen) == opened.manifest.samples:
-            raise UsageError(f"all samples of {folder} match: remove the folder instead, if nobody needs it")
+            raise UsageError(f"all samples of {folder} are meant: remove the folder instead, if nobody needs it")
         return _without(opened, chosen, command)
 
 
@@ -179,7 +179,7 @@ def without_numbers(
 
 
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
-    """Return the statistics without some samples, whose clean records are decoded to subtract them. Raises UsageError."""
+    """Return the statistics without some samples. Their clean records are decoded for this. Raises UsageError."""
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
     if not before.sums or manifest.fields[0].name != IMAGE:

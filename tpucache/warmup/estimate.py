@@ -1,4 +1,4 @@
-"""The time and the space that a warmup will need, estimated by a few samples, and whether there is room for it."""
+"""Estimates the time and disk space of a warmup from a few samples, and checks the disk's and Kaggle's limits."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from tpucache.warmup.sources.source import Sample
 
 _Item = TypeVar("_Item")
 
-_AHEAD: Final = 3  # tasks under way or waiting for each worker
+_TASKS_PER_WORKER: Final = 3  # running or waiting
 _NODE_BYTES: Final = 18  # LMDB's header, key and pointer of a record
-_PAGE_NUMBER_BYTES: Final = 8  # in the place of a record that has pages of its own
-#: Bytes of the tables and receipts for each record; and for each sample without its path, which they hold twice.
+_PAGE_NUMBER_BYTES: Final = 8  # replaces a record that is stored in overflow pages
+#: Bytes of tables and receipts for each record, and for each sample without its path, which they contain twice.
 _RECORD_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 128
 
@@ -40,10 +40,10 @@ _MEGABYTE: Final = 1e6
 
 @dataclass(frozen=True)
 class Remaining:
-    """What is still to be done: chunks to be built, blocks with unfinished shards, and bytes of chunks on disk.
+    """The remaining work: chunks to build, blocks with unfinished shards, and the bytes of finished chunks on disk.
 
-    `unsealed` has (records, records a chunk at most) of each such block. Where readers follow the build
-    (`is_read`), the records of all blocks stay on the disk until the end.
+    `unsealed` has (records, most records in a chunk) for each block with unfinished shards. If readers follow the build
+    (`is_read`), the chunks of all blocks stay on the disk until the end.
     """
 
     chunks: Sequence[Chunk]
@@ -54,9 +54,10 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is still to be done: records, their bytes on disk, the most bytes of working space, seconds of one process.
+    """An estimate of the remaining work.
 
-    `free` has the bytes that are free on the disk.
+    It has the number of records, their bytes in shards, the most bytes of temporary files (`spooled`), the seconds that
+    one process would need, and the bytes that are free on the disk.
     """
 
     records: int
@@ -67,7 +68,7 @@ class Estimate:
 
 
 class _Trial(NamedTuple):
-    """A sample that was tried: mean bytes of its records, their mean bytes on disk, and seconds."""
+    """A sample that was encoded as a trial: mean size of its records, their mean bytes in a shard, and seconds."""
 
     bytes: float
     on_disk: float
@@ -76,9 +77,9 @@ class _Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Trials:
-    """How samples are tried: how many at most, for how long, and what is called with each result.
+    """How samples are tried: how many at most, and for how many seconds. `look` is called with each result.
 
-    `margin` is by how many standard errors the estimate is above the mean of those that were tried.
+    The estimate of sizes is `margin` standard errors above the mean of the tried samples.
     """
 
     samples: int = 8
@@ -95,17 +96,17 @@ def estimate(
     deadline: Deadline = NEVER,
     trials: Trials = Trials(),  # it is frozen
 ) -> Estimate:
-    """Encode a few samples, spread over the chunks, in this process; samples that fail do not count.
+    """Encode a few samples, spread over the chunks, in this process, and estimate the remaining work from them.
 
-    `folder` is on the disk that is written to.
+    Samples that fail are ignored. `folder` is a folder on the cache's disk.
     """
     samples = [(sample, chunk.parts) for chunk in remaining.chunks for sample in chunk.samples]
     done = _try_samples(encoder, samples, deadline, trials)
-    timed = [trial.seconds for trial in done[1:] or done]  # the first one also warms libraries up
+    timed = [trial.seconds for trial in done[1:] or done]  # the first one also includes imports
     to_build = sum(len(parts) for _, parts in samples)
     to_write = sum(records for records, _ in remaining.unsealed)
     sizes, on_disk = [trial.bytes for trial in done], [trial.on_disk for trial in done]
-    if not done:  # from the chunks on disk, or as large as records can be
+    if not done:  # use the mean size in finished chunks, or else the largest possible size
         mean = remaining.spooled / max(1, to_write - to_build) or RecordLayout(encoder.fields).nbytes
         sizes, on_disk = [mean], [on_disk_bytes(round(mean), encoder.fields)]
     return Estimate(
@@ -143,21 +144,21 @@ def _try_samples(
 
 
 def spread(samples: Sequence[_Item], count: int) -> list[_Item]:
-    """Return as many samples, in equal distances; all where there are fewer."""
+    """Return `count` evenly spread samples, or all if there are fewer."""
     count = min(count, len(samples))
     return [samples[number * len(samples) // count] for number in range(count)]
 
 
 def _upper(sizes: Sequence[float], margin: float) -> float:
-    """Return a size that the mean of all sizes will hardly exceed, judged by a few of them."""
+    """Return a size that the mean of all records is unlikely to exceed, computed from a few sizes."""
     deviation: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
     return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 
 
 def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
-    """Return what a record of this length takes in a shard: pages of its own, or its share of those that it is in."""
+    """Return the bytes that a record of this length takes in a shard: its own pages, or its share of a page."""
     page: int = os.sysconf("SC_PAGE_SIZE")
-    if value_bytes := value_bytes_of(fields):  # one value has several records, until it is this large
+    if value_bytes := value_bytes_of(fields):  # several records share one value of about this size
         return length * (1 + page / 2 / value_bytes)
     in_leaf = page - PAGE_HEADER_BYTES
     node = length + length % 2 + _NODE_BYTES
@@ -168,12 +169,12 @@ def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that the chunks of unfinished blocks will take on the disk in addition.
+    """Return the most bytes that chunk files will take on the disk, without those that exist already.
 
-    While one block is sealed, the next one is built, and waiting tasks may be of the block after that.
+    While the shards of one block are written, the next block is built, and tasks of the block after it may run.
     """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
-    ahead = _AHEAD * jobs * max((most for _, most in remaining.unsealed), default=0)
+    ahead = _TASKS_PER_WORKER * jobs * max((most for _, most in remaining.unsealed), default=0)
     records = sum(blocks) if remaining.is_read else min(sum(blocks), sum(blocks[:2]) + ahead)
     return max(0, round(records * size) - remaining.spooled)
 
@@ -184,7 +185,7 @@ def _table_bytes(remaining: Remaining) -> int:
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:
-    """Raise BuildError with this advice when the disk does not hold what is to be written, working space included."""
+    """Raise BuildError with this advice if the disk has no room for the shards and the temporary files."""
     needed = expected.bytes + expected.spooled
     if needed > expected.free:
         raise BuildError(
@@ -194,32 +195,32 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
 
 
 def kaggle_blocks(recipe: Recipe) -> int:
-    """Return how many blocks, a shard for each part, keep a cache within Kaggle's files. Raises BuildError."""
+    """Return the most blocks with which a cache stays within Kaggle's number of files. Raises BuildError."""
     bands = len(recipe.bands or (BLOCK,))
     blocks = kaggle.TARGET_SHARDS // ((recipe.variants + 1) * bands)
     if not blocks:
-        of_bands = f", in {bands} bands each," if bands > 1 else ""
+        in_bands = f", in {bands} bands each," if bands > 1 else ""
         raise BuildError(
-            f"{recipe.variants} variants and the clean one{of_bands} make more than {kaggle.TARGET_SHARDS} shards: use "
+            f"{recipe.variants} variants and the clean one{in_bands} make more than {kaggle.TARGET_SHARDS} shards: use "
             f"at most {kaggle.TARGET_SHARDS // bands - 1} --variants with --target kaggle"
         )
     return blocks
 
 
 def check_kaggle_files(shards: int) -> None:
-    """Raise BuildError where a cache has more shards than Kaggle publishes file by file."""
+    """Raise BuildError if a cache has more shards than --target kaggle allows."""
     if shards > kaggle.TARGET_SHARDS:
         raise BuildError(
-            f"the cache has or would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: a "
-            "larger --shard-mb makes fewer, in another folder where it is finished"
+            f"the cache has or would have {shards} shards, more than the {kaggle.TARGET_SHARDS} of --target kaggle: "
+            "give a larger --shard-mb, and another folder if the cache is finished"
         )
 
 
 def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kept: bool = True) -> None:
-    """Raise BuildError where a cache, with what is still to be done, is larger than what Kaggle keeps.
+    """Raise BuildError if a cache, including its estimated rest, is larger than Kaggle's limits.
 
-    Where the cache is not kept on this machine, `sent` are the bytes that are at Kaggle already: a dataset may be
-    larger than /kaggle/working.
+    If shards are kept on this machine, the limit is that of /kaggle/working. If not, `sent` is the number of bytes that
+    Kaggle has already, and the limit is that of a dataset.
     """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
     if is_kept and total > kaggle.WORKING_BYTES:

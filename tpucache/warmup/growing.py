@@ -1,7 +1,7 @@
-"""The process that builds a cache while another one reads it: what it is asked for, and what it says.
+"""The main function of a process that builds a cache while another process reads it.
 
-It is a process of its own because that which reads has threads, and must not be forked. It ends with the process that
-has started it: what is made by then is kept, as after any other kill.
+The reading process has threads, so it must not be forked, and starts a new process. That ends when the reading process
+ends; finished records are kept, as after any kill.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.store.index import Numbers
 
-#: What the process is started with.
+#: The Python code of the new process.
 COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
-_START_SECONDS: Final = 1.5  # which is less than whoever ends this process waits for it
+_START_SECONDS: Final = 1.5  # less than the time for which the reading process waits when it ends this one
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `build_for_readers`: the source, the folder, and all others by their names.
+    """Arguments of `build_for_readers`: the source, the folder, and all others by name.
 
-    A source that is pickled without what it lists is made there: it is a `functools.partial` here.
+    If `source` is a `functools.partial`, the new process calls it to make the source.
     """
 
     source: Any
@@ -53,9 +53,9 @@ class Finished:
 
 
 def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
-    """Write a request for `main` to read, which starts workers at once where the source is large.
+    """Write a request for `main`. If the source is large, `main` starts its workers before it reads the source.
 
-    Raises BuildError for a source that cannot be sent, OSError.
+    Raises BuildError for a source that cannot be pickled, OSError.
     """
     from tpucache.warmup.run.executors import to_pickle
 
@@ -73,14 +73,14 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
 
 
 def main() -> None:
-    """Build what standard input asks for, and write to standard output what is known of it, and how it ends.
+    """Read a request from standard input, build the cache, and write pickled answers to standard output.
 
-    That is a Prospect, where the cache can be read while it is built, and then a Finished or an exception, pickled.
+    The answers are a Prospect, if the cache can be read while it is built, and then a Finished or an exception.
     """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
-    sys.path[:], has_workers, jobs = pickle.load(sys.stdin.buffer)  # noqa: S301  # of the process that has started this one
-    # Workers import what they need while this process does the same and lists the source.
+    os.dup2(2, 1)  # libraries that print must not write between the answers
+    sys.path[:], has_workers, jobs = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
+    # Workers start and import libraries while this process lists the source.
     preparing = threading.Thread(target=_prepare_workers, args=(jobs,), name="prepare-workers", daemon=True)
     if has_workers:
         preparing.start()
@@ -93,7 +93,7 @@ def main() -> None:
         build_for_readers(source, request.cache, lambda known: _answer(answers, known), **request.others)
         is_over.set()
         _answer(answers, Finished())
-    except BaseException as error:  # noqa: BLE001  # whoever reads raises it
+    except BaseException as error:  # noqa: BLE001  # the reading process raises it
         is_over.set()
         known = error if isinstance(error, TpucacheError) else BuildError(f"{type(error).__name__}: {error}")
         _answer(answers, known)
@@ -110,10 +110,10 @@ def build_for_readers(
     done: Callable[[], None] = lambda: None,
     **others: Any,
 ) -> Manifest:
-    """Build a cache that others read meanwhile, or wait while another process does, and take over where that ends.
+    """Build a cache while other processes read it. If another process is building it, wait, and take over if it ends.
 
-    `tell` is given what is known of the cache, once, and `done` is called when it is finished. The other arguments and
-    the errors are those of `build_cache`. BuildError is also raised where the disk has no room.
+    `tell` is called once with a Prospect, and `done` is called when the cache is finished. The other arguments and the
+    errors are those of `build_cache`.
     """
     from tpucache.warmup.build import build_cache
 
@@ -127,7 +127,7 @@ def build_for_readers(
     while True:
         try:
             manifest = build_cache(source, cache, on_prospect=tell_once, **others)
-        except HeldError:  # another process has built it, or has ended before it was done
+        except HeldError:  # the other process has finished the cache, or has ended early
             continue
         except TpucacheError as error:
             with contextlib.suppress(OSError):  # there is no work folder, or the disk is full
@@ -138,10 +138,10 @@ def build_for_readers(
 
 
 class Maker:
-    """Makes records of a cache in the process that reads it. Threads may share one."""
+    """Builds single records of a cache in the process that reads it. Threads may share a Maker."""
 
     def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
-        """Take the arguments of `build_cache`, and list the source. Raises what `build_cache` raises for them."""
+        """List the source. The arguments, and the errors for them, are those of `build_cache`."""
         from tpucache.recipe import Recipe
         from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source
@@ -153,12 +153,12 @@ class Maker:
         self._samples = plan.listing.samples
         self._parts = sorted(plan.blocks[0].parts, key=lambda part: (part.band, part.variant))
         self._encoder = make_encoder(source, recipe, plan)
-        # Libraries that augment need not be safe among threads, nor sources.
+        # Augmentation libraries are not thread-safe, and sources may not be.
         is_safe = loads_in_threads(source) and not recipe.variants
         self._alone: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if is_safe else threading.Lock()
 
     def __call__(self, numbers: Numbers) -> list[bytes]:
-        """Return the records of these numbers in the index. Raises SampleError."""
+        """Return the records with these row numbers in the index. Raises SampleError."""
         with self._alone:
             return [self._record(*divmod(number, len(self._samples))) for number in numbers.tolist()]
 
@@ -178,15 +178,15 @@ def _prepare_workers(jobs: int | None) -> None:
 
 
 def _wait_for(preparing: threading.Thread) -> None:
-    """Wait until workers have started: cut off before that, they print a traceback, or leave semaphores behind."""
+    """Wait until workers have started: if they are ended earlier, they print a traceback or leave semaphores behind."""
     if preparing.is_alive():
         preparing.join(_START_SECONDS)
 
 
 def _end_with_parent(is_over: threading.Event, preparing: threading.Thread) -> None:
-    """End this process when the one that has started it ends, or needs it no more."""
+    """End this process when the process that started it ends or closes the pipe."""
     while os.read(0, 1):
         pass
     if not is_over.is_set():
         _wait_for(preparing)
-        os._exit(1)  # workers notice, as after a kill
+        os._exit(1)  # workers notice this and end, as after a kill

@@ -1,4 +1,4 @@
-"""The listing of a source: its samples numbered, and compared with those of the cache that they are added to."""
+"""Numbers the samples of a source as in a cache, and checks that source and recipe still fit the cache."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ _ABSENT: Final = "-"
 _log: Final = logging.getLogger("tpucache")
 
 _TRIED: Final = 8
-_LONGEST: Final = 20  # of the decimal digits of a number
-#: Seconds after which no other sample is read, as a finished cache is to be found finished at once.
-_SECONDS: Final = 0.5
+_MOST_DIGITS: Final = 20
+#: After this many seconds no further sample is compared: a run on a finished cache should end at once.
+_COMPARE_SECONDS: Final = 0.5
 _ADVICE: Final = (
     "Give the same options and the same source (labels, folds and columns are part of a cache, and `tpucache relabel` "
     "changes them), or another folder to build anew"
 )
 
-
-_LOOKED_AT: Final = 32  # masks, evenly over all samples: the same ones whatever the workers
+#: `check_masks` reads this many masks, evenly spread.
+_MASKS: Final = 32
 _WHITE: Final = 255
-_MOST_CLASSES: Final = 150  # in one mask: as many as ADE20K has in all
-_FAR: Final = 16  # between neighbours among levels of grey
-_BRIGHT: Final = 200  # the least that is the brightest level of grey
+_MOST_CLASSES: Final = 150  # in one mask: ADE20K has 150 classes in all
+#: Values are levels of grey, not classes, if they are at least _GREY_STEP apart and the highest is at least _BRIGHT.
+_GREY_STEP: Final = 16
+_BRIGHT: Final = 200
 _JPEG: Final = b"\xff\xd8\xff"
 _JPEG_ADVICE: Final = (
     "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
@@ -59,25 +60,25 @@ _JPEG_ADVICE: Final = (
 )
 
 _GREY_PALETTE: Final = (
-    "the mask of {path} is a palette image of greys, which are other numbers than their positions in the palette: give "
+    "the mask of {path} is a palette image of greys, and the greys differ from their positions in the palette: give "
     "--mask-values scale where masks are black and white, and white becomes class 1; --mask-colours with the grey of "
     "each class; or --mask-values keep where the positions are the classes"
 )
 
 
 def sizes_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint64]:
-    """Return how many bytes samples have in their source: uint64 (n,)."""
+    """Return the sizes of samples in their source, in bytes: uint64 (n,)."""
     return np.array([sample.bytes for sample in samples], np.uint64)
 
 
 def number_samples(listing: Listing, cache: Cache) -> Listing:
-    """Return a listing that gives each sample of the cache, kept or skipped, its old number; new samples follow.
+    """Return a listing in which each sample of the cache, kept or skipped, has its old number; new samples follow.
 
-    A sample that was deleted has its old number, too, whether the source still has it or not: it is not built again.
+    A deleted sample has its old number, too, even if the source lacks it now. It is not built again.
 
-    To a cache that was relabelled since belong its own labels and columns, not the source's, unless samples are added.
-    Raises SourceError when one of the cache's samples is missing, or has another size or label now, or boxes only then
-    or now.
+    If the cache was relabelled, and no samples are added, the listing gets the cache's labels and columns instead of
+    the source's. Raises SourceError when a sample of the cache is missing, or has another size or label now, or when
+    boxes were added or left out.
     """
     check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
@@ -99,7 +100,7 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
     order = [paths.get(number, "") for number in range(len(old) + len(cache.manifest.deleted) - len(deleted))]
     order += [sample.path for sample in listing.samples if sample.path not in old]
     numbered = _reordered(listing, [places.get(path, 0) for path in order])
-    samples = [  # deleted samples keep their numbers, though the source may have them no more, and nothing reads them
+    samples = [  # a deleted sample that the source lacks becomes an empty sample, which is never read
         sample if path in places else Sample(number, path)
         for number, (path, sample) in enumerate(zip(order, numbered.samples, strict=True))
     ]
@@ -107,11 +108,11 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
 
 
 def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Listing:
-    """Return a listing with the labels, classes and columns that relabelling gave a cache of the same samples."""
+    """Return a listing with the labels, classes and columns of a relabelled cache."""
     _log.warning("%s was relabelled: its own labels and columns are used, not those of the source", cache.directory)
     table = cache.samples
     samples = [dataclasses.replace(sample, label=None) for sample in listing.samples]
-    rows = np.zeros(len(samples), np.int64)  # a sample that was skipped has no row; it is not built either
+    rows = np.zeros(len(samples), np.int64)  # row 0 stands for skipped samples, which are not built
     rows[[places[path] for path in table.paths]] = np.arange(len(table.paths))
     if table.labels is not None:
         labels = [tuple(label) if isinstance(label, list) else label for label in table.labels.tolist()]
@@ -123,13 +124,13 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return where the samples of a numbered listing are in the source's own, as `to_slices` writes it."""
+    """Return the positions of a numbered listing's samples in the source's own listing, in the form of `to_slices`."""
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
 
 
 def to_slices(places: Sequence[int | None]) -> str:
-    """Return places in a source as slices such as `5:155 0:5`; `-` for each deleted sample that it no longer has."""
+    """Return positions in a source as text: slices such as `5:155 0:5`, and `-` for each sample that is not there."""
     slices: list[list[int]] = []
     for at in places:
         if slices and slices[-1] and slices[-1][1] == at:
@@ -140,9 +141,9 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return where in its source each sample of a cache was, by its number; nothing where the manifest does not say.
+    """Return the position of each sample of a cache in its source, by number. Empty if the manifest does not have it.
 
-    `samples` counts all numbers: those of kept, skipped and deleted samples.
+    `samples` is the number of kept, skipped and deleted samples together.
     """
     places, number = dict[int, int](), 0
     for part in str(manifest.source.get("order", "")).split():
@@ -159,9 +160,9 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
 
 
 def put_in_order(listing: Listing, order: str) -> Listing:
-    """Return a source's own listing, numbered by what `order_of` returned.
+    """Return a source's own listing, put into the order that `order_of` described.
 
-    Raises ValueError when it has other samples.
+    Raises ValueError if the listing has other samples.
     """
     slices = [tuple(map(int, part.split(":"))) for part in order.split()]
     count = sum(stop - start for start, stop in slices)
@@ -174,7 +175,7 @@ def put_in_order(listing: Listing, order: str) -> Listing:
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Return how a source differs from the listing that a run started with, by its samples' paths and sizes."""
+    """Describe how the paths and sizes of samples differ from the listing with which a run was started."""
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
@@ -191,7 +192,7 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
 
 
 def name_some(paths: Sequence[str]) -> str:
-    """Return the first few of many paths as text."""
+    """Return the first few paths as text, and how many more there are."""
     more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
     return ", ".join(repr(path) for path in paths[:_NAMED]) + more
 
@@ -230,14 +231,14 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
 
 
 def _comparable(label: Any, classes: Sequence[str]) -> Any:
-    """Return a label as something that compares equal whatever classes are added."""
+    """Return a label in a form that stays equal when classes are added: the name of a class, or rounded numbers."""
     if isinstance(label, int):
-        return classes[label] if label < len(classes) else str(label)  # as classes without names are called
+        return classes[label] if label < len(classes) else str(label)  # classes without names are named by number
     return None if label is None else [float(np.float32(value)) for value in label]
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return a source of the samples, labels and classes that were asked for when a finished cache was made."""
+    """Return a source with the options (limit, patterns, padding, labels, classes) with which a cache was built."""
     asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
     part = select_source(
         source,
@@ -246,7 +247,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
         exclude=asked.get("exclude", ()),
     )
     part = pad_source(part, asked.get("pad"), asked.get("truncate", False))
-    if earlier_tables(manifest):  # its labels are no longer those of the source
+    if earlier_tables(manifest):  # the cache was relabelled
         return part
     classes = manifest.classes if "classes" in asked else ()
     missing = asked.get("missing_label", ())
@@ -254,7 +255,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise SourceError when an unfinished build was started with another limit or other patterns or classes."""
+    """Raise SourceError when an unfinished build was started with another limit, or other patterns or classes."""
     changed = [
         f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
         for name in sorted({*before, *now})
@@ -265,7 +266,7 @@ def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError when the classes of a finished cache were given, and a source now has others."""
+    """Raise SourceError if a finished cache was built with --classes, and the listing has other classes."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
             f"{cache} was made with --classes, and the classes now are others or have another order: give "
@@ -274,8 +275,7 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
 
 
 def check_boxes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError when a finished cache has boxes that lie beside its source, and a source now has none of these,
-    or the other way round."""
+    """Raise SourceError if a cache was built with --boxes and the listing has none, or the other way round."""
     before, now = _saved(manifest.source.get("asked")).get("boxes"), listing.asked.get("boxes")
     if before is not None and now is None:
         raise SourceError(f"{cache} was made with --boxes {before}: give --boxes again, or another folder")
@@ -288,9 +288,9 @@ def _saved(content: Any) -> Mapping[str, Any]:
 
 
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when labels, classes, folds or other columns are not what a finished cache has.
+    """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache.
 
-    The listing is numbered as in the cache, by `number_samples`, which compares labels where both have them.
+    The listing comes from `number_samples`, which has compared the labels if the listing has them.
     """
     table, folder = cache.samples, cache.directory
     numbers = table.numbers.tolist()
@@ -309,34 +309,31 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
                 f"such as {table.paths[changed[0]]!r}, {old[changed[0]]} before and {new[changed[0]]} now. {_ADVICE}"
             )
     gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
-    if gone and not (item is not None and item.columns):  # samples do not have any of their own
+    if gone and not (item is not None and item.columns):  # the samples do not have the column either
         raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
 
 
 def compared_numbers(listing: Listing) -> frozenset[int]:
-    """Return the numbers of a few samples, in equal distances: those by which another source is noticed."""
+    """Return the numbers of a few evenly spread samples. Later runs compare their content to notice another source."""
     count = len(listing.samples)
     return frozenset(number * count // _TRIED for number in range(min(count, _TRIED)))
 
 
 def content_digests(manifest: Manifest) -> dict[int, str]:
-    """Return the hashes of content that a cache keeps, by the number of a sample: of skipped ones and of a few others.
-
-    Nothing where the content of a sample is not known.
-    """
+    """Return the content hashes that a manifest has, by sample number: of skipped samples and of a few others."""
     saved = manifest.source.get("digests")
     pairs = saved.items() if isinstance(saved, dict) else ()
     return {
         int(number): digest
         for number, digest in pairs
-        if isinstance(digest, str) and number.isdecimal() and len(number) < _LONGEST
+        if isinstance(digest, str) and number.isdecimal() and len(number) < _MOST_DIGITS
     }
 
 
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
-    """Raise SourceError when a few samples have another content than when a finished cache was made of them.
+    """Raise SourceError when the content of a few samples has changed since the cache was built.
 
-    Samples that cannot be read do not count. The listing is numbered as in the cache.
+    Samples that cannot be read are ignored. The listing is numbered as in the cache.
     """
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
@@ -350,16 +347,16 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
                     "though its name and size are the same. Give the source that the cache was made of, or another "
                     "folder to build anew"
                 )
-        if time.monotonic() - began > _SECONDS:
+        if time.monotonic() - began > _COMPARE_SECONDS:
             break
 
 
 def _first_item(
     source: Source, listing: Listing, numbers: Sequence[int]
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the position and the item of a cache's first sample that can be read, None where none of a few can.
+    """Return the position and item of the first sample that can be read, or (0, None) if the first few cannot.
 
-    The error is that of this sample's label, or of the next one's, where it cannot be read as it was.
+    The third value is an error if the label of this sample, or of the next one, cannot be read as before.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
@@ -389,7 +386,7 @@ def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | No
     before = table.labels[position].tolist()
     if not _is_label(now, before):
         raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
-    # The samples' own labels are numbers: a class must keep its own.
+    # Labels in the samples are class numbers, so the classes must have the same numbers as before.
     known = listing.classes[: len(classes)] or tuple(map(str, range(len(classes))))
     if isinstance(now, int) and known != classes:
         raise SourceError(f"{folder} has the classes {classes}, and the source now has {known}. {_ADVICE}")
@@ -402,7 +399,7 @@ def _is_label(label: Label, before: Any) -> bool:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Return whether two cells hold the same value, whether as a number or as the text of one."""
+    """Return whether two cells are equal. A number equals its text."""
     if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
         return str(old) == str(new)
     first, second = _number(old), _number(new)
@@ -416,9 +413,9 @@ def _number(value: Any) -> int | float | None:
 
 
 def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:
-    """Raise RecipeError when a recipe, with its augmentation in full, makes other records than a finished cache has."""
+    """Raise RecipeError when a recipe, with its full augmentation, would make other records than the cache has."""
     old = {**manifest.recipe}
-    if not manifest.augmented:  # nothing was augmented yet, so any augmentation fits
+    if not manifest.augmented:  # the cache has no augmented variants yet
         old.update(augmentation=recipe["augmentation"], augment=recipe["augment"])
     changed = recipe_differences(old, recipe)
     if recipe["variants"] < manifest.augmented:
@@ -431,7 +428,7 @@ def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> 
 
 
 def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name each part in which two recipes differ; of a callable's code, the modules that changed."""
+    """Describe each difference of two recipes, and list the changed modules of the augmentation's code."""
     old, new = before.get("augmentation", {}), now.get("augmentation", {})
     if not old.get("callable") or old.get("callable") != new.get("callable"):
         return differences(before, now)
@@ -441,13 +438,13 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
-    """Raise RecipeError where masks, as they are stored, are pictures in black and white or grey, not class numbers.
+    """Raise RecipeError if the pixels of masks are black and white or levels of grey, not class numbers.
 
-    Some masks are looked at, and what all of them hold together decides: a mask of 0 and 255 among others of 1 and 2 is
-    one of class 0 and of pixels without a class. Masks that cannot be used are reported when they are built.
+    The values of several masks together decide: next to masks with the classes 1 and 2, a mask of 0 and 255 has class 0
+    and pixels without a class. A mask that cannot be decoded is an error later, when its sample is built.
     """
     samples, found, most, looked_at = listing.samples, set[int](), 0, 0
-    for position in sorted({*np.linspace(0, len(samples) - 1, _LOOKED_AT).round().astype(int).tolist()}):
+    for position in sorted({*np.linspace(0, len(samples) - 1, _MASKS).round().astype(int).tolist()}):
         try:
             mask = source.load(samples[position]).fields.get(MASK)
             if mask is None:
@@ -472,10 +469,10 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
 
 
 def _fault(values: list[int], most: int) -> str | None:
-    """Return what speaks against class numbers, given all values in order and the most that one mask has."""
+    """Return why values are probably not class numbers, or None. `most` is the largest number of values in one mask."""
     if _WHITE in values and {*values} <= {0, _WHITE}:
         return "0 and 255 alone" if len(values) > 1 else "255 alone"
     gaps = np.diff(values)
-    if len(values) > 2 and gaps.min() >= _FAR and values[-1] >= _BRIGHT:
+    if len(values) > 2 and gaps.min() >= _GREY_STEP and values[-1] >= _BRIGHT:
         return f"levels of grey, {', '.join(map(str, values))}"
     return f"up to {most} different numbers each" if most > _MOST_CLASSES else None

@@ -1,6 +1,6 @@
-"""BuildPlan: what a run is to build, which is a new cache, or what is added to a finished one.
+"""BuildPlan: what a run will build, which is a new cache or additions to a finished one.
 
-It says in full what the augmentation means and where labels come from, as they are written into the manifest.
+It has the full augmentation and the origin of labels, as they are written into the manifest.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _TRIALS: Final = 4
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a run is to build.
+    """What a run will build.
 
-    `augmentation` is in full, as JSON values. `listing` is numbered as in the cache, and `order` states where its
-    samples are in the source's own listing. `labels` is what the user wants labels to be, `label_rule` what labels in
-    the samples must be, and `unused_labels` names what could have been labels. `existing` is the cache that is added
-    to. With `is_retry`, `blocks` have its skipped samples, and the numbers that its blocks will have; `unchanged` is
-    how many of them are not tried again, because nothing about them has changed.
+    `augmentation` is the full augmentation as JSON values. `listing` is numbered as in the cache, and `order` has the
+    positions of its samples in the source's own listing. `labels` is the user's option, and `label_rule` checks labels
+    that only the samples state. `unused_labels` are names of columns that look like labels but are not used.
+    `existing` is the finished cache to add to. With `is_retry`, `blocks` have its skipped samples, and `unchanged` is
+    the number of skipped samples that are not tried again, because nothing about them has changed.
     """
 
     recipe: Recipe
@@ -92,25 +92,25 @@ class BuildPlan:
 
     @property
     def full_recipe(self) -> dict[str, Any]:
-        """The recipe with its augmentation in full, as a manifest has it: JSON values."""
+        """The recipe with the full augmentation, as JSON values for a manifest."""
         return full_recipe(self.recipe, self.augmentation)
 
     @functools.cached_property
     def source(self) -> dict[str, Any]:
-        """The source's samples as a manifest describes them: JSON values."""
+        """The description of the source's samples in a manifest, as JSON values."""
         listing = self.listing
         return {"samples": len(listing.samples), "sha256": listing_sha256(listing), "order": self.order}
 
 
 def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
-    """Return a source whose labels and sequences are what the options say, for a cache that may be there already."""
+    """Return a source with the options for labels and sequences. If the cache exists, labels are read as before."""
     padded = pad_source(source, options.pad, options.truncate)
     names, before = class_names(options.classes), labels_before(Path(cache))
     return label_source(padded, options.labels, names, options.missing_label, before)
 
 
 def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncoder:
-    """Return what makes the records of a plan."""
+    """Return the encoder that makes the records of a plan."""
     rule = plan.label_rule
     return SampleEncoder(source, recipe, plan.augmentation, plan.fields, rule, is_labelled=rule is None)
 
@@ -118,9 +118,9 @@ def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncod
 def plan_build(
     source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, existing: Cache | None = None
 ) -> BuildPlan:
-    """Plan a new cache, or what is added to an existing one: what it lacks, or the samples that are tried again.
+    """Plan a new cache or, for an existing one, the samples and variants that it lacks, or its skipped samples.
 
-    Raises RecipeError, SourceError, and UsageError where samples would be added and tried again at once.
+    Raises RecipeError, SourceError, and UsageError if samples would be added and tried again in one run.
     """
     check_labels(listing)
     if existing is None:
@@ -153,7 +153,7 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
     manifest = cache.manifest
     is_retry = (options.retry or options.retry_all) and bool(manifest.skipped)
     unchanged: frozenset[int] = frozenset()
-    # Before an augmentation of another size is tried on this cache's records.
+    # The recipe is checked first with the old augmentation, because the new one may not fit this cache's records.
     check_recipe(cache.directory, manifest, full_recipe(recipe, manifest.recipe.get("augmentation", {})))
     rule = label_rule(listing, first_label(cache))
     _check_variants(source, recipe, manifest.fields)
@@ -192,14 +192,14 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
 
 
 def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with its augmentation in full, as a manifest has it: JSON values."""
+    """Return a recipe with the full augmentation, as JSON values for a manifest."""
     return {**recipe.to_dict(), "augmentation": dict(augmentation)}
 
 
 def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
-    """Return the first sample that can be used, and its fields, which all other samples must have, too.
+    """Return the item of the first usable sample, and its fields. All other samples must have the same fields.
 
-    Raises SourceError where no sample can be used.
+    Raises SourceError if no sample is usable.
     """
     errors: list[SampleError] = []
     for sample in listing.samples:
@@ -213,13 +213,13 @@ def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, 
 
 def _check_variants(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
     if recipe.variants and fields[0].name != IMAGE:
-        raise RecipeError(f"variants are of images, and {source_name(source)} has none: leave --variants out")
+        raise RecipeError(f"variants need images, and {source_name(source)} has none: leave --variants out")
 
 
 def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> None:
     if fields[0].name != IMAGE and not CODECS[recipe.codec].holds_any_array:
         raise RecipeError(
-            f"--codec {recipe.codec} is of images, and {source_name(source)} has none: arrays are stored as "
+            f"--codec {recipe.codec} needs images, and {source_name(source)} has none: arrays are stored as "
             f"{' or '.join(ARRAY_CODECS)}. Give one of these"
         )
     for field in fields:
@@ -228,14 +228,14 @@ def _check_codec(source: Source, recipe: Recipe, fields: Sequence[Field]) -> Non
 
 
 def _try_codec(field: Field, quality: int | None) -> None:
-    """Encode and decode an array by another package's codec, once. Raises DependencyError for whatever is wrong."""
+    """Encode and decode one array with a plugin's codec. Raises DependencyError for any error of the codec."""
     array = np.zeros(field.shape, field.dtype)
     data = CODECS.use(field.codec, lambda codec: codec.encode(field, array, quality))
 
     def decode(codec: Codec) -> None:
         try:
             codec.decode_into(field, memoryview(data), np.empty_like(array))
-        except DamageError as error:  # no bytes are damaged here
+        except DamageError as error:  # the bytes are not damaged, so the codec is wrong
             raise ValueError(str(error)) from error
 
     CODECS.use(field.codec, decode)
@@ -256,16 +256,16 @@ def _warn_of_left_out(listing: Listing) -> None:
 
 
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
-    """Return what labels in the samples must be, like the `first`; None where the listing has labels."""
+    """Return the rule for labels that are stored in the samples, like the `first`; None if the listing has labels."""
     if any(sample.label is not None for sample in listing.samples):
         return None
     return LabelRule(first, len(listing.classes))
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError where a listing has classes that cannot be meant, or a label that is the number of no class.
+    """Raise SourceError for a listing with a `doubt` about its classes, or with a label that is not a class number.
 
-    Noticed only at the end, the whole build would be in vain.
+    Without this check, the build would fail at its end.
     """
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
@@ -287,7 +287,7 @@ def first_label(cache: Cache) -> Label:
 
 
 def find_unused_labels(listing: Listing, first: Item) -> list[str]:
-    """Where there are no labels, return the names of what could be labels, and warn that they are not used."""
+    """If the samples have no labels, return the names of columns that look like labels, and warn about them."""
     if first.label is not None or any(sample.label is not None for sample in listing.samples):
         return []
     unused = _label_candidates(listing.columns, first)
@@ -301,14 +301,14 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
 
 
 def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
-    """Return what could have been labels of a cache without any, from the `source` part of its manifest."""
+    """Return the names that `find_unused_labels` returned for a cache, from the `source` part of its manifest."""
     read = source.get("labels")
     unused = read.get("unused") if isinstance(read, dict) else None
     return [name for name in unused if isinstance(name, str)] if isinstance(unused, list) else []
 
 
 def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
-    """Return the columns and keys that could hold labels: those with such names, or else likely columns."""
+    """Return the columns and keys that may be labels: those with usual names, or else columns with repeated values."""
     names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
     likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
     return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
@@ -319,7 +319,7 @@ def _sounds_like_label(name: str) -> bool:
 
 
 def _repeats(column: Column) -> bool:
-    """Return whether a column has few values, each often, or numbers that are not whole."""
+    """Return whether a column has floats, or values that occur twice or more on average."""
     if isinstance(column, np.ndarray) and column.dtype.kind == "f":
         return True
     values = list(map(str, column))
@@ -327,14 +327,14 @@ def _repeats(column: Column) -> bool:
 
 
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
-    """Return what an `--augment` value means, in full, as JSON values, for the manifest and the fingerprint.
+    """Return the full definition of an `--augment` value, as JSON values for the manifest and the fingerprint.
 
     `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
-    an empty record of `fields`, or else on a black image. Raises RecipeError when it means nothing, does not make
-    (height, width, 3) of (height, width, 3) and leave the other fields' shapes, or makes something else each time.
+    an empty record of `fields`, or else on a black image. Raises RecipeError when there is no such augmentation, when
+    it changes the shape of an array, or when it is not reproducible.
     """
     if name in PRESETS:
-        with calling("albumentations", RecipeError, f"Install a version that has what the preset {name} is made of"):
+        with calling("albumentations", RecipeError, f"Install a version that has the transforms of the preset {name}"):
             definition: dict[str, Any] = _plain(preset(name, height, width, has_colours=_has_colours(fields)))
     elif name.endswith((".json", ".yaml", ".yml")):
         definition = _read_file(Path(name))
@@ -354,12 +354,12 @@ def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) ->
 
 
 def _has_colours(fields: Sequence[Field]) -> bool:
-    """Return whether the images of records are 8-bit grey or RGB, whose colours albumentations can change."""
+    """Return whether images are 8-bit grey or RGB, so that albumentations can change their colours."""
     return all(field.dtype == "|u1" and field.shape[2] in (1, 3) for field in fields if field.name == IMAGE)
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
-    """Return a recipe's augmentation in full, as JSON values: that of the finished cache where it cannot differ."""
+    """Return a recipe's full augmentation as JSON values. If it cannot differ from a finished cache's, return that."""
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}
     if before is not None and before.augmented and recipe.augment in PRESETS:
@@ -368,7 +368,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
         made = (before.recipe.get("augment"), before.recipe.get("size"))
         if asked == (*made, *(before.created_by.get(name) for name in _PRESET_LIBRARIES)):
             found = dict(before.recipe["augmentation"])
-            if "callable" in found:  # code that the user did not name
+            if "callable" in found:  # never run code that only a manifest names
                 raise RecipeError(
                     f"the manifest says that the preset {recipe.augment} is the code {found['callable']!r}, which no "
                     "tpucache writes: build the cache anew"
@@ -394,7 +394,7 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
         if not all(np.array_equal(first[field], second[field]) for field in first):
             raise RecipeError(
                 f"the augmentation {name} makes something else of the same image each time it is called: draw all "
-                "random numbers from the generator that it is given, and keep nothing from one call to the next"
+                "random numbers from the generator that it receives, and keep nothing from one call to the next"
             )
 
 
@@ -408,12 +408,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     except Exception as error:  # yaml's errors share no base with json's
         raise RecipeError(f"{path} is not a valid .{path.suffix[1:]} file: {error}") from error
     if not isinstance(content, dict) or "transform" not in content:
-        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
+        raise RecipeError(f"{path} has no augmentation: write albumentations.to_dict(pipeline) into it")
     return content
 
 
 def _parse_yaml(text: str) -> Any:
-    """Return what a YAML text says. Raises ValueError where a key is there twice, of which yaml takes the last."""
+    """Parse a YAML text. Raises ValueError for a repeated key: yaml would silently use the last one."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -427,5 +427,5 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _plain(content: Any) -> Any:
-    """Return what JSON makes of it, tuples as lists: a definition has to equal the one read back from a manifest."""
+    """Return content after a round trip through JSON, so that it equals the content read back from a manifest."""
     return json.loads(json.dumps(content))

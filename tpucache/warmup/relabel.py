@@ -1,4 +1,4 @@
-"""relabel_cache: labels, folds and columns of a finished cache, changed without touching a record."""
+"""relabel_cache and set_columns: change labels, folds and columns of a finished cache without rewriting records."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tpucache.warmup.tables import class_counts, label_column, label_facts, take
 RowNumbers = npt.NDArray[np.int64]
 
 _ID: Final = "id"
-#: The columns of tables of corrections that a page of findings and `suspects` write.
+#: The columns of the correction tables that a page of findings and the command `suspects` write.
 CORRECTION_COLUMNS: Final = (("path", "label"), ("sample", "path", "label", "predicted", "score"))
-#: How far the probabilities of a row may be from adding up to 1: tables are rounded.
+#: The sum of a row's probabilities may differ from 1 by this much, because tables have rounded numbers.
 _SUM_ERROR: Final = 0.02
 _MOST_WEIGHT: Final = 1e6
 
@@ -58,24 +58,23 @@ def relabel_cache(
 ) -> Manifest:
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
-    A row belongs to the sample with its path. Where no row has the path of a sample, rows are compared with the cache's
-    column of the same name, then with its column `id`, then with the names of files without their folders. Every sample
-    needs a row; rows of other samples are not used, which a warning says. What the table does not have stays as it is:
-    labels without `label_cols`, folds without `fold_col`, and other columns.
+    A row belongs to the sample with the same path. If no row has the path of a sample, the rows' keys are compared with
+    the cache's column of the same name, then with its column `id`, then with file names without folders. Every sample
+    needs a row; a warning names rows without a sample. The table changes only what it contains: labels stay without
+    `label_cols`, folds stay without `fold_col`, and other columns stay, too.
 
-    With `corrections` the table has rows of some samples alone, with other labels out of the same classes, or other
-    numbers: all other samples keep theirs, and classes and further columns stay as they are.
+    With `corrections`, the table has rows for some samples only, with other labels out of the same classes, or other
+    numbers. All other samples keep their labels, and classes and other columns do not change. If no option is given, a
+    table that a page of findings or `suspects` has written counts as corrections.
 
-    A table that a page of findings or `suspects` has written is taken for corrections where no option is given.
-
-    With `soft` labels the table is predictions as `predict` writes them, a column of probabilities for each class, and
-    nothing else changes but what `train` learns: a sample that has a row is learned as these, and counts by its weight.
-    One without a row keeps what it was learned as, at first its label. New labels put an end to soft ones.
+    With `soft`, the table has one column of probabilities for each class, as `predict` writes it. Then only the targets
+    of `train` change: a sample with a row is trained towards its probabilities, and its weight scales its loss. A
+    sample without a row keeps its previous target, which is its label at first. New labels replace soft ones.
 
     `options`, `labels`, `classes` and `missing_label` are those of a build. No record is read or written, and at any
-    moment the cache has either its old labels or the new ones. Raises UsageError for options that do not fit,
-    SourceError for a table that does not, BuildError when the cache cannot be written or a warmup of it is not
-    finished, and what opening a cache raises.
+    moment the cache has either its old labels or the new ones. Raises UsageError for options that do not fit together,
+    SourceError for a table that does not fit the cache, BuildError when the cache cannot be written or a warmup of it
+    is not finished, and the errors of opening a cache.
     """
     cache, options = Path(cache).absolute(), options or TableOptions()
     if options.mask_col is not None or options.root is not None:
@@ -83,12 +82,12 @@ def relabel_cache(
     names = class_names(classes)
     check_kind(labels, names)
     if not options.label_cols and (labels != "auto" or names):
-        raise UsageError("what labels are needs a column of labels: name it with --label-col")
+        raise UsageError("--labels and --classes need a column of labels: name it with --label-col")
     soft = soft or SoftOptions()
     if soft.soft_labels and (options.label_cols or options.fold_col is not None or corrections):
-        raise UsageError("soft labels change nothing but what is learned: leave --label-col and --fold-col out")
+        raise UsageError("soft labels change only the targets of train: leave --label-col and --fold-col out")
     if corrections and (not options.label_cols or labels != "auto" or names):
-        raise UsageError("corrections are of labels: name their column with --label-col, and leave classes as they are")
+        raise UsageError("corrections change labels only: name their column with --label-col, and leave --classes out")
     content = read_table(table)
     is_plain = options == TableOptions() and labels == "auto" and not (names or missing_label or soft.soft_labels)
     if is_plain and tuple(content.columns) in CORRECTION_COLUMNS:
@@ -106,17 +105,17 @@ def relabel_cache(
 
 
 def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[Any]]) -> Manifest:
-    """Give the samples of a finished cache columns by name, such as `fold`, and return its manifest.
+    """Add columns, such as `fold`, to the samples of a finished cache, and return its manifest.
 
-    A column is an array (n,) of numbers or a `Strings`, with a value for each sample in their order; it replaces one of
-    its name. No record is read or written. Raises UsageError for labels and for the columns that a warmup sets, and for
-    another number of values; else as `relabel_cache` does.
+    A column is an array (n,) of numbers or a `Strings`, with one value for each sample, in order. It replaces a column
+    with the same name. No record is read or written. Raises UsageError for labels and other columns that a warmup sets,
+    and for a wrong number of values, and the other errors of `relabel_cache`.
     """
     cache = Path(cache).absolute()
     with changing(cache, "relabel") as opened:
         for name, column in columns.items():
             if name in OWN_COLUMNS or not FIELD_NAME.fullmatch(name):
-                raise UsageError(f"no column can be called {name!r} here: labels are given by a table, to relabel")
+                raise UsageError(f"no column can be called {name!r} here: use `relabel` with a table to change labels")
             if len(column) != opened.manifest.samples:
                 samples = opened.manifest.samples
                 raise UsageError(f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples")
@@ -126,7 +125,7 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
 def _new_columns(
     cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...], missing: Sequence[str]
 ) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return all columns of the samples table, and what changes in the manifest with them."""
+    """Return all columns of the samples table, with those of the table, and the changed values of the manifest."""
     samples, manifest = cache.samples, cache.manifest
     rows = _find_rows(cache, table, options)
     columns: dict[str, Column] = dict(samples)
@@ -159,7 +158,7 @@ def _new_columns(
 
 
 def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Return the labels of all rows, and their classes. Raises SourceError for one that cannot be read."""
+    """Return the labels of all rows, and their classes. Raises SourceError for a label that cannot be read."""
     read = read_labels(table, options.label_cols, options.label_sep)
     for fault in read.faults.values():
         raise SourceError(f"{table.path}, {fault}")
@@ -167,15 +166,15 @@ def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label],
 
 
 def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
-    """Return what each sample is learned as, and how much it counts. Raises UsageError and SourceError."""
+    """Return the columns of soft labels and of their weights. Raises UsageError and SourceError."""
     samples, classes = cache.samples, cache.manifest.classes
     path, labels = path_column(table, options), samples.get(LABEL)
-    if not table.is_own:  # names that a spreadsheet would take for a formula may have a mark before them
+    if not table.is_own:  # a mark may precede names that a spreadsheet would read as formulas
         table = dataclasses.replace(table, columns={**table.columns, path: [*map(from_cell, table.column(path))]})
     if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
         raise UsageError(
-            f"soft labels are of one class for each sample, and {cache.directory} has others: give values and several "
-            "classes a sample as --label-col, which takes any number from 0 to 1"
+            f"soft labels need one class for each sample, and {cache.directory} has other labels: give values, and "
+            "several classes a sample, with --label-col, which accepts any number from 0 to 1"
         )
     rows = _find_rows(cache, table, options, need_all=False)
     numbers, found = labels.astype(np.int64), rows >= 0
@@ -191,7 +190,7 @@ def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftO
     if len(odd := np.flatnonzero(abs(totals - 1) > _SUM_ERROR)):
         raise SourceError(
             f"{table.path}, line {table.lines[used[odd[0]]]}: the probabilities of the classes add up to "
-            f"{totals[odd[0]]:.3g}, not to 1: give what predict writes, without --average rank"
+            f"{totals[odd[0]]:.3g}, not to 1: give a table that predict wrote without --average rank"
         )
     shares = np.where(numbers[found] >= 0, soft.soft_share, 1.0)[:, None]
     kept[0][found] = shares * predicted / totals[:, None] + (1 - shares) * targets[found]
@@ -200,14 +199,14 @@ def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftO
 
 
 def _class_column(table: Table, name: str) -> str:
-    """Return the column of a class: as `predict` calls it or, in somebody's own table, the name as it is."""
+    """Return the name of a class's column: that of `predict`, or, if the table has no such column, the class's name."""
     heading = to_heading(name)
     is_plain = heading not in table.columns and heading == to_cell(name)
     return name if is_plain and name in table.columns else heading
 
 
 def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
-    """Return the numbers of a column in some rows. Raises SourceError for one that is not from 0 to `most`."""
+    """Return the numbers of a column in some rows. Raises SourceError for a value that is not from 0 to `most`."""
     cells = table.column(column)
     numbers = [to_number(cells[row]) for row in rows]
     for row, number in zip(rows, numbers, strict=True):
@@ -218,13 +217,13 @@ def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.in
 
 
 def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return all columns, with the labels of a table in place of some, and what changes in the manifest with them."""
+    """Return all columns of the samples table, with corrected labels, and the changed values of the manifest."""
     samples, manifest = cache.samples, cache.manifest
     if samples.labels is None:
         raise UsageError(f"{cache.directory} has no labels to correct: relabel it with a row for each sample")
     if tuple(table.columns) in CORRECTION_COLUMNS and samples.labels.ndim > 1 and manifest.classes:
         options = dataclasses.replace(options, label_sep=options.label_sep or SEPARATOR)
-    # Pages of findings write tables of paths and labels, with marks before what a spreadsheet takes for a formula.
+    # A page of findings puts a mark before text that a spreadsheet would read as a formula.
     cells = set() if table.is_own else {path_column(table, options), *options.label_cols}
     plain = {name: [*map(from_cell, column)] if name in cells else column for name, column in table.columns.items()}
     table = dataclasses.replace(table, columns=plain, is_own=True)
@@ -250,7 +249,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
         else:
             line = table.lines[int(rows[at])]
             raise SourceError(
-                f"{table.path}, line {line}: it has no label such as the samples of {cache.directory} have"
+                f"{table.path}, line {line}: its label has another form than the labels of {cache.directory}"
             )
     counts = class_counts(labels, classes) if classes else ()
     asked = str(manifest.source.get("labels", {}).get("asked", "auto"))
@@ -263,9 +262,9 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
 
 
 def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool = True) -> RowNumbers:
-    """Return the row of each sample: int64 (samples,), -1 for none. Raises SourceError unless each has exactly one.
+    """Return the row of each sample: int64 (samples,), -1 for none.
 
-    Without `need_all` samples may have none.
+    Raises SourceError for a sample with several rows, and, with `need_all`, for a sample without a row.
     """
     column = path_column(table, options)
     keys = table.column(column)
@@ -277,9 +276,9 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
     what, names = next((found for found in candidates if not places.keys().isdisjoint(found[1])), ("", []))
     if not names:
         raise SourceError(
-            f"no row of {table.path} is of a sample of {cache.directory}: column {column!r} has values such as "
+            f"no row of {table.path} belongs to a sample of {cache.directory}: column {column!r} has values such as "
             f"{keys[0]!r}, and the samples have paths such as {cache.samples.paths[0]!r}. Name the column of paths "
-            f"with --path-col, and what they lack at their end with --suffix{_zeros_advice(keys, cache.samples.paths)}"
+            f"with --path-col, and a missing ending with --suffix{_zeros_advice(keys, cache.samples.paths)}"
         )
     if len(places) < len(keys):
         keys = _tell_apart(table, column, keys, names)
@@ -289,7 +288,7 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
     if lacking and need_all:
         raise SourceError(
             f"{len(lacking):,} samples of {cache.directory} have no row in {table.path}, compared by {what}: "
-            f"{name_some(lacking)}. Add their rows, or say --corrections where these are to stay as they are"
+            f"{name_some(lacking)}. Add their rows, or give --corrections to keep their labels"
             f"{_zeros_advice(keys, names)}"
         )
     if len(keys) > len(names) or not need_all:
@@ -298,7 +297,7 @@ def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool
 
 
 def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
-    """Return what to do where keys are numbers of samples that lost the zeros before them; nothing for others."""
+    """Return advice if keys are names that lost their leading zeros, else ""."""
     known = set(names)
     cut: dict[str, str] = {}
     for name in names:
@@ -317,13 +316,13 @@ def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
-    """Return keys as paths that differ in nothing but `./` at their beginning, or in \\ instead of /."""
+    """Return keys, replacing those that differ from a path only by a leading `./` or by \\ instead of /."""
     plain = {path.removeprefix("./"): path for path in sorted(paths)}
     return [key if key in paths else plain.get(key.replace("\\", "/").removeprefix("./"), key) for key in keys]
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield what rows may be compared with, in turn: what that is, and each sample's, no two the same."""
+    """Yield ways to name the samples that rows may use: a description, and a unique name for each sample."""
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):
@@ -334,7 +333,10 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 
 
 def _tell_apart(table: Table, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the keys of rows as warmup numbers several rows of one path; raise SourceError where the cache has one."""
+    """Return keys, numbered like warmup's where several rows have one path.
+
+    Raises SourceError if the cache has only one sample of such a path.
+    """
     known, apart = set(names), unique(keys)
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
         if key != own and key in known and own not in known:
@@ -348,7 +350,7 @@ def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[
     others = [key for key in keys if key not in names and key not in skipped]
     if others:
         _log.warning(
-            "%s rows of %s are of no sample and are not used: %s%s",
+            "%s rows of %s belong to no sample and are not used: %s%s",
             len(others), table.path, name_some(others), _zeros_advice(others, sorted(names)),
         )  # fmt: skip
 
@@ -362,7 +364,7 @@ def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], co
     generation = before.generation + 1
     source = changes.get("source", before.source)
     changes["tables"] = (
-        keep_table(folder, before.index, INDEX_NAME, generation),  # it has no labels
+        keep_table(folder, before.index, INDEX_NAME, generation),  # the index does not depend on labels
         write_table(folder, table_name(SAMPLES_NAME, generation), data),
     )
     changes["source"] = {**source, "relabelled": [*earlier_tables(before), before.table.sha256]}

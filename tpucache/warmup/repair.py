@@ -1,4 +1,4 @@
-"""repair_cache: what is damaged is built again, proven to be what it was, and only then put in its place."""
+"""repair_cache: builds damaged files again, checks that they have the old SHA-256, and only then replaces them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.source import Items, Listing, Sample, Source, source_name
 from tpucache.warmup.tables import sample_columns
 
-#: Where a repair works: in a folder of its own within the cache's work folder, which an unfinished addition may use.
+#: A repair has its own folder inside the cache's work folder, because an unfinished addition may use the work folder.
 REPAIR_NAME: Final = "repair"
 _NO_REPAIR: Final = "A manifest cannot be repaired: copy it again, or build the cache anew"
 
@@ -61,23 +61,22 @@ def repair_cache(
     on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     on_verified: Callable[[ShardEntry], None] = lambda entry: None,
 ) -> list[Damage]:
-    """Build again exactly what is damaged in a cache, from the source it was made of, and return what was damaged.
+    """Build the damaged files of a cache again, from its source, and return the damages.
 
-    The manifest describes how. A file is put in its place once it has the manifest's SHA-256, and all others stay
-    untouched; an interrupted repair is finished by the next one. An augmentation of the user's, `module:name`, is
-    imported only if `augment` names it, too: whoever wrote the manifest could name any code. `engine` runs the work
-    elsewhere than in `jobs` local processes. `on_verified` is called after each shard that was verified, `on_progress`
-    with what is built.
+    The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256; all
+    other files stay untouched. The next repair finishes an interrupted one. The manifest may come from somebody else,
+    so the code of a custom augmentation, `module:name`, is imported only if `augment` names it, too. `engine` replaces
+    the `jobs` local processes. `on_verified` is called after each verified shard, `on_progress` during the build.
 
-    Raises FormatError when the manifest itself is damaged, SourceError or SampleError for a source that is not the
-    cache's, RecipeError for an augmentation that changed or that `augment` does not name, DamageError when something
-    else comes out than there was, BuildError when a worker or the disk fails. Until all is proven, nothing is replaced.
+    Raises FormatError when the manifest itself is damaged, SourceError or SampleError when the source differs from the
+    cache's, RecipeError for an augmentation that has changed or that `augment` does not name, DamageError when a new
+    file differs from the manifest, BuildError when a worker or the disk fails. No file is replaced until all are right.
     """
     source = to_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)
-    damages, lost = _divided(verify_cache(folder, on_verified), opened.manifest)
+    damages, lost = _divide(verify_cache(folder, on_verified), opened.manifest)
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
     if not damages and not work.exists():
@@ -87,11 +86,11 @@ def repair_cache(
     with cache_folder(folder):
         work.mkdir(parents=True, exist_ok=True)
         with hold(outer), hold(work) as run:
-            unfinished = work if has_plan(outer) else outer  # an addition that was started stays
+            unfinished = work if has_plan(outer) else outer  # keep the files of an unfinished addition
             try:
                 if case is not None:
                     _repair(case, source, work, run, executor, on_progress)
-            except DamageError:  # or the next repair would find the same shards again
+            except DamageError:  # without this, the next repair would use the same wrong shards
                 remove_folder(unfinished)
                 raise
         remove_folder(unfinished)
@@ -99,27 +98,27 @@ def repair_cache(
     return damages
 
 
-def _divided(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage]]:
-    """Return the damage of a version's own files, and that of files which only versions before it have."""
+def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage]]:
+    """Return the damages of the newest version's files, and those of files that only earlier versions have."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     return [each for each in damages if each.name in own], [each for each in damages if each.name not in own]
 
 
 def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
-    """Raise DamageError where files of earlier versions are damaged, which no source can make again."""
+    """Raise DamageError if files of earlier versions are damaged: they cannot be built again."""
     if lost:
         raise DamageError(
-            f"the newest version of {folder} is sound, but not {name_some([each.name for each in lost])}, which "
-            "earlier versions have alone: copy them from another copy of the cache, or give these versions up by "
-            "`tpucache compact`"
+            f"the newest version of {folder} is sound, but files of earlier versions are damaged: "
+            f"{name_some([each.name for each in lost])}. Copy them from another copy of the cache, or give the earlier "
+            "versions up by `tpucache compact`"
         )
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A damaged cache and its source.
+    """A damaged cache and the listing of its source, numbered as in the cache.
 
-    `damaged` names its damaged files, `listing` is numbered as in the cache, `numbers` (samples,) are the kept samples.
+    `damaged` are the names of damaged files, and `numbers` (samples,) the numbers of the kept samples.
     """
 
     cache: Cache
@@ -129,7 +128,7 @@ class _Case:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of damaged shards, with their kept samples and the variants that are to be built again."""
+        """The blocks of damaged shards, with their samples and the parts to build again."""
         entries: dict[int, list[ShardEntry]] = {}
         for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.part)):
             if entry.name in self.damaged:
@@ -144,13 +143,13 @@ class _Case:
         ]
 
     def numbers_of(self, entry: ShardEntry) -> list[int]:
-        """Return the numbers of the samples whose records a shard holds, deleted ones among them."""
+        """Return the numbers of the samples whose records a shard contains, including deleted samples."""
         kept = self.numbers[entry.first : entry.first + entry.records].tolist()
         return sorted([*kept, *entry.deleted])
 
 
 def load_manifest(cache: Path) -> Manifest:
-    """Load the manifest of a cache to be repaired. Raises NotACacheError, or FormatError when it is damaged itself."""
+    """Load the manifest of a cache to repair. Raises NotACacheError, or FormatError when the manifest is damaged."""
     refuse_version(cache)
     try:
         return Manifest.load(cache)
@@ -159,7 +158,7 @@ def load_manifest(cache: Path) -> Manifest:
 
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
-    """Find what there is to do, and refuse what cannot result in the same bytes. Nothing is written."""
+    """Return what to repair. Raises an error if the same bytes cannot result. No file is written."""
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
@@ -194,7 +193,7 @@ def _repair(
         gone = {each.path for each in case.cache.manifest.deleted}
         advice = "bring it back as it was"
         if error.path in gone:
-            advice = "it was deleted from it, and its record is in a damaged shard: bring it back, or copy the shard"
+            advice = "it is a deleted sample, whose record is in a damaged shard: bring it back, or copy the shard"
         reason = f"{error.reason}; it is part of {cache}: {advice}"
         raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
@@ -208,7 +207,7 @@ def _repair(
 
 
 def _numbers(manifest: Manifest) -> Array:
-    """Return the kept samples' numbers, which have holes only where one was skipped or deleted: uint64 (samples,)."""
+    """Return the numbers of the kept samples, all except skipped and deleted ones: uint64 (samples,)."""
     gone = [*(each.number for each in manifest.skipped), *(each.number for each in manifest.deleted)]
     every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
     kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
@@ -218,7 +217,7 @@ def _numbers(manifest: Manifest) -> Array:
 
 
 def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
-    """Return the source's listing, numbered as in the cache. Raises SourceError when it is not the cache's source."""
+    """Return the source's listing, numbered as in the cache. Raises SourceError if it differs from the cache's."""
     listing, manifest = source.list(), cache.manifest
     if manifest.table.name not in damaged:
         return number_samples(listing, cache)
@@ -242,13 +241,14 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
         raise SourceError(f"{lost}: {error}. Bring the source back as it was") from error
     if listing_sha256(listing) != manifest.source.get("sha256"):
         raise SourceError(
-            f"{lost}; which ones is lost with the damaged {manifest.table.name}. Bring the source back as it was"
+            f"{lost}; which ones cannot be said, because {manifest.table.name} is damaged. Bring the source back as it "
+            "was"
         )
     return listing
 
 
 def _check_callable(cache: Cache, augment: str | None) -> None:
-    """Refuse a callable that the user did not name, before it is imported, and one whose code changed."""
+    """Raise RecipeError for a callable that the user did not name, before it is imported, or whose code has changed."""
     before = cache.manifest.recipe.get("augmentation", {})
     if not isinstance(before, dict):
         raise FormatError(
@@ -264,13 +264,13 @@ def _check_callable(cache: Cache, augment: str | None) -> None:
         )
     if changed := code_changes(before, {"callable": name, **code_digests(name)}):
         raise RecipeError(
-            f"the augmentation {name} is another one than when the cache was made: bring it back as it was "
+            f"the augmentation {name} has changed since the cache was made: bring it back as it was "
             f"(changed: {', '.join(changed)})"
         )
 
 
 def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None:
-    """Raise DamageError, saying what differs, when a shard that was built again is not what it was."""
+    """Raise DamageError, which describes the difference, if a new shard differs from the manifest."""
     manifest = case.cache.manifest
     entries = {entry.name: entry for entry in manifest.shards}
     other = [s for s in shards if sha256_file(work / s.entry.name) != entries[s.entry.name].sha256]
@@ -278,20 +278,20 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
         return
     reasons = version_differences(manifest.created_by)
     if all(shard.entry.records_sha256 == entries[shard.entry.name].records_sha256 for shard in other):
-        reasons.append("the records are the same, so LMDB or the machine's page size is another")
+        reasons.append("the records are the same, so the version of LMDB or the machine's page size differs")
     elif manifest.index.name not in case.damaged:
         changed = {number for shard in other for number in _changed(case, shard, entries[shard.entry.name])}
         paths = [case.listing.samples[number].path for number in sorted(changed)]
         reasons.append(f"{len(paths):,} samples differ: {name_some(paths)}")
     raise DamageError(
-        f"{other[0].entry.name} comes out as something else than it was, and nothing is replaced: "
+        f"{other[0].entry.name} comes out differently than before, and nothing is replaced: "
         f"{'; '.join(reasons) or 'the source changed'}. "
         "Use the same versions and the same source, or build the cache anew"
     )
 
 
 def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
-    """Return the numbers of the samples whose records are not what the index says."""
+    """Return the numbers of the samples whose records differ from the index."""
     before, numbers = case.cache.index_of(entry), np.array(case.numbers_of(entry), np.int64)
     is_kept = ~np.isin(numbers, entry.deleted)
     differ = before["crc32"] != shard.rows["crc32"][is_kept]
@@ -299,7 +299,7 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
 
 
 def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
-    """Return the index of whole shards, given by name. Raises DamageError when it is not what the manifest says."""
+    """Return the index of complete shards; `shards` has their paths by name. Raises DamageError for a wrong SHA-256."""
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
     layouts, kept = manifest.layouts, _numbers(manifest)
@@ -308,24 +308,23 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
         rows = _rows(shards[entry.name], position, layouts[entry.band] if manifest.value_bytes else None)
         own = kept[entry.first : entry.first + entry.records]
         every = np.union1d(own, np.array(entry.deleted, np.uint64))
-        if len(every) == len(rows):  # else the comparison below tells
+        if len(every) == len(rows):  # if not, the SHA-256 below will differ
             rows = rows[np.isin(every, own)]
         runs.append(rows)
     data = encode_index(np.concatenate(runs))
     if not _matches(data, manifest.index):
         raise DamageError(
-            f"{manifest.index.name} comes out as something else than it was, though all shards are as the manifest "
-            "says: build the cache anew in another folder"
+            f"{manifest.index.name} comes out differently than before, though all shards are as in the manifest: build "
+            "the cache anew in another folder"
         )
     return data
 
 
 def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
-    """Return the samples table of the kept samples, `numbers` (samples,) of a listing numbered as in the cache.
+    """Return the samples table as bytes. `numbers` (samples,) are the kept samples; the listing is numbered likewise.
 
-    The samples are only read when the listing does not have all that the table held, and decoded when it held facts of
-    their images. Raises DamageError when the table is not what the manifest says, SampleError when a sample cannot be
-    read.
+    Samples are read only if the listing lacks some columns, and decoded only if the table had facts about images.
+    Raises DamageError if the table has another SHA-256, SampleError when a sample cannot be read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
@@ -336,19 +335,19 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
     if _matches(data, manifest.table):
         return data
     whole = _read(source, kept, executor, manifest)
-    # Of samples that version 0.2 built, before others were added, the table has no facts.
+    # If version 0.2 built the first samples, and a later version added others, the first ones have no facts.
     for first in sorted({entry.first for entry in manifest.shards}):
         data = _encode(listing, _without_facts(whole, first), numbers)
         if _matches(data, manifest.table):
             return data
     raise DamageError(
-        f"{manifest.table.name} comes out as something else than it was: the samples have other sizes, labels or "
+        f"{manifest.table.name} comes out differently than before: the samples have other sizes, labels or "
         "columns now, or other versions of libraries decode them. Bring the source back as it was"
     )
 
 
 def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
-    """Return an info whose first samples have no facts of images."""
+    """Return an info without facts about the images of the first `count` samples."""
     columns = {
         name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
         for name, values in info.columns.items()
@@ -357,7 +356,7 @@ def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
 
 
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
-    """Return the index rows of a shard's records, in key order; with a layout, values hold several records."""
+    """Return the index rows of a shard's records, in key order. With a layout, a value contains several records."""
     rows = []
     with open_file(path) as file:
         for extent in list(pages.walk(file)):
@@ -374,10 +373,7 @@ def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
 
 
 def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifest: Manifest | None = None) -> ChunkInfo:
-    """Return what only the samples themselves state: their labels and columns; with a manifest, facts of images, too.
-
-    The manifest says how images are decoded.
-    """
+    """Return labels and columns that are stored in the samples. With a manifest, also decode images for their facts."""
     decoding = None if manifest is None else (manifest.fields, Recipe.from_dict(manifest.recipe))
 
     def tasks() -> Iterator[Task]:

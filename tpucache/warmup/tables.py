@@ -1,4 +1,4 @@
-"""Finished shards -> cache: the index, the samples table and, last of all, the manifest."""
+"""Makes a cache from finished shards: writes the index, the samples table and, last, the manifest."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
-    """Write the tables and the manifest that make finished shards a cache, or a part of the existing one.
+    """Write the tables and, last, the manifest of finished shards and of the existing cache to which they are added.
 
-    The shards of retried samples lie in the work folder, and are merged with those of the cache. `is_mixed` says that
-    other versions of libraries, or another `max_pixels`, made some of them. The manifest is written last. Raises
-    SourceError when no sample was usable.
+    Shards of retried samples are in the work folder, and are merged with those of the cache. `is_mixed` says that some
+    of the shards were built with other versions of libraries, or another `max_pixels`. Raises SourceError when no
+    sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -64,8 +64,8 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
     skipped = tuple(skips[number] for number in sorted(skips) if number not in kept)
     digests = _digests(new, before, plan)
     if is_mixed:  # without a digest, a skipped sample is tried again
-        unsure = {str(skip.number) for skip in skipped}
-        digests = {number: digest for number, digest in digests.items() if number not in unsure}
+        skipped_numbers = {str(skip.number) for skip in skipped}
+        digests = {number: digest for number, digest in digests.items() if number not in skipped_numbers}
     if plan.is_retry and before and not kept:
         return save_manifest(cache, before.changed(skipped=skipped, source={**before.source, "digests": digests}))
     table = existing.samples if existing else None
@@ -108,7 +108,7 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of the built cache. Trying samples again replaces the newest version and makes none."""
+    """Return the history of the built cache. A retry changes the newest version, and does not make another one."""
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
         return before.history if before else None
@@ -116,7 +116,7 @@ def _history(cache: Path, plan: BuildPlan) -> History | None:
 
 
 def make_prospect(plan: BuildPlan) -> Prospect:
-    """Return what is known about a cache before its records are made."""
+    """Return the parts of a cache's manifest, and its samples table, that are known before its records are built."""
     blocks, listing = plan.blocks, plan.listing
     numbers = np.arange(len(listing.samples), dtype=np.uint64)
     columns, classes, _ = sample_columns(listing, ChunkInfo(), numbers)
@@ -144,7 +144,7 @@ def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Column:
-    """Return some values of a column, by their positions, as a cache keeps them."""
+    """Return the values of a column at some positions: an array, or Strings for text."""
     if isinstance(column, np.ndarray):
         return column[places]
     every = list(column)
@@ -152,14 +152,14 @@ def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Colum
 
 
 def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
-    """Return how many samples each class has, by the labels: class numbers, or a row for each sample."""
+    """Return the number of samples of each class. Labels are class numbers (n,), or a row of marks for each sample."""
     if labels.ndim > 1:
         return tuple((labels > 0).sum(0).tolist())
     return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
 def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return what the manifest says of the source: its samples, files left out, and what its labels were read as."""
+    """Return the manifest's `source`: samples, files that were left out, options, and how labels were read."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
@@ -169,23 +169,23 @@ def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
 
 
 def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
-    """Return hashes of content by sample number: those of skipped samples, and those of a few others' fields.
+    """Return content hashes by sample number: those of skipped samples, and those of a few others' fields.
 
-    A skipped sample has none where other libraries read it last than those that the manifest will name.
+    A skipped sample has no hash if it was last read with other libraries than those that the manifest will list.
     """
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
         gone = {skip.number for skip in before.skipped}
         if is_read_as_before(before, plan.recipe):
-            gone.intersection_update(new.numbers)  # these are kept now
+            gone.intersection_update(new.numbers)  # only samples that are no longer skipped
         found = {**{at: each for at, each in content_digests(before).items() if at not in gone}, **found}
     return {str(number): found[number] for number in sorted(found) if found[number]}
 
 
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
-    """Return how many annotations the source has and how many are in each variant, by field.
+    """Return the numbers of annotations in the source and in each variant, by field.
 
-    `new` counts those in new blocks. In blocks that a cache has already, the shards count those in new variants.
+    `new` has the numbers for new blocks. For blocks that a cache has already, the shards have those for new variants.
     """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
@@ -196,7 +196,7 @@ def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest 
 
 
 def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a manifest says that labels were read as: JSON values. `asked` is what the user wanted."""
+    """Return the manifest's description of labels, as JSON values. `asked` is the user's option --labels."""
     read: dict[str, Any] = {"asked": asked}
     if labels is None:
         read |= {"kind": "none", "unused": list(unused)}
@@ -212,14 +212,14 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the info of all new blocks, in order. The tables of a cache have the info of its blocks."""
+    """Return the joined info of all new blocks. Blocks that a cache has already are in its tables."""
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
 
 
 def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[int, BuiltShard]:
-    """Return one shard of each block that a cache already has; all shards of a block have the same info."""
+    """Return one new shard of each block that a cache already has. All shards of a block have the same info."""
     old = {entry.block for entry in before.shards} if before else set()
     return {shard.entry.block: shard for shard in shards if shard.entry.block in old}
 
@@ -227,10 +227,10 @@ def _old_blocks(shards: Sequence[BuiltShard], before: Manifest | None) -> dict[i
 def sample_columns(
     listing: Listing, new: ChunkInfo, numbers: Array, table: Mapping[str, Column] | None = None
 ) -> tuple[dict[str, Column], tuple[str, ...], tuple[int, ...]]:
-    """Return the samples table, the classes, and the samples of each class.
+    """Return the columns of the samples table, the classes, and the number of samples of each class.
 
-    `numbers` are those of all kept samples. `table` has the columns of the samples that the existing cache has, which
-    come first, and `new` is the info of the others.
+    `numbers` are the numbers of all kept samples: first those of the existing cache, whose columns are in `table`, then
+    the new ones, whose values are in `new`.
     """
     table = table if table is not None else {}
     places = numbers.astype(np.int64)
@@ -238,7 +238,7 @@ def sample_columns(
     columns: dict[str, Column] = {"number": numbers, "path": Strings.pack([sample.path for sample in samples])}
     columns[SIZE_COLUMN] = sizes_of(samples)
     labels = [sample.label for sample in samples]
-    if all(label is None for label in labels):  # only the samples themselves state them
+    if all(label is None for label in labels):  # labels are stored in the samples, not in the listing
         old: Any = table.get(LABEL, [])
         labels = [*(np.asarray(old).tolist() if len(old) else [None] * (len(samples) - len(new.labels))), *new.labels]
     classes, counts = () if "classes" in listing.asked else listing.classes, tuple[int, ...]()
@@ -257,9 +257,10 @@ def sample_columns(
 def label_column(
     labels: Sequence[Any], paths: Sequence[str], classes: tuple[str, ...]
 ) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
-    """Return labels as class numbers (n,), marks float32 (n, m) or values float64 (n, m), and classes and their counts.
+    """Return the column of labels, the classes, and the number of samples of each class.
 
-    Raises SourceError for labels of several kinds, and for numbers that are no class.
+    The column is class numbers (n,), marks float32 (n, m) or values float64 (n, m). Raises SourceError for labels of
+    several kinds, and for numbers that are not classes.
     """
     kinds: set[Any] = set(map(type, labels))
     if kinds <= {tuple, list}:
@@ -280,7 +281,7 @@ def label_column(
 
 
 def _plain_column(values: Sequence[Any]) -> Column:
-    """Return values as int64, float64 or, where not all are numbers, strings; None is not a number, or no text."""
+    """Return values as int64, as float64, or, if some are not numbers, as text. None becomes NaN or ""."""
     if all(isinstance(value, (int, np.integer)) for value in values):
         return np.array(values, np.int64)
     if all(value is None or isinstance(value, (int, float, np.number)) for value in values):
@@ -289,7 +290,7 @@ def _plain_column(values: Sequence[Any]) -> Column:
 
 
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
-    """Return all shards, band by band and variant by variant, with their first samples, and the index over them."""
+    """Return the entries of all shards, ordered by band, variant and block, and the index of their records."""
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
@@ -298,24 +299,24 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
     runs: list[Array] = []
     first = 0
     for place in sorted(rows):
-        entry, of_shard = rows[place]
+        entry, own = rows[place]
         if entries and entries[-1].part != entry.part:
             first = 0
-        numbered = of_shard.copy()
+        numbered = own.copy()
         numbered["shard"] = len(entries)
         runs.append(numbered)
         entries.append(dataclasses.replace(entry, first=first))
-        first += len(of_shard)
+        first += len(own)
     return tuple(entries), np.concatenate(runs).astype(INDEX_DTYPE)
 
 
 def _order(entry: ShardEntry) -> tuple[int, int, int]:
-    """Return where among all shards one is listed."""
+    """Return the sort key of a shard in the manifest."""
     return entry.band, entry.variant, entry.block
 
 
 def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
-    """Write a table of a cache, whole or not at all, and return its entry in the manifest. Raises OSError."""
+    """Write a table of a cache atomically, and return its entry in the manifest. Raises OSError."""
     write_atomically(cache / name, data, cache / WORK_NAME / f"{name}.tmp")
     return FileEntry(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -323,7 +324,7 @@ def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
 def _statistics(
     new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
-    """Return the channels' mean and standard deviation from exact sums, so that no order of blocks shows in them."""
+    """Return the statistics. Mean and deviation are computed from exact sums, so the order of blocks has no effect."""
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]
@@ -343,11 +344,11 @@ def _statistics(
 
 
 def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> list[BuiltShard]:
-    """Write all shards of a cache under new block numbers, with the retried samples in the order of their numbers.
+    """Write all shards of a cache under new block numbers, and insert the retried samples by their numbers.
 
-    `retried` are the shards of those samples alone, which lie in `work` and have the new numbers. The cache's own
-    shards stay as they are, and one to which nothing is added gets a second name. Raises DamageError for a record that
-    is not what the index says, BuildError or OSError when the disk fails.
+    `retried` are shards of these samples only, in the folder `work`, with the new block numbers. The old files stay. A
+    shard to which nothing is added gets a second name. Raises DamageError for a record whose checksum is not that of
+    the index, BuildError or OSError when the disk fails.
     """
     added = {shard.entry.name: shard for shard in retried if shard.entry.records}
     numbers = new_block_numbers(cache.manifest)
@@ -362,7 +363,7 @@ def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> lis
         are_links &= link_or_copy(cache.directory / entry.name, target, aside)
         merged.append(BuiltShard(renamed, cache.index_of(entry), ChunkInfo()))
     if not are_links:
-        _log.warning("%s is on a disk without hard links: shards that stay as they are were copied", cache.directory)
+        _log.warning("%s is on a disk without hard links: unchanged shards were copied", cache.directory)
     return merged
 
 

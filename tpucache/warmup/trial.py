@@ -1,4 +1,4 @@
-"""dry_run: what a warmup would do. It lists the source and tries a few samples; it writes nothing."""
+"""dry_run: lists a source and encodes a few samples, to show what a warmup would do. It writes no files."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SHOWN: Final = 24
 
 @dataclass(frozen=True)
 class Tried:
-    """A sample that was tried: its path, its label, and the reason why it cannot be used, if there is one.
+    """A sample that was tried: its path, its label, and the reason why it cannot be used, or "".
 
-    `clean` has the clean arrays of some samples by field, for a picture of them.
+    `clean` has the arrays of the clean variant by field, for some of the samples, to draw them.
     """
 
     path: str
@@ -49,13 +49,12 @@ class Tried:
 class DryRun:
     """What a warmup would do.
 
-    `files` counts the samples, and `left_out` the other files, by their names' suffix. `tried` are a few samples,
-    spread over the source; `sizes` are their (width, height) and `kinds` counts what they are stored as. `labels` is as
-    in a manifest, with `classes` and the samples of each class; where the samples themselves state their labels, only
-    those that were tried count. `listed` are the samples that the listing alone says cannot be used, such as by their
-    labels: without `on_error="skip"` a build refuses them before it begins. The estimate is of the clean variant and of
-    all others. `retry` has how many samples of a finished cache are skipped and how many of them would be tried again;
-    nothing unless that is asked for.
+    `files` counts the samples by suffix, and `left_out` the other files. `tried` are a few samples, spread over the
+    source; `sizes` are their (width, height), and `kinds` counts their file formats and modes. `labels`, `classes` and
+    `class_counts` are those of a manifest; if labels are stored in the samples, only the tried samples count. `listed`
+    are samples with a fault in the listing, such as a bad label: without `on_error="skip"`, a build refuses them before
+    it begins. `estimate` includes all variants. `retry` has the number of skipped samples of a finished cache, and how
+    many of them would be tried again; it is empty without the options for that.
     """
 
     samples: int
@@ -79,7 +78,7 @@ class DryRun:
 
     @property
     def seconds(self) -> float:
-        """How long the warmup takes, with all of its workers."""
+        """The estimated seconds of the warmup with all its workers."""
         return self.estimate.process_seconds / self.jobs
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +105,7 @@ class DryRun:
         }
 
     def size_range(self) -> dict[str, tuple[int, int]]:
-        """Return the smallest, the median and the largest width and height, each by itself; nothing without images."""
+        """Return the smallest, median and largest width and height, independently; an empty dict without images."""
         if not self.sizes:
             return {}
         widths, heights = zip(*self.sizes, strict=True)
@@ -121,10 +120,10 @@ class DryRun:
 def dry_run(
     source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: BuildOptions
 ) -> DryRun:
-    """Return what `build_cache` would do with the same source, recipe and options. Nothing is written.
+    """Return what `build_cache` would do with the same source, recipe and options. No file is written.
 
-    Options are given by name, as for `build_cache`, without those that say who works and listens. Samples that fail are
-    reported, not raised. Raises what `build_cache` raises for the source as a whole.
+    The options are the fields of BuildOptions, given by name. The result lists samples that fail. Raises the errors of
+    `build_cache` that concern the source as a whole.
     """
     recipe, cache = recipe or Recipe(), Path(cache).absolute()
     if isinstance(source, (str, Path)):
@@ -159,7 +158,7 @@ def dry_run(
 
 
 class _Look:
-    """Collects facts of the samples that are tried, and the arrays of every n-th sample."""
+    """Collects facts about the tried samples, and the arrays of every n-th one."""
 
     def __init__(self, recipe: Recipe, every: int) -> None:
         self._recipe, self._every = recipe, every
@@ -182,14 +181,14 @@ class _Look:
 
 
 def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:
-    """Return the samples that the listing alone says cannot be used."""
+    """Return the samples that cannot be used because of a fault in the listing."""
     samples = (sample for block in plan.blocks for sample in block.samples)
     faults = ((sample, encoder.listed_fault(sample)) for sample in samples)
     return [Tried(sample.path, sample.label, reason=reason) for sample, reason in faults if reason]
 
 
 def _all_of(plan: BuildPlan) -> Remaining:
-    """Return the work of a plan of which nothing is done yet."""
+    """Return all the work of a plan as `Remaining`."""
     samples = sum(len(block.samples) for block in plan.blocks)
     cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
     unsealed = [
@@ -200,7 +199,7 @@ def _all_of(plan: BuildPlan) -> Remaining:
 
 
 def _labels(plan: BuildPlan, tried: Sequence[Tried]) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
-    """Return the column of labels, None without any, the classes, and the samples of each class."""
+    """Return the column of labels (None without labels), the classes, and the number of samples of each class."""
     pairs = [pair for pair in _known(plan, tried) if pair[0] is not None]
     if not pairs:
         return None, (), ()
@@ -220,5 +219,5 @@ def _suffix(path: str) -> str:
 
 
 def _folder_above(cache: Path) -> Path:
-    """Return the folder itself, or the innermost one above it that exists."""
+    """Return the cache's folder, or the innermost folder above it that exists."""
     return next(folder for folder in (cache, *cache.parents) if folder.exists())
