@@ -93,7 +93,7 @@ def palette_of(colours: Any) -> Image.Image:
 def test_a_palette_of_black_and_white_is_scaled_by_its_colours(colours: Any, expected: Any, kind: str) -> None:
     data = encoded(palette_of(colours), kind)
     if kind == "BMP" and colours[0] == [0] * 3:
-        with pytest.raises(SampleError, match="Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit"):
+        with pytest.raises(SampleError, match="Pillow reads a black and white BMP of 4 or 8 bits as 1 bit"):
             decode_mask(data, "a", SCALE)
     else:
         np.testing.assert_array_equal(decode_mask(data, "a", SCALE), expected)

@@ -1,11 +1,10 @@
-"""One sample, as its source returns it -> the arrays of its record.
+"""Converts a sample, as its source returns it, to the arrays of its clean record.
 
-The fields of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays of
-those names are arrays like any other.
+The annotations of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays
+with these names are like any other arrays.
 
-An image with an EXIF orientation is displayed otherwise than it is stored. The recipe's `coordinates` states which of
-the two its fields refer to: `displayed` for what was drawn on the image as viewers show it, `stored` for pixels of the
-file. Without it, a sample is refused where that makes a difference.
+Viewers turn an image with an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the image
+as displayed or as stored. Without it, a sample is refused if this makes a difference.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ from tpucache.warmup.records.masks import decode_turned_mask, draw_runs
 from tpucache.warmup.records.presize import presize, presize_framed
 from tpucache.warmup.sources.source import Item
 
-#: What is kept of an image, in the order of the record.
+#: An image and its annotations, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
-_FARTHEST: Final = 1 << 31  # pixels, which no image has in a row
+_FARTHEST: Final = 1 << 31  # more pixels than the side of any image
 _UNSTATED: Final = (
     "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
     "viewers show it, or --coordinates stored"
 )
 
-#: Annotations by the name of their field.
+#: The number of annotations by field.
 Counts = dict[str, int]
-#: What is known about a source's image, by the column of the samples table.
+#: Values of a source's image by column of the samples table, such as its width.
 Facts = dict[str, int | float | str | None]
 
 _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
@@ -60,18 +59,18 @@ _COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
 
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return which of a record's fields are an image's, in the record's order: none when there is no image."""
+    """Return the names of the image and its annotations in a record, in order; () without an image."""
     return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
 
 
 def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") -> tuple[Field, ...]:
-    """Return the fields of every record of a source, judged by one of its samples, which `path` names.
+    """Return the fields of all records of a source, derived from one of its samples, which `path` names.
 
-    Those of an image come first: `image` in the recipe's codec, uint8 (height, width, 3), one channel in the mode grey,
-    or the channels and dtype that the sample has in the mode keep; `mask`, lossless, uint8
-    (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then the other
-    arrays in the sample's order, as they are, in zstd if that is the recipe's codec, else raw. Raises SourceError when
-    a record cannot hold one of them, SampleError for an image that has to be decoded and cannot be.
+    First come the image and its annotations: `image` in the recipe's codec, uint8 (height, width, 3), with one channel
+    in the mode grey, and with the sample's channels and dtype in the mode keep; `mask`, lossless, uint8
+    (height, width, 1); `boxes`, float32 (max_boxes, 5); `keypoints`, float32 (n, 3) for the sample's n. Then come the
+    other arrays, unchanged, in the sample's order; they are raw, or in the recipe's codec if it stores any array.
+    Raises SourceError if a record cannot hold an array, SampleError for an image that must be decoded and cannot be.
     """
     if not item.fields:
         raise SourceError("the first sample has no fields: give it an image or arrays")
@@ -97,14 +96,15 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's arrays, each of exactly its field's dtype and shape, in the fields' order; count annotations.
+    """Return a sample's arrays in the fields' order, the numbers of its annotations, and facts about its image.
 
-    The image is presized; the mask is what lies under each of its pixels; boxes are rows of left, top, right, bottom,
-    class (0 where there is none), clipped to the image in view, without those that are out of it, then rows of -1;
-    keypoints are rows of x, y and 1, or 0 for those out of view. `path` names the sample in errors. The counts are
-    those of annotations in the source's image, and the facts are the image's values in columns of the samples table.
+    Each array has exactly its field's dtype and shape. The image is presized, and the mask follows it pixel by pixel.
+    Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
+    boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
+    outside of the visible part. `path` names the sample in errors. The counts are those in the source, and the facts
+    are values for columns of the samples table.
 
-    Raises SampleError when a field is missing, one too many, of another dtype or shape, or cannot be used.
+    Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """
     counts: Counts = {}
     facts: Facts = {}
@@ -142,19 +142,19 @@ def clean_and_count(
 
 
 def _facts(framing: Framing, kind: str) -> Facts:
-    """Return what is known of a source's image; mean and standard deviation are left to whoever adds images up."""
+    """Return the facts about a source's image. The caller computes mean and deviation, which are None here."""
     width, height = framing.stored_as("displayed")
     file_type = kind.partition(" ")[0].lower()
     return {WIDTH: width, HEIGHT: height, TYPE: file_type, TURNED: int(framing.turn != Turn()), MEAN: None, STD: None}
 
 
 def _names(item: Item) -> list[str]:
-    """Return the names of a sample's fields; its mask may be given as run lengths."""
+    """Return the names of a sample's fields, with the mask if it has run lengths."""
     return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
 
 
 def _check_alike(image: Array, field: Field, path: str) -> None:
-    """Raise SampleError when an image that is kept as it is has other channels or numbers than the first one."""
+    """Raise SampleError when an image, in the mode keep, has other channels or another dtype than the first one."""
     if image.dtype.str != field.dtype or image.shape != field.shape:
         raise SampleError(
             path,
@@ -194,9 +194,9 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
 
 
 def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Return a mask (height, width, 1) in view, and 1 if anything is masked before.
+    """Return the visible part of a mask (height, width, 1), and 1 if the whole mask is not empty.
 
-    Where it is not stated, its size has to show what it lies on.
+    Without `coordinates`, the mask's size must show whether it belongs to the image as stored or as displayed.
     """
     coordinates = recipe.coordinates
     stored, own = decode_turned_mask(value, path, recipe)
@@ -215,7 +215,7 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
 
 
 def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Return the mask (height, width, 1) in view of run lengths, and 1 if anything is masked before."""
+    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if it has any pixel of a class."""
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
@@ -223,7 +223,7 @@ def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> t
 
 
 def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
-    """Return boxes or keypoints as float64, finite and no farther away than any image reaches."""
+    """Return boxes or keypoints as float64. Raises SampleError for numbers that are not finite or too large."""
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
         raise SampleError(path, f"{name} are an array of numbers, not {_kind(value)}")
     numbers = value.astype(np.float64)
@@ -237,7 +237,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 
 
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
-    """Return what points refer to. Raises SampleError where that is not stated but makes a difference."""
+    """Return the recipe's `coordinates`. Raises SampleError if they are not stated, but make a difference."""
     if recipe.coordinates is None and framing.turn != Turn():
         raise SampleError(path, f"it has boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
@@ -246,7 +246,7 @@ def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
 def _boxes(
     boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 4) or (n, 5) in view, of an image of this (width, height), as rows of the record."""
+    """Return the visible boxes as rows of the record. `size` is the (width, height) of the image that they refer to."""
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
@@ -258,7 +258,7 @@ def _boxes(
     coordinates = _coordinates(framing, recipe, path)
     if size is not None and not framing.is_of(size, coordinates):
         raise SampleError(
-            path, f"its boxes are of an image of {size[0]} x {size[1]} pixels, and it has others: scale them"
+            path, f"its boxes refer to an image of {size[0]} x {size[1]} pixels, but it has another size: scale them"
         )
     corners = np.stack([framing.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
     classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
@@ -271,7 +271,7 @@ def _boxes(
 def _keypoints(
     points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return keypoints (n, 2) in view, as rows of the record."""
+    """Return keypoints (n, 2) as rows of the record, with 0 for those out of view."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
     coordinates = _coordinates(framing, recipe, path)
@@ -281,6 +281,6 @@ def _keypoints(
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:
-    """Return how many annotations the arrays of a record have; none are counted where there is no image."""
+    """Return the numbers of annotations in the arrays of a record; empty without an image."""
     names = [name for name in _COUNTERS if name in arrays] if IMAGE in arrays else []
     return {name: int(_COUNTERS[name](arrays[name])) for name in names}

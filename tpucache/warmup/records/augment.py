@@ -1,14 +1,13 @@
-"""Augmentation as a pure function of (sample's arrays, seed, sample, variant).
+"""Augments a sample's arrays. The result depends only on the arrays, the seed, and the numbers of sample and variant.
 
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
-together or not at all. Here every (seed, sample, variant) has a generator of its own, handed to the whole pipeline by
-`set_random_state`; its transforms draw from it one after the other. The generators that a whole process shares, such as
-`random` and `np.random`, are seeded from the same (seed, sample, variant) before each call of code that is not
-tpucache's own.
+together or not at all. Here, each (seed, sample, variant) has its own generator. `set_random_state` passes it to the
+whole pipeline, and the transforms draw from it one after the other. A custom augmentation may use global generators,
+such as `random` and `np.random`, so they are seeded with the same (seed, sample, variant) before each call.
 
-A mask, boxes and keypoints follow their image. A callable gets the image and a generator and returns the image; where
-there is more than an image, it gets a dictionary of `image`, `mask`, `boxes` and `keypoints`, as records have them, and
-returns such a dictionary.
+Masks, boxes and keypoints follow their image. A callable receives the image and a generator, and returns the image. If
+there are annotations, it receives and returns a dictionary of `image`, `mask`, `boxes` and `keypoints`, in the form of
+records.
 """
 
 from __future__ import annotations
@@ -39,34 +38,34 @@ from tpucache.warmup.code_digest import check_imported
 from tpucache.warmup.records.arrays import image_fields
 
 Image = npt.NDArray[np.uint8]
-#: The image's own arrays by name, and a generator -> the same, augmented.
+#: A function that receives an image and its annotations by name, and a generator, and returns them augmented.
 Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _INSTALL: Final = "`pip install albumentations==2.0.8`, or nrtk-albumentations and opencv-python-headless"
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
-#: The classes of presets, which draw from nothing but the generator that they are given.
+#: The classes of presets. They draw only from the generator that they receive.
 _PRESET_CLASSES: Final = frozenset(
     {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
 )
 
 _BORDER_CONSTANT: Final = 0  # cv2.BORDER_CONSTANT
-_NEAREST: Final = 0  # cv2.INTER_NEAREST: the pixel under the left top corner, when resizing
-_NEAREST_EXACT: Final = 6  # cv2.INTER_NEAREST_EXACT: the pixel under the middle; cv2 knows it for resizing only
+_NEAREST: Final = 0  # cv2.INTER_NEAREST: a resize takes the pixel under the top left corner
+_NEAREST_EXACT: Final = 6  # cv2.INTER_NEAREST_EXACT: the pixel under the middle; only for resizing
 _RESIZING: Final = ("crops.transforms", "geometric.resize")
 _MIDDLE: Final = np.float32(0.5)
 
-#: Libraries with a generator of their own; none is imported here.
+#: Libraries with global generators. They are not imported here.
 _LIBRARIES: Final = ("cv2", "torch")
 _lock: Final = threading.RLock()  # a Dask worker has several threads, and they share these generators
 
 
 class AugmentationError(RecipeError):
-    """The augmentation fails on one sample, or makes something else of it than it should."""
+    """The augmentation fails on one sample, or returns something other than arrays of the same shape and dtype."""
 
 
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
-    """Return one augmented variant of an image: the same for the same arguments, in any process and any order.
+    """Return one augmented variant of an image. The same arguments give the same result, in any process and order.
 
     Raises RecipeError when the augmentation fails or changes the image's shape or dtype.
     """
@@ -78,8 +77,8 @@ def augment_fields(
 ) -> dict[str, Array]:
     """Return one augmented variant of a record's arrays, of the same names, dtypes and shapes.
 
-    The mask, boxes and keypoints follow the image: boxes that leave the view are left out, keypoints that do are no
-    longer visible. Fields of other names, and all of them where there is no image, are the very arrays given.
+    Mask, boxes and keypoints follow the image: boxes that leave the view are dropped, and keypoints that leave it are
+    marked as invisible. Other fields, and all fields of a record without an image, are returned unchanged.
 
     Raises RecipeError when the augmentation fails or changes a shape or dtype.
     """
@@ -92,7 +91,7 @@ def augment_fields(
     try:
         given = {name: clean[name].copy() for name in names}
         result = function(given, entropy)
-        if loaded_generators() != loaded:  # the first call imported a library, whose generator was not seeded
+        if loaded_generators() != loaded:  # the first call imported a library whose generator was not seeded
             given = {name: clean[name].copy() for name in names}
             result = function(given, entropy)
     except Exception as error:
@@ -103,7 +102,7 @@ def augment_fields(
 
 
 def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of an augmentation's result. Raises RecipeError when they are not like the clean ones."""
+    """Return the arrays of an augmentation's result. Raises RecipeError for other names, shapes or dtypes."""
     if not isinstance(result, dict) or result.keys() != clean.keys():
         got = f"one of {', '.join(map(str, result))}" if isinstance(result, dict) else type(result).__name__
         raise AugmentationError(f"the augmentation must return a dictionary of {', '.join(clean)}, not {got}")
@@ -122,7 +121,7 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 def build_function(
     definition: str, names: tuple[str, ...], thread: int
 ) -> Callable[[dict[str, Array], SeedSequence], Any]:
-    """Return the function of a definition. Each `thread` has its own: a pipeline keeps its generator between calls."""
+    """Return the function of a definition. Each `thread` needs its own, because a pipeline stores its generator."""
     content = json.loads(definition)
     function = _of_definition(content, names)
 
@@ -138,7 +137,7 @@ def build_function(
 
 
 def _classes(definition: Any) -> set[str]:
-    """Return the names of the classes that a definition is made of; a callable has its own name."""
+    """Return the names of all classes and callables in a definition."""
     if isinstance(definition, list):
         return {name for part in definition for name in _classes(part)}
     if not isinstance(definition, dict):
@@ -156,12 +155,12 @@ def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augmen
         return _seeded(_albumentations().from_dict(content), names)
     except DependencyError:
         raise
-    except Exception as error:  # from_dict raises whatever its transforms' validators raise
+    except Exception as error:  # validators of transforms may raise any error
         raise RecipeError(f"albumentations cannot build this augmentation: {type(error).__name__}: {error}") from error
 
 
 def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
-    """Return a callable of an image alone as one of a dictionary; one of a dictionary as it is."""
+    """Return a function of a dictionary that calls the user's callable, which takes an image if there is only that."""
     if names != (IMAGE,):
         return target
     return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
@@ -171,7 +170,7 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
     """Return an albumentations pipeline as a function of (arrays, generator)."""
     alone = names == (IMAGE,)
     pipeline = pipeline if alone else with_targets(pipeline, _albumentations())
-    options = {} if alone else {"force_apply": True}  # or what is put around it would draw a number first
+    options = {} if alone else {"force_apply": True}  # otherwise the outer Compose would draw a number first
 
     def apply(given: dict[str, Array], generator: np.random.Generator) -> dict[str, Array]:
         pipeline.set_random_state(generator, random.Random(int(generator.integers(1 << 63))))
@@ -182,9 +181,9 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
 
 
 def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
-    """Return the definition of a preset for images of a size, as albumentations describes it.
+    """Return the definition of a preset for images of a size, in the form of `albumentations.to_dict`.
 
-    Only with `has_colours` does it change colours, which are numbers of 0 to 255 for albumentations.
+    Without `has_colours`, it does not change colours, because albumentations expects colours from 0 to 255.
     """
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
@@ -207,7 +206,7 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
     }
     transforms = [each for each in pipelines[name] if has_colours or each is not colour]
     definition: dict[str, Any] = A.to_dict(A.Compose(transforms))
-    definition["transform"].pop("seed", None)  # which nrtk-albumentations adds: a preset means the same in both
+    definition["transform"].pop("seed", None)  # only nrtk-albumentations adds this key
     return definition
 
 
@@ -215,8 +214,8 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
 def _albumentations() -> Any:
     """Import albumentations without its request to PyPI, without torch, and with OpenCV on one thread.
 
-    It is albumentations 2.0.8, or nrtk-albumentations, a maintained fork of it under the same name and licence that
-    makes the same bytes of each preset. Raises DependencyError.
+    This is albumentations 2.0.8 or its maintained fork nrtk-albumentations, which has the same module name and licence,
+    and makes the same bytes with each preset. Raises DependencyError.
     """
     try:
         importlib.metadata.distribution("albumentationsx")
@@ -242,21 +241,21 @@ def _albumentations() -> Any:
     finally:
         if hide:
             del sys.modules[bridge]
-    # from_dict() would import albumentations.pytorch, and with it torch, to look for transforms there.
+    # from_dict() would import albumentations.pytorch, and so torch, to look for transforms there.
     albumentations.core.serialization.register_additional_transforms = lambda: None
     cv2.setNumThreads(0)
     return albumentations
 
 
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
-    """Return an albumentations pipeline that takes a record's boxes and keypoints, too; the given one is not changed.
+    """Return an albumentations pipeline that also accepts a record's boxes and keypoints. `pipeline` is not changed.
 
-    It is a Compose around a copy, not in place of it, so that its own settings and its draws are the same.
-    Its own parameters of boxes other than their format, such as `min_visibility`, are kept.
+    The result is a Compose around a copy, so that the pipeline's settings and random draws stay the same. Its
+    parameters for boxes, such as `min_visibility`, are kept, except their format.
 
-    albumentations moves masks by the nearest pixel; boxes in coordinates where pixel i covers [i, i + 1), as records
-    have them; keypoints in coordinates where the middle of pixel i is i (but scales them as if that were i's edge, so
-    that a crop made twice as large puts them half a pixel off).
+    albumentations moves masks by the nearest pixel. For boxes, pixel i covers [i, i + 1), as in records. For keypoints,
+    the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after an enlargement by 2
+    they are half a pixel off.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")
     limits = own.params.to_dict_private() if own else {}
@@ -268,7 +267,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 
 
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a record's arrays as albumentations takes them: boxes without padding, and every box inside the image."""
+    """Return a record's arrays in the form of albumentations: boxes without padding, clipped to the image."""
     targets = {"image": given[IMAGE]}
     if MASK in given:
         targets["mask"] = given[MASK][..., 0]
@@ -280,7 +279,7 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return what albumentations made of the record's arrays `given`, as a record has them.
+    """Return albumentations' results in the form of a record. `given` are the record's arrays before.
 
     Raises ValueError when there are more boxes than the record has room for, or another number of keypoints.
     """
@@ -293,13 +292,16 @@ def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict
     if KEYPOINTS in given:
         points = np.asarray(targets["keypoints"], np.float32)[:, :2] + _MIDDLE
         area = _area(given[IMAGE])
-        inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges: a flip takes one to the other
+        inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges count: a flip swaps them
         result[KEYPOINTS] = mark_points(points, inside & (given[KEYPOINTS][:, 2] > 0), area)
     return result
 
 
 def _fix_targets(pipeline: Any) -> None:
-    """Keep boxes and keypoints single, where albumentations would add mirror images, and masks under their image."""
+    """Change a pipeline so that masks stay aligned with their image, and no mirrored boxes and keypoints are added.
+
+    A reflecting border would add mirror images of boxes and keypoints.
+    """
     for transform in getattr(pipeline, "transforms", ()):
         _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:
@@ -323,15 +325,16 @@ def _area(image: Array) -> tuple[float, float, float, float]:
 
 
 def loaded_generators() -> tuple[str, ...]:
-    """Name the libraries with a generator of their own that are imported by now."""
+    """Return the names of the imported libraries that have a global generator."""
     return tuple(name for name in _LIBRARIES if name in sys.modules)
 
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the shared generators of `random` and NumPy, and those of OpenCV and torch where they are imported.
+    """Seed the global generators of `random` and NumPy, and of OpenCV and torch if they are imported.
 
-    One thread at a time runs inside. All but OpenCV's, whose state cannot be read, are put back as they were.
+    Only one thread at a time runs inside. At the end, all generators get their old state, except that of OpenCV, whose
+    state cannot be read.
     """
     words = entropy.generate_state(8)
     seed = int.from_bytes(words.tobytes(), "little")

@@ -1,4 +1,4 @@
-"""DICOM files -> pixels, by pydicom where it is installed."""
+"""Decodes DICOM files by pydicom, if it is installed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def is_dicom(data: bytes) -> bool:
 
 
 class DicomImage:
-    """A DICOM file whose header is read.
+    """A DICOM file. Only its header is read at first. If it has several frames, the first one is used.
 
-    For rgb and grey, stored numbers are rescaled (slope and intercept), then go through the file's VOI LUT or its first
-    window (PS3.3, C.11.2). Without either, the range that its bits can have is shown, where nothing was rescaled. For
-    keep, they are the stored numbers, or float32 where the file rescales them. MONOCHROME1 is inverted in both. Of
-    several frames the first is taken.
+    In the modes rgb and grey, stored numbers are rescaled (slope and intercept), then go through the file's VOI LUT or
+    its first window (PS3.3, C.11.2). A file with neither, and without rescaling, is shown in the whole range of its
+    bits. In the mode keep, pixels are the stored numbers, or float32 if the file rescales them. MONOCHROME1 is inverted
+    in all modes.
     """
 
     kind = "DICOM"
@@ -71,7 +71,7 @@ class DicomImage:
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The least and the largest number that the stored bits can be."""
+        """The least and the largest number that the stored bits can have."""
         bits = int(self._file.BitsStored)
         return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if self._file.PixelRepresentation else (0, (1 << bits) - 1)
 
@@ -84,7 +84,7 @@ class DicomImage:
         return str(self._file.PhotometricInterpretation) == _INVERTED
 
     def _kept(self, numbers: Array) -> Array:
-        """Return the numbers in their own depth, or rescaled as float32; dark is low."""
+        """Return the stored numbers, or float32 if the file rescales them. Low numbers are dark."""
         low, high = self._range
         if self._is_inverted:
             numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
@@ -94,14 +94,14 @@ class DicomImage:
         return (numbers.astype(np.float64) * slope + intercept).astype(np.float32)
 
     def _shown(self, numbers: Array, white: int | None) -> npt.NDArray[np.uint8]:
-        """Return the numbers as they are displayed: 0 is black, 255 white."""
+        """Return the numbers as a viewer displays them: 0 is black, 255 white."""
         shares = self._shares(numbers, white)
         if self._is_inverted:
             shares = 1 - shares
         return np.asarray(np.rint(shares.clip(0, 1) * 255), np.uint8)
 
     def _shares(self, numbers: Array, white: int | None) -> npt.NDArray[np.float64]:
-        """Return how white each number is, 0 to 1."""
+        """Return the brightness of each number, from 0 (black) to 1 (white)."""
         from pydicom import pixels
 
         slope, intercept = self._rescaling
@@ -123,25 +123,25 @@ class DicomImage:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Raise SampleError for whatever pydicom and its decoders raise; files that they only warn of are read."""
+    """Raise SampleError for any error of pydicom and its decoders. Ignore their warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except SampleError:
         raise
-    except Exception as error:  # a decoder that pydicom found raises anything
+    except Exception as error:  # pydicom's decoders may raise any error
         reason = " ".join(str(error).split())
         raise SampleError(path, f"does not decode as DICOM: {type(error).__name__}: {reason}") from error
 
 
 def _first(value: Any) -> float:
-    """Return a number, or the first of several windows'."""
+    """Return a value as a number; if it lists several windows, that of the first."""
     return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
 
 
 def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
-    """Return numbers through a window, 0 to 1: PS3.3, C.11.2.1.2 and C.11.2.1.3."""
+    """Map numbers through a window to 0..1, as in PS3.3, C.11.2.1.2 and C.11.2.1.3."""
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
     if function == "LINEAR":

@@ -1,4 +1,4 @@
-"""SampleEncoder: one sample -> its record in each variant, and the label that its source stores in it."""
+"""SampleEncoder: loads a sample, and makes its record in each variant and band."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 class EncodedSample(NamedTuple):
     """A sample as its source returns it, its clean arrays by field, and its record of each requested part.
 
-    `counts` has the number of its annotations by field: in the source, then in each of the variants of `records`.
-    `facts` are what is known about its image, by the column of the samples table.
+    `counts` has the numbers of annotations by field: in the source, then in each of the variants of `records`. `facts`
+    has values of its image by column of the samples table.
     """
 
     item: Item
@@ -37,11 +37,11 @@ class EncodedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleEncoder:
-    """All that decides the bytes of a sample's records.
+    """Makes the records of samples. It has everything that decides their bytes, and is pickled to every worker.
 
-    `augmentation` is a definition as `resolve` returns it. `labels` is what labels in the samples must be, None where
-    they are ignored. `is_labelled` is whether the listing has labels, so that a sample needs one. It is pickled to
-    every worker.
+    `augmentation` is a definition that `resolve` returned. `labels` is the rule for labels that are stored in the
+    samples, None where they are ignored. `is_labelled` says that the listing has labels, so that a sample without one
+    cannot be used.
     """
 
     source: Source
@@ -54,7 +54,7 @@ class SampleEncoder:
     def encode(self, sample: Sample, parts: Sequence[Part], item: Item | None = None) -> EncodedSample:
         """Decode a sample once, and encode these parts of it. Raises SampleError, RecipeError.
 
-        `item` is what `load` returned for it; without it, the sample is loaded here.
+        `item` is the result of `load`; without it, the sample is loaded here.
         """
         item = self.load(sample) if item is None else item
         clean, given, facts = clean_and_count(item, self.fields, self.recipe, sample.path)
@@ -67,7 +67,7 @@ class SampleEncoder:
         return EncodedSample(item, clean, [made[part] for part in parts], counts, facts)
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample as its source returns it, with a label that it may have. Raises SampleError."""
+        """Load a sample from its source and check its label. Raises SampleError."""
         if reason := self.listed_fault(sample):
             raise SampleError(sample.path, reason)
         item = self.source.load(sample)
@@ -76,7 +76,7 @@ class SampleEncoder:
         return item
 
     def listed_fault(self, sample: Sample) -> str:
-        """Return why the listing already says that a sample cannot be used, "" where it does not."""
+        """Return why a sample cannot be used, as far as its listing shows it, or ""."""
         if sample.fault:
             return sample.fault
         return NO_LABEL_REASON if self.is_labelled and sample.label is None else ""
@@ -84,41 +84,43 @@ class SampleEncoder:
     def augment(
         self, clean: Mapping[str, npt.NDArray[Any]], sample: Sample, variant: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of a variant of a sample, out of its clean ones. Raises SampleError, RecipeError."""
+        """Return the arrays of an augmented variant, made from the clean arrays. Raises SampleError, RecipeError."""
         try:
             return augment_fields(clean, self.augmentation, self.recipe.seed, sample.number, variant)
         except AugmentationError as error:
             raise SampleError(sample.path, str(error)) from error
 
     def to_records(self, arrays: Mapping[str, npt.NDArray[Any]]) -> list[bytes]:
-        """Return a sample's arrays as the bytes of its record of each band."""
+        """Encode a sample's arrays, and return its record of each band."""
         bands = [encode_bands(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
         first, *further = part_layouts(self.fields)
-        more = [part for of_field in bands for part in of_field[1:]]
+        more = [part for encoded in bands for part in encoded[1:]]
         return [
-            first.join([of_field[0] for of_field in bands]),
+            first.join([encoded[0] for encoded in bands]),
             *(layout.join([part]) for layout, part in zip(further, more, strict=True)),
         ]
 
     @functools.cached_property
     def _qualities(self) -> dict[str, int | None]:
-        """The quality by which each field is encoded: the recipe's for the image, and for arrays in the same codec."""
-        on_image = image_fields([field.name for field in self.fields])[1:]
+        """The quality of each field: the recipe's for the image, and for arrays in the same codec, else None."""
+        annotations = image_fields([field.name for field in self.fields])[1:]
         return {
-            field.name: self.recipe.quality if field.codec == self.recipe.codec and field.name not in on_image else None
+            field.name: self.recipe.quality
+            if field.codec == self.recipe.codec and field.name not in annotations
+            else None
             for field in self.fields
         }
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """What every label must be: of the same kind as `like`, and below `classes` where that is not 0."""
+    """The rule for labels: each must have the kind of `like`, and be below `classes` if that is not 0."""
 
     like: Label
     classes: int = 0
 
     def check(self, label: Label, path: str) -> None:
-        """Raise SampleError for another label. Noticed only at the end, it would make all that was built useless."""
+        """Raise SampleError for a label that breaks the rule. Otherwise the build would fail only at its end."""
         if _kind(label) != _kind(self.like):
             raise SampleError(path, f"has {_kind(label)}, the first sample has {_kind(self.like)}")
         if isinstance(label, tuple) and len(label) == self.classes and not all(0 <= mark <= 1 for mark in label):

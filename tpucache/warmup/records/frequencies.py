@@ -1,4 +1,4 @@
-"""What the lowest frequencies of an image are worth: measured on a few samples of a cache with bands."""
+"""Measures how good images are that are decoded from only the lowest frequencies, for caches with bands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _DECIMALS: Final = 1  # libraries of matrix products differ in the last bits, an
 
 
 def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list[float]]:
-    """Return for each K from 1 to 8 the PSNR in dB of an image of K/8 of its size, and each channel's variance.
+    """Return [PSNR in dB, variance of each channel] for each K from 1 to 8.
 
-    It is made of the lowest K frequencies, and compared with Lanczos of the image of all of them.
+    The image is decoded at K/8 of its size from the lowest K frequencies, and compared with the whole image, resized to
+    that size by Lanczos.
     """
     layout = layout_of(field.shape, field.quality or 0, field.chroma)
     packed = pack(image, layout)
@@ -41,7 +42,7 @@ def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list
 
 
 def summarise_frequencies(measured: Mapping[str, Sequence[Sequence[float]]]) -> tuple[FrequencyStatistics, ...]:
-    """Return for each K the mean PSNR, and the standard deviations over those for K = 8, of some samples by number."""
+    """Return the statistics of each K over some samples: mean PSNR, and standard deviations relative to K = 8."""
     if not measured:
         return ()
     samples = np.array([measured[number] for number in sorted(measured, key=int)])  # (n, 8, 1 + channels)

@@ -1,14 +1,16 @@
-"""Encoded bytes or arrays -> masks, a class number a pixel.
+"""Decodes masks, from encoded bytes or arrays, into one class number for each pixel.
 
-What a mask means does not depend on how its file stores it:
+The recipe decides how to read the pixels of a mask's file:
 
-- `mask_colours`: each pixel's colour, grey, palette and 1-bit masks included, is a number by its place in the table.
-- `mask_values` "scale": black is 0 and white (255, or 65535 of 16 bits) is 1. A palette's pixels are its colours.
-- otherwise: numbers, not colours. 8-bit grey is kept; a palette image gives its indices, whatever its colours (as
-  VOC, mmsegmentation and torchvision do); grey of 1, 2 or 4 bits is spread over 0..255 (1 bit: 0 and 255); 16-bit grey
-  is kept where no number is above 255. RGB, and grey with alpha, are refused.
+- with `mask_colours`, the class is the position of the pixel's colour in the table, also in grey, palette and 1-bit
+  images.
+- with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1. Pixels of a palette
+  image are its colours.
+- otherwise, the class is the stored number. 8-bit grey is used unchanged. In a palette image it is the index, whatever
+  the colours, as in VOC, mmsegmentation and torchvision. Grey of 1, 2 or 4 bits is scaled to 0..255 (1 bit: 0 and
+  255). 16-bit grey is used if no number is above 255. RGB, and grey with alpha, are refused.
 
-A mask's transparency counts for nothing.
+Transparency is ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _PALETTES: Final = ("P", "PA")
 
 
 class _Numbers(NamedTuple):
-    """A mask's pixels as stored, its EXIF orientation, the number that is white, and whether they are only near it."""
+    """A mask's pixels as stored, its EXIF orientation, the number for white, and whether its compression is lossy."""
 
     values: Array
     orientation: int
@@ -42,12 +44,15 @@ class _Numbers(NamedTuple):
 
 
 def decode_mask(data: bytes | Array, path: str, recipe: Recipe | None = None) -> Mask:
-    """Return a mask as it is stored, uint8 (height, width). Raises SampleError when it cannot be one."""
+    """Return a mask in its stored orientation, uint8 (height, width). Raises SampleError if it is not a mask."""
     return decode_turned_mask(data, path, recipe or Recipe())[0]
 
 
 def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[Mask, int]:
-    """Return a mask as it is stored, uint8 (height, width), and its EXIF orientation, 1 to 8. Raises SampleError."""
+    """Return a mask in its stored orientation, uint8 (height, width), and its EXIF orientation, 1 to 8.
+
+    Raises SampleError.
+    """
     if isinstance(data, np.ndarray):
         return _from_array(data, path, recipe), 1
     with opened(data, path, _WHAT, recipe.max_pixels) as image:
@@ -61,10 +66,10 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
 
 
 def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool:
-    """Return whether a mask is a palette image of greys that are other numbers than its indices.
+    """Return whether a mask is a palette image whose greys differ from their indices.
 
-    Then nothing in the file says which of the two its classes are. Black at 0 and white at 1 are classes 0 and 1 by
-    both. Raises SampleError for a mask that does not decode, or has more pixels than Pillow's limit or `max_pixels`.
+    Such a file does not show whether the greys or the indices are its classes. A palette of black at 0 and white at 1
+    is clear. Raises SampleError for a mask that does not decode, or has too many pixels for Pillow or `max_pixels`.
     """
     if isinstance(data, np.ndarray):
         return False
@@ -78,7 +83,7 @@ def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool
 
 
 def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:
-    """Return a mask's pixels as levels of grey. Raises SampleError where they may be no numbers."""
+    """Return a mask's pixels as levels of grey. Raises SampleError for an image with colours."""
     if image.mode == "1":
         return _Numbers(stored_pixels(image, data) * np.uint8(255), turned, 255)
     if image.mode.startswith("I"):
@@ -105,7 +110,7 @@ def _is_grey(pixels: Array) -> bool:
 def draw_runs(runs: Array, size: tuple[int, int], path: str) -> Mask:
     """Return the mask of an image of this (width, height): uint8 (height, width), 0 outside of all runs.
 
-    `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later ones lie over
+    `runs` are rows of class, first pixel and length, int64 (n, 3), counted down the columns. Later runs overwrite
     earlier ones. Raises SampleError for a run that ends after the last pixel.
     """
     width, height = size
@@ -133,7 +138,7 @@ def _from_array(data: Array, path: str, recipe: Recipe) -> Mask:
 
 
 def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
-    """Return whole numbers as class numbers: as they are, or scaled."""
+    """Return whole numbers as class numbers: unchanged, or scaled to 0 and 1."""
     values, white = numbers.values, numbers.white
     low, high = int(values.min()), int(values.max())
     if recipe.mask_values == "scale":
@@ -154,7 +159,7 @@ def _to_classes(numbers: _Numbers, recipe: Recipe, path: str) -> Mask:
 
 
 def _by_colours(pixels: Array, recipe: Recipe, path: str) -> Mask:
-    """Return the number of each pixel's colour in the recipe's table."""
+    """Return the position of each pixel's colour in the recipe's `mask_colours`."""
     codes = (pixels[..., 0].astype(np.int32) << 16) | (pixels[..., 1].astype(np.int32) << 8) | pixels[..., 2]
     known = np.array([int(colour, 16) for colour in recipe.mask_colours or ()], np.int32)
     order = np.argsort(known)

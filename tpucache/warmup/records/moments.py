@@ -1,7 +1,7 @@
-"""Exact sums of an image's pixels and of their squares, which do not depend on the order of adding.
+"""Exact sums of an image's pixels and of their squares. They do not depend on the order of addition.
 
-Whole numbers are added as such. A float of 32 bits is a whole number times 2^-149, its square one times 2^-298: these
-whole numbers are added, so that sums of floats are as exact.
+Integers are added exactly. A float32 is an integer times 2^-149, and its square is an integer times 2^-298. These
+integers are added, so that sums of floats are exact, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tpucache.store.format import FLOAT_BITS
 from tpucache.types import Array
 
-#: Sums and sums of squares, one each a channel.
+#: The sum and the sum of squares of each channel.
 Moments = tuple[list[int], list[int]]
 
 _FRACTION_BITS: Final = 24
@@ -27,7 +27,7 @@ _EXACT_ROWS: Final = 256
 def moments(image: Array) -> Moments:
     """Return each channel's sum and sum of squares of an image (height, width, channels).
 
-    In units of 1, of float32 images in units of 2^-149 and 2^-298.
+    The units of integer images are 1, those of float32 images 2^-149 and 2^-298.
     """
     if image.dtype == np.uint8:
         return _of_bytes(image)
@@ -40,18 +40,18 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    """Return the sums over both; one without channels adds nothing."""
+    """Return the sums of both. Moments without channels count as 0."""
     if not first[0] or not second[0]:
         return first if first[0] else second
     sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))
     return sums, squares
 
 
-def mean_and_std(of_channels: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean of an image's numbers, and their standard deviation within the channels, given its moments."""
+def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]:
+    """Return the mean of an image's numbers, and their standard deviation within the channels, from its moments."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
-    sums, squares = of_channels
+    sums, squares = channels_moments
     variance = pixels * sum(squares) - sum(map(operator.mul, sums, sums))
     mean, spread = sum(sums) / (image.size * scale), variance / (channels * (pixels * scale) ** 2)
     return float(mean), float(spread**0.5)
@@ -62,21 +62,21 @@ def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
     columns = np.zeros((2, width * channels), np.uint64)
     for start in range(0, height, _EXACT_ROWS):
         rows = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(np.float32)
-        # Down the columns numpy adds in steps that a processor does many at once.
+        # Sums along the first axis use the processor's vector instructions.
         columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.uint64)
     sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
     return sums, squares
 
 
 def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Return the sums of finite floats: for each exponent the fractions are added as whole numbers below 2^53."""
+    """Return the exact sums of finite floats. For each exponent, the fractions are added as integers below 2^53."""
     fractions, exponents = np.frexp(values.astype(np.float64))
     whole = np.ldexp(fractions, _FRACTION_BITS)
     lowest = int(exponents.min())
     places = exponents - lowest
     high = np.floor(whole / _HALF)
     low = whole - high * _HALF
-    # The square of high * 2^12 + low, in parts that add up without rounding.
+    # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
 
     def total(weights: Array, step: int) -> int:
         """Return the sum of weights times 2 to the power of `step` times their places."""
@@ -88,5 +88,5 @@ def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
 
 
 def _shifted(value: int, by: int) -> int:
-    """Return value * 2^by, which is whole: the lowest bits of fractions of tiny numbers are 0."""
+    """Return value * 2^by, which is an integer, because the lowest bits of the fractions of tiny numbers are 0."""
     return value << by if by >= 0 else value >> -by

@@ -1,12 +1,12 @@
-"""Arrays of numbers -> the pixels of an image in the recipe's mode; .npy files -> arrays.
+"""Converts arrays of numbers to the pixels of an image in the recipe's mode, and reads .npy files.
 
-- depth: grey of 16 and 32 bits is scaled by 1/257 from 0..65535, float grey from 0..1, or either from 0 to a stated
-  white level. It is refused where the numbers do not show that this is their range: a file says how many bits its
-  numbers have, but not how many of them are in use. Cameras and scanners write 12 or 14 bits into 16, and scaled by a
-  wrong range such an image turns black or white.
-- mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers as they are: alpha is a
+- depth: grey of 16 and 32 bits is scaled from 0..65535 to 0..255, and float grey from 0..1. With a stated white level,
+  both are scaled from 0 to that level. An image is refused if its numbers do not show which range they use: a file
+  states the number of bits, but cameras and scanners often use only 12 or 14 of 16 bits, and an image scaled by a wrong
+  range turns black or white.
+- mode: `grey` is the luma of the colours (ITU-R BT.601). `keep` leaves channels and numbers unchanged: alpha is a
   channel, numbers are uint8, uint16, int16 or float32.
-- alpha is laid over white.
+- alpha: transparent pixels are blended with white.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Mode, Recipe
 from tpucache.types import Array
 
-#: What the numbers of an image may be that is kept as it is.
+#: The dtypes of images in the mode `keep`.
 KEPT_DTYPES: Final = ("|u1", "<u2", "<i2", "<f4")
 MOST_CHANNELS: Final = 16
 _NPY: Final = b"\x93NUMPY"
-#: How many channels pictures usually have: of two dimensions that could be the channels, the one of such a length is.
+#: The usual numbers of channels. If two dimensions may be the channels, the one with such a length is.
 _USUAL: Final = (1, 2, 3, 4)
 WHITE_16: Final = 65535
 #: Whole numbers that are all below this use at most 14 bits.
 LEAST_16: Final = 1 << 14
-#: A float image that is nowhere brighter than this would turn nearly black.
+#: A float image whose maximum is below this would turn nearly black.
 _LEAST_FLOAT: Final = 1 / 16
 _ADVICE: Final = "state which number is white, such as --white-level 4095 for 12 bits, or save the image with 8 bits"
 
 
 class PixelsError(Exception):
-    """The pixels of an image cannot be taken, for a reason that its user can change."""
+    """The pixels of an image cannot be used, for a reason that the user can change."""
 
 
 class UncertainRangeError(PixelsError):
-    """Nothing says which number of an image is white."""
+    """An image does not show which number is white."""
 
 
 class Decoded(NamedTuple):
-    """Pixels as stored, (height, width) or (height, width, channels), and how many there are for one stored."""
+    """Pixels in stored orientation, (height, width) or (height, width, channels), and their scale, 1.0 or less."""
 
     pixels: Array
     scale: float
 
 
 class ArrayImage:
-    """An array, which is stored as it is displayed."""
+    """An image that is an array. It has no EXIF orientation."""
 
     orientation = 1
 
@@ -62,14 +62,14 @@ class ArrayImage:
         self.kind = f"array {array.dtype}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels in the recipe's mode; an array has one scale alone."""
+        """Return its pixels in the recipe's mode, always at full scale."""
         return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)
 
 
 def with_channels_last(array: Array, path: str) -> Array:
     """Return pixels (height, width, channels) of an array (height, width), (height, width, channels) or (channels, …).
 
-    Raises SampleError for what is no image.
+    Raises SampleError if the shape is not that of an image.
     """
     if array.ndim == 2 and array.size:
         return array[..., None]
@@ -87,10 +87,10 @@ def with_channels_last(array: Array, path: str) -> Array:
 
 
 def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
-    """Return an array of pixels, of any dtype and order of axes, as a recipe's `mode` has it.
+    """Convert an array of pixels, of any dtype and order of axes, to a recipe's `mode`.
 
-    rgb and grey: uint8 (height, width), or (height, width, 3) for rgb; alpha is laid over white. keep: the array as it
-    is, (height, width, channels). Raises SampleError.
+    rgb and grey: uint8 (height, width), or (height, width, 3) for rgb; transparent pixels are blended with white. keep:
+    the unchanged array, (height, width, channels). Raises SampleError.
     """
     pixels = with_channels_last(array, path)
     if mode == "keep":
@@ -118,8 +118,8 @@ def to_pixels(array: Array, mode: Mode, white: int | None, path: str) -> Array:
 def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
     """Return grey (height, width) of whole numbers or floats as uint8: 0 stays 0, `white` becomes 255.
 
-    Where `white` is None it is 65535, and 1 for floats, if the numbers show that this is their range. Raises
-    UncertainRangeError when they do not, and for numbers out of the range or not finite.
+    Without `white`, 65535 is white, or 1 for floats, if the numbers show that this is their range. Raises
+    UncertainRangeError if they do not, and for numbers that are out of the range or not finite.
     """
     low, high = values.min().item(), values.max().item()
     if not (np.isfinite(low) and np.isfinite(high)):
@@ -133,8 +133,8 @@ def to_8_bits(values: Array, white: int | None) -> npt.NDArray[np.uint8]:
             f"its pixels are at most {high:.6g}, which is nearly black if {most} is white: {_ADVICE}"
         )
     grey = np.empty(values.shape, np.uint8)
-    for row, levels in enumerate(values):  # at once, a large image would take eight times its size, more than once
-        exact = levels.astype(np.float64)  # numpy 1 would keep float32 beside a scalar, and round to other pixels
+    for row, levels in enumerate(values):  # row by row, because float64 takes eight times the memory of uint8
+        exact = levels.astype(np.float64)  # numpy 1 would compute in float32, and round some pixels differently
         grey[row] = np.rint(exact * 255 if most == 1 else exact / (most / 255))
     return grey
 
@@ -158,5 +158,5 @@ def read_npy(data: bytes, path: str) -> Array:
     except (ValueError, OSError, EOFError, MemoryError, TypeError, SyntaxError, OverflowError) as error:
         raise SampleError(path, f"does not decode as .npy: {error}") from error
     if array.dtype.kind not in "biuf":
-        raise SampleError(path, f"holds {array.dtype}: an .npy file of an image holds numbers")
+        raise SampleError(path, f"holds {array.dtype}: an .npy file of an image must hold numbers")
     return array.astype(array.dtype.newbyteorder("<"), copy=False)

@@ -1,10 +1,10 @@
-"""Image files, opened and decoded by Pillow; JPEGs by simplejpeg, where it is installed and does not refuse.
+"""Opens and decodes image files by Pillow. JPEGs are decoded by simplejpeg if it is installed and accepts them.
 
-- first frame: of an animation, or of several pictures in a file, the first is taken.
-- size: more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), are refused; so is
-  whatever Pillow would not decode in full, such as a file cut short.
-- orientation: the EXIF tag says how the image is turned; one whose EXIF cannot be read is as it is stored. Pixels are
-  always returned as they are stored.
+- frames: of an animation, or of a file with several pictures, the first one is used.
+- size: an image with more pixels than the recipe's `max_pixels`, or else Pillow's limit (about 89 million), is refused.
+  An image that Pillow cannot decode completely is refused, too, such as a file that was cut short.
+- orientation: it is read from the EXIF tag; without a readable tag, it is 1. Pixels are always returned in their stored
+  orientation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXIF_ORIENTATION: Final = 0x0112
 _TIFF_WIDTH: Final = 256
 _TIFF_HEIGHT: Final = 257
 
-# What Pillow's decoders raise for broken files, gathered from its plugins; MemoryError is a header that lies.
+# The errors that Pillow's plugins raise for broken files. A header with a wrong size causes a MemoryError.
 _BROKEN: Final = (
     OSError,
     ValueError,
@@ -56,20 +56,21 @@ _BROKEN: Final = (
 )
 
 _JPEGS: Final = ("JPEG", "MPO")
-#: JPEGs may be decoded at a smaller scale, and a TIFF is turned once it is decoded. Others are decoded first, because
-#: asking a PNG for its metadata decodes it, and some formats state their true size and mode only then. Pillow raises an
-#: error once: a second attempt returns what was decoded until then, with black for the rest.
+#: JPEG and TIFF are decoded late: a JPEG at a smaller scale, a TIFF after its orientation was read. Other formats are
+#: decoded at once, because reading a PNG's metadata decodes it, and some formats state their true size and mode only
+#: then. Pillow raises an error only at the first attempt to decode a file. A second attempt returns the part that was
+#: decoded before, with black for the rest.
 _DECODED_LATER: Final = (*_JPEGS, "TIFF")
-SCALES: Final = 8  # of libjpeg: an eighth of the size, two eighths, ...
+SCALES: Final = 8  # libjpeg decodes at 1/8, 2/8, ... 8/8 of the size
 _BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 @contextmanager
 def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None) -> Iterator[Image.Image]:
-    """Yield an image, decoded unless it is a JPEG or TIFF; whatever Pillow raises for it becomes a SampleError.
+    """Open an image and yield it, decoded unless it is a JPEG or TIFF. Raises SampleError for any error of Pillow.
 
-    `path` names the sample in errors, and `what`, such as "the mask: ", the part of it. `max_pixels` replaces Pillow's
-    own limit.
+    `path` names the sample in errors, and `what` its part, such as "the mask: ". `max_pixels` replaces Pillow's own
+    limit.
     """
     if not data:
         raise SampleError(path, f"{what}the file is empty")
@@ -84,7 +85,7 @@ def opened(data: bytes, path: str, what: str = "", max_pixels: int | None = None
             with image:
                 check_size(image.size, path, what, max_pixels)
                 if image.format == "BMP" and image.mode == "1" and _bits_of_bmp(data) != 1:
-                    raise PixelsError("Pillow takes a BMP of 4 or 8 bits in black and white for 1 bit: save it as PNG")
+                    raise PixelsError("Pillow reads a black and white BMP of 4 or 8 bits as 1 bit: save it as PNG")
                 if image.format not in _DECODED_LATER:
                     with _as_broken():
                         image.load()
@@ -108,22 +109,22 @@ class PillowImage:
         self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels, as they are stored, in the recipe's mode: see `decode`."""
+        """Return its pixels in the recipe's mode and in stored orientation; see `decode`."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 
 def stored_size(image: Image.Image) -> tuple[int, int]:
-    """Return the (width, height) that an image is stored with."""
-    if isinstance(image, TiffImagePlugin.TiffImageFile):  # its `size` is as displayed
+    """Return the (width, height) of an image in stored orientation."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):  # its `size` is that of the turned image
         return int(image.tag_v2[_TIFF_WIDTH]), int(image.tag_v2[_TIFF_HEIGHT])
     return image.size
 
 
 def orientation(image: Image.Image, data: bytes) -> int:
-    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 where none can be read.
+    """Return the EXIF orientation, 1 to 8, of an image that `opened` yielded for `data`; 1 without a readable one.
 
-    A TIFF that was asked for its metadata would no longer be refused for them when it is decoded, so another copy of it
-    is asked.
+    If the metadata of a TIFF are broken, decoding should raise an error. Pillow raises it only at the first access, so
+    the metadata are read from another copy of the file.
     """
     try:
         if image.format != "TIFF":
@@ -148,17 +149,17 @@ def decode(
 ) -> Decoded:
     """Return the pixels of an image that `opened` yielded for `data`, in a recipe's `mode`.
 
-    A JPEG is decoded at the smallest of its scales that gives at least `least` (width, height); None is in full.
-    `white` is the number that is white in images of more than 8 bits, None where the numbers have to show it.
+    A JPEG is decoded at the smallest scale with at least `least` (width, height); None: at full scale. `white` is the
+    number for white in images with more than 8 bits; None: the numbers must show it.
     """
     if image.format in _JPEGS and image.mode in ("L", "RGB"):
         decoded = decode_jpeg(data, image.size, least, is_grey=image.mode == "L" or mode == "grey")
         if decoded is not None:
             return Decoded(*decoded)
     width = image.width
-    # A JPEG's own luma, as simplejpeg gives it.
+    # For grey, take the luma that a JPEG stores, as simplejpeg does.
     luma = "L" if mode == "grey" and image.mode == "RGB" else None
-    # No other format is drafted: a HEIF would give its thumbnail, which may be another picture.
+    # Use `draft` only for JPEGs: for a HEIF it returns the thumbnail, which may be another picture.
     drafted = image.draft(luma, least) if (least or luma) and image.format in _JPEGS else None
     as_stored = _undo(image, data)
     image.load()
@@ -171,8 +172,8 @@ def decode_jpeg(
 ) -> tuple[npt.NDArray[np.uint8], float] | None:
     """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and their scale.
 
-    `size` is the file's (width, height), `least` the one that it must at least be decoded at; None is in full. Returns
-    None where simplejpeg is not installed or finds anything odd, on which Pillow has to decide.
+    `size` is the file's (width, height). The smallest scale with at least `least` (width, height) is used; None: full
+    scale. Returns None if simplejpeg is not installed or refuses the file; then Pillow decides.
     """
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
@@ -190,7 +191,7 @@ def decode_jpeg(
 
 def _eighths(size: tuple[int, int], least: tuple[int, int] | None) -> int:
     """Return the smallest of libjpeg's scales, in eighths, at which an image has at least `least` (width, height)."""
-    if least is None or max(size) < SCALES:  # so small that two scales can have the same size
+    if least is None or max(size) < SCALES:  # in tiny images, two scales may have the same size
         return SCALES
     fitting = (
         eighths
@@ -211,14 +212,17 @@ def find_simplejpeg() -> Any:
 
 
 def stored_pixels(image: Image.Image, data: bytes, mode: str | None = None) -> Array:
-    """Return an image that `opened` yielded for `data`, as it is stored, in one of Pillow's modes or in its own."""
+    """Return the pixels, in stored orientation, of an image that `opened` yielded for `data`.
+
+    They are converted to a mode of Pillow if one is given.
+    """
     as_stored = _undo(image, data)
     image.load()
     return as_stored(np.asarray(image if mode in (None, image.mode) else image.convert(mode)))
 
 
 def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
-    """Return what makes pixels that Pillow decodes the stored ones: it turns a TIFF, and nothing else, on its own."""
+    """Return a function that brings decoded pixels into stored orientation. Pillow turns TIFFs when it decodes them."""
     if image.format != "TIFF":
         return lambda pixels: pixels
     turned = TURNS[orientation(image, data)]
@@ -226,25 +230,25 @@ def _undo(image: Image.Image, data: bytes) -> Callable[[Array], Array]:
 
 
 def check_size(size: tuple[int, int], path: str, what: str, max_pixels: int | None) -> None:
-    """Raise SampleError when an image of this (width, height) has more pixels than a stated limit."""
+    """Raise SampleError when an image of this (width, height) has more pixels than `max_pixels`."""
     if max_pixels is not None and size[0] * size[1] > max_pixels:
         raise SampleError(path, f"{what}too many pixels: {size[0]} x {size[1]} are more than --max-pixels {max_pixels}")
 
 
 def _bits_of_bmp(data: bytes) -> int:
-    """Return the bits of a pixel by a BMP's header, which has one of two forms."""
+    """Return the bits of a pixel from a BMP's header, which has one of two forms."""
     (length,) = struct.unpack_from("<I", data, 14)
     (bits,) = struct.unpack_from("<H", data, 24 if length == 12 else 28)
     return int(bits)
 
 
 def is_heif(data: bytes) -> bool:
-    """Return whether bytes begin as a HEIF file whose images are HEVC does; AVIF, which Pillow reads, is none."""
+    """Return whether bytes are the beginning of a HEIF file with HEVC images. AVIF is not: Pillow reads it itself."""
     return data[4:8] == b"ftyp" and data[8:12] in _BRANDS and b"avif" not in data[8:48]
 
 
 def register_heif(path: str, what: str = "") -> None:
-    """Have Pillow read HEIF files. Raises SampleError, naming the library, where it is not installed."""
+    """Let Pillow read HEIF files. Raises SampleError, which names the library, if it is not installed."""
     try:
         _register()
     except ImportError as error:
@@ -260,7 +264,7 @@ def _register() -> None:
 
 @contextmanager
 def _as_broken() -> Iterator[None]:
-    """Raise OSError, as for a broken image, for what none of Pillow's plugins is known to raise."""
+    """Raise OSError, as for a broken image, for errors that are not in `_BROKEN`."""
     try:
         yield
     except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -270,7 +274,7 @@ def _as_broken() -> Iterator[None]:
 
 
 class _PillowLimit:
-    """Lifts Pillow's limit of pixels, which is one for the process, while any thread is within."""
+    """Lifts Pillow's limit of pixels while any thread is inside. The limit is a global variable of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

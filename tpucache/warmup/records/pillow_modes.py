@@ -1,8 +1,9 @@
-"""The pixels of an image in any of Pillow's modes -> those of the recipe's mode.
+"""Converts an image in any of Pillow's modes to the recipe's mode.
 
-- colours: alpha is laid over white; palette, grey and CMYK become RGB; embedded colour profiles are not applied.
-- depth: 16-bit colours have to use their whole range; grey is as `numbers.py` says.
-- mode: `keep` leaves channels and numbers as the file has them: alpha is a channel, a palette is RGB.
+- colours: transparent pixels are blended with white; palette, grey and CMYK become RGB; embedded colour profiles are
+  not applied.
+- depth: 16-bit colours must use their whole range; `numbers.py` describes grey.
+- mode: `keep` leaves channels and numbers as in the file: alpha is a channel, and a palette becomes RGB.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tpucache.warmup.records.numbers import LEAST_16, WHITE_16, PixelsError, Unc
 
 #: Modes of Pillow with an alpha channel.
 ALPHA_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
-#: Modes in which Pillow reads colours of 16 bits, cut to 8.
+#: The modes into which Pillow reads 16-bit colours, reduced to 8 bits.
 COLOUR_MODES: Final = ("RGB", "RGBA", "RGBX", "RGBa", "CMYK", "LA", "La")
-#: What modes become that are no plain channels.
+#: The modes with plain channels to which other modes are converted.
 _PLAIN_MODES: Final = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB"}
-#: Pillow's names of 16-bit colours in a PNG, whose first byte it keeps; and the names by which it keeps the second.
-_OF_LOW_BYTES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
+#: Pillow's raw modes for 16-bit colours in a PNG, which keep the high byte, and raw modes that keep the low byte.
+_LOW_BYTE_MODES: Final = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L"}
 _PNG_BITS_AT: Final = 24
 _TIFF_BITS: Final = 258
 _TIFF_PHOTOMETRIC: Final = 262
@@ -36,10 +37,10 @@ _SIGNED: Final = 2
 
 
 def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> Array:
-    """Return an image of any Pillow mode, read from `data`, as a recipe's `mode` has it.
+    """Return the pixels of an image, read from `data` by Pillow, in a recipe's `mode`.
 
-    rgb: uint8 (height, width, 3), or (height, width) where it is no more than grey. grey: uint8 (height, width). keep:
-    the file's channels, (height, width) for one. Raises PixelsError.
+    rgb: uint8 (height, width, 3), or (height, width) if the file is grey. grey: uint8 (height, width). keep: the file's
+    channels, (height, width) for one. Raises PixelsError.
     """
     if mode == "keep":
         return _as_they_are(image, data)
@@ -47,13 +48,15 @@ def to_mode(image: Image.Image, data: bytes, mode: Mode, white: int | None) -> A
     if image.mode in COLOUR_MODES and bits == 16:
         check_colours(image, data, white)
     elif image.mode == "L" and bits < 8 and isinstance(clear := image.info.get("transparency"), int):
-        image.info["transparency"] = clear * 255 // (2**bits - 1)  # Pillow spreads the pixels over 0..255 alone
+        image.info["transparency"] = (
+            clear * 255 // (2**bits - 1)
+        )  # Pillow scales the pixels to 0..255, but not this value
     colours = _to_colours(image, white)
     return np.asarray(colours.convert("L") if mode == "grey" and colours.mode != "L" else colours)
 
 
 def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
-    """Return an image of any Pillow mode as RGB, or as L where it is no more than grey."""
+    """Return an image of any Pillow mode as RGB, or as L if the file is grey."""
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
         image.load()
         return image
@@ -66,24 +69,24 @@ def _to_colours(image: Image.Image, white: int | None) -> Image.Image:
 
 def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
     """Return grey of more than 8 bits as uint8. Raises UncertainRangeError."""
-    scaled_by_pillow = image.format == "PPM" and image.mode == "I"  # a PGM states what is white
+    scaled_by_pillow = image.format == "PPM" and image.mode == "I"  # a PGM states its white level
     values = np.asarray(image)
     grey = to_8_bits(values, WHITE_16 if scaled_by_pillow else white)
     if isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.get(_TIFF_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        np.subtract(255, grey, out=grey)  # Pillow does so with 8 bits alone
+        np.subtract(255, grey, out=grey)  # Pillow inverts only 8-bit images
     if "transparency" in image.info:
         grey[values == image.info["transparency"]] = 255
     return grey
 
 
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
-    """Check an image of `COLOUR_MODES` with 16 bits a channel: Pillow keeps the high bytes alone.
+    """Check an image of `COLOUR_MODES` with 16 bits a channel, of which Pillow keeps only the high bytes.
 
-    Raises UncertainRangeError when 65535 may not be what is white, or one colour is transparent, as others may have
+    Raises UncertainRangeError when white may not be 65535, or when one colour is transparent: other colours may have
     the same high bytes.
     """
     if "transparency" in image.info:
-        raise UncertainRangeError("one of its colours of 16 bits is transparent: save it with 8 bits, or with alpha")
+        raise UncertainRangeError("one of its 16-bit colours is transparent: save it with 8 bits, or with alpha")
     if white is None and _highest_byte(image, data) < LEAST_16 >> 8:
         raise UncertainRangeError(
             "its colours have 16 bits but use at most 14 of them, which is nearly black if 65535 is white: "
@@ -96,25 +99,25 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
 
 
 def _highest_byte(image: Image.Image, data: bytes) -> int:
-    """Return the highest byte of colours of 16 bits, but their transparency, that were cut to their high bytes."""
+    """Return the largest high byte of 16-bit colours, without alpha; 255 if the image is black."""
     pixels = np.asarray(image)
     colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
     highest = int(colours.max())
-    return 255 if not highest and _is_black_png(data) else highest  # black whatever is white
+    return 255 if not highest and _is_black_png(data) else highest  # a black image is black with any white level
 
 
 def _is_black_png(data: bytes) -> bool:
-    """Return whether a PNG has colours of 16 bits whose low bytes are all 0; False where that cannot be read."""
+    """Return whether the low bytes of a PNG's 16-bit colours are all 0; False if they cannot be read."""
     with Image.open(io.BytesIO(data)) as image:
-        tiles: Any = image.tile  # tuples of four, under another name in each Pillow
-        if image.format != "PNG" or any(rawmode not in _OF_LOW_BYTES for *_, rawmode in tiles):
+        tiles: Any = image.tile  # tuples of four, whose class differs between releases of Pillow
+        if image.format != "PNG" or any(rawmode not in _LOW_BYTE_MODES for *_, rawmode in tiles):
             return False
-        tiles[:] = [(*place, _OF_LOW_BYTES[rawmode]) for *place, rawmode in tiles]
+        tiles[:] = [(*place, _LOW_BYTE_MODES[rawmode]) for *place, rawmode in tiles]
         return not np.asarray(image)[..., :3].any()
 
 
 def _as_they_are(image: Image.Image, data: bytes) -> Array:
-    """Return the numbers of a file: uint8, uint16, int16 or float32. Raises PixelsError for others."""
+    """Return the numbers of a file unchanged: uint8, uint16, int16 or float32. Raises PixelsError for other types."""
     bits = bits_of(image, data)
     if image.mode in COLOUR_MODES and bits == 16:
         return _deep_colours(image, data)
@@ -132,7 +135,7 @@ def _as_they_are(image: Image.Image, data: bytes) -> Array:
 
 
 def _whole_numbers(image: Image.Image, bits: int) -> Array:
-    """Return what Pillow has as whole numbers of 32 bits in the depth of its file."""
+    """Return an image that Pillow reads as 32-bit integers in the depth of its file."""
     if image.format == "PPM":
         return np.asarray(image).astype("<u2")
     if isinstance(image, TiffImagePlugin.TiffImageFile) and bits == 16:
@@ -142,29 +145,29 @@ def _whole_numbers(image: Image.Image, bits: int) -> Array:
 
 
 def _deep_colours(image: Image.Image, data: bytes) -> Array:
-    """Return colours of 16 bits as OpenCV reads them: Pillow has the high bytes alone.
+    """Return 16-bit colours, read by OpenCV, because Pillow keeps only the high bytes.
 
-    Raises DependencyError without it.
+    Raises DependencyError without OpenCV.
     """
     try:
         import cv2
     except ImportError as error:
         raise DependencyError(
-            f"OpenCV, which reads colours of 16 bits, cannot be imported: {error}. `pip install opencv-python-headless`"
+            f"OpenCV, which reads 16-bit colours, cannot be imported: {error}. `pip install opencv-python-headless`"
         ) from error
     high = np.asarray(image)
     found: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if found is not None and found.dtype == np.uint16 and found.ndim == 3:
-        order = {2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[high.shape[2]]  # OpenCV has blue first
+        order = {2: [0, 3], 3: [2, 1, 0], 4: [2, 1, 0, 3]}[high.shape[2]]  # OpenCV returns blue first
         if max(order) < found.shape[2]:
             pixels: Array = found[..., order]
             if pixels.shape == high.shape and np.array_equal(pixels >> 8, high):
                 return pixels
-    raise PixelsError("colours of 16 bits in such a file cannot be read: save it as PNG, or as .npy")
+    raise PixelsError("16-bit colours in such a file cannot be read: save it as PNG, or as .npy")
 
 
 def bits_of(image: Image.Image, data: bytes) -> int:
-    """Return the bits of a channel in a file; 8 for formats whose bits Pillow does not tell."""
+    """Return the bits of a channel in a file; 8 for formats for which Pillow does not state them."""
     if image.format == "PNG":
         return data[_PNG_BITS_AT]
     if isinstance(image, TiffImagePlugin.TiffImageFile):

@@ -1,22 +1,21 @@
-"""Images of any size -> pixels of the recipe's size and mode, and where they end up.
+"""Brings images of any size to the recipe's size and mode.
 
-What happens to an image, in this order:
+An image goes through these steps:
 
-- decode: as `pillow.py`, `pillow_modes.py`, `dicom.py` and `numbers.py` describe for each kind of file. A JPEG is
-  decoded at the smallest of libjpeg's scales (1/8 to 8/8) that is still at least twice the wanted size; `exact` decodes
-  it whole.
-- fit: one Lanczos resize of the part that the recipe's `fit` keeps; with `pad`, black is put around it.
-- orient: by the EXIF tag.
+- decode: `pillow.py`, `pillow_modes.py`, `dicom.py` and `numbers.py` describe it for each kind of file. A JPEG is
+  decoded at the smallest of libjpeg's scales (1/8 to 8/8) that is at least twice the wanted size; with `exact`, at full
+  scale.
+- fit: the part that the recipe's `fit` keeps is resized once, by Lanczos. With `pad`, black borders are added.
+- orient: the image is turned by its EXIF tag.
 
-cykooz_resizer resizes where it is installed, with the same result on whatever instructions a processor has; Pillow
-elsewhere, which takes several times as long. Both resize one axis after the other, with whole numbers from 0 to 255 in
-between, but not always the same axis first. So they differ by at most 2 levels where an image is smooth, and near edges
-between black and white, as in line drawings, by up to 61 (measured; in theory by more). What is not uint8 of one or
-three channels is resized by Pillow, one channel after the other, as floats of 32 bits, which hold 16 bits exactly;
-whole numbers are rounded, and limited to what their dtype holds.
+cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, which takes several
+times as long. Both resize one axis after the other, and round to 0..255 in between, but not always the same axis first.
+So their results differ by at most 2 levels where an image is smooth. Near edges between black and white, as in line
+drawings, they differ by up to 61 levels (measured; more are possible). Images that are not uint8 with one or three
+channels are resized by Pillow as float32, channel by channel, which is exact for 16 bits. Integers are then rounded and
+clipped to their dtype.
 
-Masks, boxes and keypoints go through the same `Framing`, in coordinates of the image as stored, at whatever scale it is
-decoded.
+Masks, boxes and keypoints use the same `Framing`. Its coordinates are those of the image as stored, at full scale.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ from tpucache.warmup.records.pillow import PillowImage, check_size, decoder_vers
 
 Pixels = npt.NDArray[np.uint8]
 
-LOBES: Final = 3  # of the filter, to either side
+LOBES: Final = 3  # the reach of the Lanczos filter to either side, in pixels of the result
 _threads: Final = threading.local()
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
-    """Return an image as (height, width, channels) of the recipe's size: uint8 RGB or grey, or in its own numbers.
+    """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with `keep`.
 
     `data` is an encoded image, or an array (height, width), (height, width, channels) or (channels, height, width).
-    `path` names the sample in errors. Raises SampleError when it is no image, a broken one, or cannot be had in the
-    recipe's mode.
+    `path` names the sample in errors. Raises SampleError if the data are not an image, are broken, or cannot be
+    converted to the recipe's mode.
     """
     return presize_framed(data, recipe, path).pixels
 
 
 class Presized(NamedTuple):
-    """An image (height, width, channels) of the recipe's size, how it got there, and what its source is stored as.
+    """An image (height, width, channels) of the recipe's size, the geometry of its resize, and its stored form.
 
-    Masks and points go the way of its `framing`. `kind` is such as `JPEG RGB`.
+    Masks and points need the same `framing`. `kind` is, for example, `JPEG RGB`.
     """
 
     pixels: Array
@@ -69,7 +68,7 @@ class Presized(NamedTuple):
 
 
 def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Return what `presize` does, and how it got there. Raises SampleError."""
+    """Return the image of `presize`, with the geometry of its resize. Raises SampleError."""
     with open_image(data, recipe, path) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
         pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
@@ -87,12 +86,12 @@ class SourceImage(Protocol):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The (width, height) that it is stored with."""
+        """The stored (width, height)."""
         ...
 
     @property
     def kind(self) -> str:
-        """What it is stored as, such as `JPEG RGB` or `array uint8`."""
+        """The file format and mode, such as `JPEG RGB` or `array uint8`."""
         ...
 
     @property
@@ -101,7 +100,7 @@ class SourceImage(Protocol):
         ...
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels, as they are stored, in the recipe's mode: at least `least` (width, height) of them."""
+        """Return its pixels in the recipe's mode and in stored orientation, of at least the size `least`."""
         ...
 
 
@@ -109,7 +108,7 @@ class SourceImage(Protocol):
 def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
     """Yield the image in an encoded file, an .npy or DICOM file, or an array.
 
-    `path` names the sample in errors. Raises SampleError, also for what is found while it is decoded within.
+    `path` names the sample in errors. Raises SampleError, also for errors of decoding in the body.
     """
     if isinstance(data, np.ndarray):
         yield ArrayImage(data, path)
@@ -125,12 +124,12 @@ def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[Sourc
 
 
 def image_versions() -> dict[str, str]:
-    """Return the versions of the libraries that pixels depend on; "" for one that is not installed."""
+    """Return the versions of the libraries that decide the pixels; "" for one that is not installed."""
     return {**decoder_versions(), **resizer_versions()}
 
 
 def slow_parts() -> list[str]:
-    """Return a line for each part that is slow because a library is not installed."""
+    """Return a line of advice for each missing library that would be faster."""
     lines = {
         "simplejpeg": "JPEG files are decoded by Pillow: `pip install simplejpeg` decodes them faster",
         "cykooz_resizer": "images are resized by Pillow: `pip install cykooz-resizer` does it several times faster",
@@ -140,9 +139,9 @@ def slow_parts() -> list[str]:
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
-    """Return what lies in `box` at `size`: (height, width) or (height, width, channels), of the dtype of `pixels`.
+    """Resize the part of `pixels` inside `box` to `size`; shape (height, width) or (height, width, channels).
 
-    `box` is (left, top, right, bottom), continuous and inside the image; `size` is (width, height).
+    `box` is (left, top, right, bottom) in fractions of pixels, inside the image; `size` is (width, height).
     """
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
         channels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -153,7 +152,7 @@ def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
 
 
 def resizer_versions() -> dict[str, str]:
-    """Return the version of cykooz_resizer, which pixels depend on; "" where it is not installed."""
+    """Return the version of cykooz_resizer by name; "" if it is not installed."""
     return {"cykooz_resizer": _cykooz_version() if find_cykooz_resizer() else ""}
 
 
@@ -193,9 +192,10 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return which of `length` pixels the filter sees when those from start to stop become `count`.
+    """Return the pixels of an axis that the filter reads when start..stop is resized to `count` pixels.
 
-    The others need not be copied. Behind it: where among them it starts, and how many it takes.
+    Other pixels need not be copied. The result is a slice of `length` pixels, then start, relative to the slice, and
+    the length of start..stop.
     """
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
@@ -203,7 +203,7 @@ def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[s
 
 
 def thread_resizer(library: Any) -> Any:
-    """Return this thread's resizer, which keeps its memory from one image to the next."""
+    """Return this thread's resizer. It reuses its memory for the next image."""
     if not hasattr(_threads, "resizer"):
         _threads.resizer = library.Resizer()
     return _threads.resizer
