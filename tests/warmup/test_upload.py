@@ -102,7 +102,7 @@ def test_what_waits_to_be_sent_is_bounded_and_what_was_sent_is_gone(
     build_cache(source, store, _RECIPE, jobs=1, local=local, keep_local=False, on_progress=look)
     assert held(store) == files_of(built)
     largest = max(path.stat().st_size for path in built.glob("*.lmdb"))
-    assert max(most) <= (upload._WAITING + 2) * largest
+    assert max(most) <= (upload._MOST_WAITING + 2) * largest
 
 
 @pytest.mark.parametrize("keep", [True, False])

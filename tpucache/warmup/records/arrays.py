@@ -215,7 +215,7 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
 
 
 def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if it has any pixel of a class."""
+    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if it has a pixel of a class."""
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)

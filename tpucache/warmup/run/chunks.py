@@ -1,10 +1,11 @@
-"""Chunks and receipts on disk: what is finished of a build, kept so that a rerun does not do it again.
+"""Chunks and receipts: the finished work of a build on disk, so that the next run does not repeat it.
 
-A chunk is one file of records for each part (a variant, or a band of one) and, written last, a JSON file of metadata. A
-chunk that a time limit cut short has its metadata under another name, so that it is never taken for a complete one.
-Nothing here is synced: what a power cut tore is noticed (the metadata is no JSON, the sizes differ, or the CRC of a
-record does when its shard is sealed) and made again. Once a shard is in its place, a receipt says so, and the chunks of
-its block are removed.
+A chunk has one file of records for each part (a variant, or a band of one) and, written last, a JSON file of metadata.
+If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete one.
+
+These files are not synced. Damage by a power cut is noticed later, and the chunk is built again: the metadata are not
+JSON, a size differs, or the CRC of a record differs when its shard is written. When a shard is finished, a receipt
+records that, and the chunks of its block are removed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tpucache.types import Array
 from tpucache.warmup.run.folder import disk_failure
 from tpucache.warmup.sources.source import Label, Sample
 
-#: Under this name annotations of the source are counted; those of variants are counted under their numbers.
+#: The key for the number of annotations in the source. The keys for variants are their numbers.
 IN_SOURCE: Final = "source"
 #: The name of a receipt, with its block and its part.
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
@@ -41,7 +42,7 @@ _METADATA: Final = "told"
 
 
 class KeptSample(NamedTuple):
-    """A sample that is kept: the label and columns that only its content states, and facts of its image."""
+    """A sample that is not skipped: the label and columns that are stored in it, and facts about its image."""
 
     number: int
     label: Label
@@ -51,13 +52,13 @@ class KeptSample(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkInfo:
-    """The facts of a chunk's samples, or of a block's; their records are elsewhere.
+    """The facts about the samples of a chunk or block, without their records.
 
     `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
-    one item for each of `numbers`. `sums` and `squares` are exact, for each channel of the clean images. `annotations`
-    counts boxes, keypoints or masks by field: in the source, and in the records of each variant. `digests` has hashes
-    of the content of some samples, by number: of all that are skipped, and of a few others.
-    `frequencies` are what `measure_frequencies` found of a few samples, by number.
+    one item for each of `numbers`. `sums` and `squares` are exact sums over each channel of the clean images.
+    `annotations` has the numbers of boxes, keypoints or masks by field: in the source, and in each variant. `digests`
+    has content hashes by sample number: of all skipped samples, and of a few others. `frequencies` has results of
+    `measure_frequencies` by sample number.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -71,7 +72,7 @@ class ChunkInfo:
     frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, samples: Sequence[KeptSample]) -> None:
-        """Add samples that are kept. Where a source has a column with the name of a fact, the column is kept."""
+        """Add samples that are not skipped. If a fact and a column of the source have one name, the column is used."""
         values = [{**sample.facts, **sample.columns} for sample in samples]
         for name in {*self.columns, *itertools.chain.from_iterable(values)}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))
@@ -80,23 +81,23 @@ class ChunkInfo:
         self.labels.extend(map(operator.attrgetter("label"), samples))
 
     def count(self, place: str, counts: Mapping[str, int]) -> None:
-        """Count the annotations of a sample that is kept."""
+        """Add the numbers of annotations of a sample."""
         for name, count in counts.items():
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
 
     def covers(self, samples: Sequence[Sample]) -> bool:
-        """Return whether these are all samples, kept or skipped."""
+        """Return whether the info has exactly these samples, kept or skipped."""
         numbers = sorted([*self.numbers, *(skip.number for skip in self.skipped)])
         return numbers == [sample.number for sample in samples]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as JSON values."""
+        """Return the info as JSON values."""
         return {**vars(self), "skipped": [dataclasses.asdict(skipped) for skipped in self.skipped]}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> ChunkInfo:
-        """Read what `to_dict` returned."""
+        """Return an info from the JSON values of `to_dict`."""
         return cls(**{**content, "skipped": [Skipped(**skipped) for skipped in content["skipped"]]})
 
 
@@ -110,9 +111,9 @@ class StoredChunk:
 
 
 def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
-    """Return one info for several, in their order."""
+    """Join several infos, in order, into one."""
     names = sorted({name for info in infos for name in info.columns})
-    joined = itertools.chain.from_iterable  # in a comprehension, each sample would take as long as it has columns
+    joined = itertools.chain.from_iterable  # faster than a comprehension
     return ChunkInfo(
         numbers=list(joined(info.numbers for info in infos)),
         skipped=list(joined(info.skipped for info in infos)),
@@ -129,7 +130,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Return the annotations of all parts. Where one part does not count a field's, their number is not known."""
+    """Add up the numbers of annotations. A field that one of the parts lacks is left out."""
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -143,15 +144,15 @@ def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[st
 def save_chunk(
     work: Path, block: int, chunk: int, stored: StoredChunk, records: Mapping[Part, Sequence[bytes]], whole: bool = True
 ) -> None:
-    """Write a chunk, or the beginning of one, its metadata last. Raises OSError."""
-    # A worker that outlived a killed run may be writing the same chunk.
+    """Write a chunk, or the beginning of one if not `whole`. The metadata are written last. Raises OSError."""
+    # A unique name, because a worker of a killed run may still be writing the same chunk.
     temporary = work / f"spool.{uuid.uuid4().hex}.tmp"
     try:
         for part, data in records.items():
             with temporary.open("wb") as file:
                 file.writelines(data)
             temporary.replace(_records_path(work, block, chunk, part))
-        lengths, crcs = ({str(part): each for part, each in of.items()} for of in (stored.lengths, stored.crcs))
+        lengths, crcs = ({str(part): each for part, each in by.items()} for by in (stored.lengths, stored.crcs))
         content = {"note": stored.info.to_dict(), "lengths": lengths, "crcs": crcs}
         temporary.write_text(json.dumps(content))
         temporary.replace(_metadata_path(work, block, chunk, whole))
@@ -160,7 +161,7 @@ def save_chunk(
 
 
 def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
-    """Return the metadata of a chunk, or of the beginning of one, that exists with all these parts, or None."""
+    """Return the metadata of a chunk, or of the beginning of one, or None if a file of these parts is missing."""
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
         lengths = {Part.parse(part): values for part, values in content["lengths"].items()}
@@ -175,7 +176,7 @@ def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole:
 def read_records(
     work: Path, block: int, chunk: int, part: Part, stored: StoredChunk
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yield (sample number, record, CRC-32) of a chunk's part. Raises OSError."""
+    """Yield (sample number, record, CRC-32) for each record of a chunk's part. Raises OSError."""
     rows = zip(stored.info.numbers, stored.lengths[part], stored.crcs[part], strict=True)
     with _records_path(work, block, chunk, part).open("rb") as file:
         for number, length, crc in rows:
@@ -193,7 +194,7 @@ def has_results(work: Path) -> bool:
 
 
 def remove_chunks(work: Path, block: int) -> None:
-    """Remove what is left of a block's chunks."""
+    """Remove all files of a block's chunks."""
     for path in work.glob(f"chunk-{block:05d}-*"):
         path.unlink(missing_ok=True)
 
@@ -208,7 +209,7 @@ def _records_path(work: Path, block: int, chunk: int, part: Part) -> Path:
 
 @dataclass(frozen=True)
 class BuiltShard:
-    """A finished shard: its manifest entry (whose `first` is not known yet), its index rows, and its block's info."""
+    """A finished shard: its manifest entry (with `first` still 0), its index rows, and its block's info."""
 
     entry: ShardEntry
     rows: Array
@@ -227,7 +228,7 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
-    """Return a finished shard, or None when it has to be built: no receipt, or no such shard, here or at a URL."""
+    """Return a finished shard, or None if there is no receipt, or if its shard is neither here nor at the URL."""
     try:
         with np.load(receipt_path(work, block, part), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
@@ -242,16 +243,16 @@ def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard 
 
 
 def receipt_path(work: Path, block: int, part: Part) -> Path:
-    """Return where the receipt of a shard is."""
+    """Return the path of a shard's receipt."""
     return work / f"shard-{block:05d}-v{part}.npz"
 
 
 def sent_path(work: Path, block: int, part: Part) -> Path:
-    """Return the file that says, by being there, that a shard is at the URL that the cache goes to."""
+    """Return the path of the file that marks a shard as sent to the URL or to Kaggle."""
     return receipt_path(work, block, part).with_suffix(".sent")
 
 
 def sent_shards(work: Path) -> list[tuple[int, Part]]:
-    """Return the block and the part of each shard that is at the URL that the cache goes to."""
+    """Return the block and the part of each shard that is marked as sent."""
     found = (RECEIPT_NAME.fullmatch(path.with_suffix(".npz").name) for path in work.glob("*.sent"))
     return sorted((int(each[1]), Part.parse(each[2])) for each in found if each)

@@ -1,6 +1,6 @@
-"""Executor: who runs the tasks. joblib's own workers here, or a cluster of Dask, Ray or Spark.
+"""Executor: runs tasks with joblib's worker processes on this machine, or on a cluster of Dask, Ray or Spark.
 
-Clusters are used directly: through joblib 1.6, a run waits for ever for a task whose worker died.
+Clusters are not used through joblib: with joblib 1.6, a run waits for ever if a worker dies.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Tasks for each worker in a job of Spark, which gives no result before all of them are done.
-_ROUND: Final = 4
-#: Tasks under way for each worker of Dask or Ray, so that it need not wait for the next.
+#: Tasks for each worker in a Spark job. Spark returns results only when the whole job is done.
+_SPARK_TASKS: Final = 4
+#: Tasks that are submitted for each worker of Dask or Ray, so that a worker does not wait for its next task.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 5.0
-#: How long this process runs few tasks before it starts workers for the others: about as long as starting them takes.
+#: If there are few tasks, this process runs them for so long before it starts workers. The start takes about as long.
 ALONE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a run was started: its process, working folder and the folders that modules are imported from."""
+    """The process of a run, its working directory, and its `sys.path`."""
 
     process: int
     folder: Path | None
@@ -59,7 +59,7 @@ class _Place:
         return cls(os.getpid(), folder, tuple(sys.path))
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Run a task there: joblib keeps workers for later runs, which may be started elsewhere."""
+        """Run a task in this working directory. joblib reuses workers for later runs, which may have another one."""
         if os.getpid() != self.process:
             _end_with(self.process)
             if self.folder is not None:
@@ -75,30 +75,30 @@ class _Pickled:
         self.function, self.times = function, 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self.times += 1  # in one thread, which feeds the workers
+        self.times += 1  # only one thread pickles: the one that sends tasks
         return functools.partial, (self.function,)
 
     def __call__(self, *arguments: Any) -> Any:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until `tasks()` tasks were sent: if the run ends before that, a thread of joblib prints a KeyError."""
+        """Wait until `tasks()` tasks were sent. If the run ended earlier, a thread of joblib would print a KeyError."""
         until = time.monotonic() + _SETTLE_SECONDS
         while self.times < tasks() and time.monotonic() < until:
             time.sleep(0.001)
 
 
 class Executor(WorkerOptions):
-    """Runs the tasks with the workers of its options."""
+    """Runs tasks with the workers that its options describe."""
 
     @property
     def is_cluster(self) -> bool:
-        """Whether tasks run on other machines, which have to sync what they write themselves."""
+        """Whether tasks run on other machines. These must sync the files that they write."""
         return self.backend != "loky"
 
     @property
     def workers(self) -> int:
-        """The worker processes on this machine: `jobs`, or all cores that this process may use."""
+        """The number of worker processes on this machine: `jobs`, or the number of cores that this process may use."""
         if self.jobs is not None:
             return self.jobs
         import joblib
@@ -106,23 +106,24 @@ class Executor(WorkerOptions):
         return int(joblib.cpu_count())
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
-        """Yield each task's result as it comes, taking tasks as workers become free.
+        """Yield results in the order in which tasks finish. Tasks are drawn from the iterator when workers are free.
 
-        Where there are `few` tasks, this process runs them until workers could have started; on a cluster it runs none.
-        Raises what a task raises, BuildError when workers die or the cluster fails, DependencyError without it.
+        With `few` tasks, this process runs tasks itself for the time that workers need to start; not on a cluster.
+        Raises the error of a task, BuildError when workers die or the cluster fails, DependencyError without its
+        library.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:
                 yield from _run_here(tasks, None if self.jobs == 1 else ALONE_SECONDS)
-            for task in tasks:  # there is one left, so workers are worth their start
+            for task in tasks:  # start workers only if a task is left
                 yield from self._run_local(itertools.chain([task], tasks))
             return
         try:
             yield from {"dask": self._run_dask, "ray": self._run_ray, "spark": self._run_spark}[self.backend](tasks)
         except TpucacheError:
             raise
-        except Exception as error:  # a cluster's library raises whatever it raises
-            what = " ".join(str(error).split("\n")[:2])  # Spark adds a page of where it was in Java
+        except Exception as error:  # a cluster's library may raise any error
+            what = " ".join(str(error).split("\n")[:2])  # Spark adds a long traceback of Java
             raise BuildError(
                 f"the {self.backend} cluster failed: {type(error).__name__}: {what}. What it had finished is kept: "
                 "repair the cluster and run it again."
@@ -137,7 +138,7 @@ class Executor(WorkerOptions):
         workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
         run, is_over = _Pickled(_Place.here().run), threading.Event()
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
-        for tracker in (multiprocessing.resource_tracker, loky_tracker):  # its start lets signals through to workers
+        for tracker in (multiprocessing.resource_tracker, loky_tracker):  # if started later, it would unblock signals
             tracker.ensure_running()
         results = signals.start_processes(
             lambda: workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
@@ -151,7 +152,7 @@ class Executor(WorkerOptions):
                     run.wait_for(lambda: workers.n_dispatched_tasks)
                     raise
         except pickle.PicklingError as error:
-            reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # what is before it is a traceback
+            reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # without the traceback before it
             raise BuildError(
                 f"the work cannot be sent to other processes: {reason}. Keep paths in a source, not "
                 "open files or locks, or build with --jobs 1"
@@ -162,12 +163,12 @@ class Executor(WorkerOptions):
                 "run the same command again, with fewer --jobs."
             ) from error
         finally:
-            with warnings.catch_warnings():  # of tasks under way when an error ends the run: they are tried again later
+            with warnings.catch_warnings():  # joblib warns of unfinished tasks; the next run will do them
                 warnings.simplefilter("ignore", UserWarning)
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks a worker under way. Dask gives a dead worker's tasks to others, a few times."""
+        """Submit a few tasks for each worker. If a worker dies, Dask runs its tasks elsewhere, a few times."""
         with self._reaching_cluster():
             from distributed import Client, as_completed
 
@@ -178,15 +179,15 @@ class Executor(WorkerOptions):
             running = as_completed(itertools.islice(submitted, _AHEAD * self._jobs_of(client)))
             for future in running:
                 yield future.result()
-                room = _AHEAD * self._jobs_of(client) - running.count()  # workers come and go
+                room = _AHEAD * self._jobs_of(client) - running.count()  # the number of workers may change
                 running.update(itertools.islice(submitted, max(1, room)))
 
     def _jobs_of(self, client: Client) -> int:
-        """Return how many tasks a cluster of Dask is to run at once."""
+        """Return how many tasks a Dask cluster should run at once."""
         return self.jobs or sum(client.ncores().values())
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Keep a few tasks a worker under way. Ray gives a dead worker's tasks to others, a few times."""
+        """Submit a few tasks for each worker. If a worker dies, Ray runs its tasks elsewhere, a few times."""
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray
@@ -196,7 +197,7 @@ class Executor(WorkerOptions):
                     ray.init(address=self.scheduler)
                     stack.callback(ray.shutdown)
                     if before is not None and threading.current_thread() is threading.main_thread():
-                        signal.signal(signal.SIGTERM, before)  # Ray ends the process with a status of its own
+                        signal.signal(signal.SIGTERM, before)  # Ray's handler would exit with another status
             jobs = self.jobs or int(ray.cluster_resources().get("CPU", 1))
             submit = ray.remote(_outcome).remote
             submitted = (submit(function, arguments) for function, arguments in tasks)
@@ -207,18 +208,18 @@ class Executor(WorkerOptions):
                 running += itertools.islice(submitted, len(done))
 
     def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Run a job for each round of tasks. Spark gives a dead worker's tasks to others, as often as it is set to."""
+        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks elsewhere."""
         with self._reaching_cluster():
             from pyspark.sql import SparkSession
 
         context = SparkSession.builder.getOrCreate().sparkContext
-        size = _ROUND * (self.jobs or context.defaultParallelism)
+        size = _SPARK_TASKS * (self.jobs or context.defaultParallelism)
         while part := list(itertools.islice(tasks, size)):
             yield from map(_result, context.parallelize(part, len(part)).map(lambda task: _outcome(*task)).collect())
 
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:
-        """Raise what is missing where a cluster cannot be reached."""
+        """Raise DependencyError without the cluster's library, BuildError if the cluster cannot be reached."""
         try:
             yield
         except ImportError as error:
@@ -229,11 +230,11 @@ class Executor(WorkerOptions):
 
 
 def prepare_workers(jobs: int | None) -> None:
-    """Start the local workers of a later run in this process, and let them import what they need."""
+    """Start the local workers that a later run of this process will use, and let them import their modules."""
     import joblib
 
     run = _Place.here().run
-    with contextlib.suppress(Exception):  # the run that needs them raises it again
+    with contextlib.suppress(Exception):  # the later run raises the error again
         joblib.Parallel(n_jobs=jobs or -1, batch_size=1)(
             joblib.delayed(run)(importlib.import_module, ("tpucache.warmup.run.growing",))
             for _ in range(jobs or joblib.cpu_count())
@@ -241,7 +242,7 @@ def prepare_workers(jobs: int | None) -> None:
 
 
 def to_pickle(value: object) -> bytes:
-    """Return a value as joblib sends it to its workers: classes and functions of a notebook, too."""
+    """Pickle a value as joblib does, including classes and functions that are defined in a notebook."""
     from joblib.externals.loky.cloudpickle_wrapper import dumps
 
     data: bytes = dumps(value)
@@ -250,7 +251,7 @@ def to_pickle(value: object) -> bytes:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this worker soon after its parent was killed; joblib's would wait for five minutes."""
+    """End this worker soon after its parent was killed. Without this, it would live for five more minutes."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -262,13 +263,13 @@ def _end_with(parent: int) -> None:
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a task raised: a cluster's library would raise something else in its place."""
+    """The error of a task. It is returned, because a cluster's library would raise another error in its place."""
 
     error: Exception
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run a task in a cluster's worker; return its result or its failure."""
+    """Run a task in a cluster's worker. Return its result or its failure."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # it is raised again where the run was started
@@ -276,14 +277,14 @@ def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _result(outcome: Any) -> Any:
-    """Return a task's result. Raises what the task raised."""
+    """Return a task's result, or raise the error of the task."""
     if isinstance(outcome, _Failure):
         raise outcome.error
     return outcome
 
 
 def _run_here(tasks: Iterator[Task], seconds: float | None) -> Iterator[Any]:
-    """Run tasks in this process, one after the other, and start none after so many seconds."""
+    """Run tasks in this process, one after the other. Start no task after `seconds`."""
     began = time.monotonic()
     for function, arguments in tasks:
         yield function(*arguments)

@@ -1,4 +1,4 @@
-"""The folders of a build: the cache and, until it is finished, the work folder inside it, with its lock."""
+"""The folders of a build: the cache's folder and, until it is finished, the work folder inside it, with a lock."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tpucache.store.manifest import Manifest
 
 _REMOVALS: Final = 10
 
-#: What the system answers where a disk, or what this user may have of it, is full, or a file may not be as large.
+#: The errors of a full disk, an exhausted quota, and a file above the size limit.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
-    """Make a cache's folder, or refuse one that holds something else; a disk that fails inside is a BuildError.
+    """Make a cache's folder. Raises BuildError if it has other files, and if the disk fails in the body.
 
-    Folders that were made for it, and in which an error leaves nothing, are removed again.
+    After an error, folders that were made here are removed if they are empty.
     """
     refuse_version(cache)
     made: list[Path] = []
@@ -46,25 +46,25 @@ def cache_folder(cache: Path) -> Iterator[None]:
         made = _make_folders(cache)
         if (cache / CLAIM_NAME).exists():
             raise BuildError(
-                f"{cache} is being copied, or was not copied to its end: finish that, or give another folder"
+                f"{cache} is being copied, or was not copied to its end: finish the copy, or give another folder"
             )
         if not _is_cache(cache) and any(cache.iterdir()):
             raise BuildError(
-                f"{cache} is neither empty nor a cache: give a new folder, so that nothing of yours is written over"
+                f"{cache} is neither empty nor a cache: give a new folder, so that none of your files is overwritten"
             )
         yield
     except OSError as error:
         raise disk_failure(cache, error) from error
     finally:
         for folder in made:
-            with contextlib.suppress(OSError):  # it is not empty: something was kept
+            with contextlib.suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
 
 def check_source(source: str | Path, cache: Path) -> None:
-    """Raise UsageError when a source folder and the folder of a cache to be made are the same, or one holds the other.
+    """Raise UsageError if a source folder and a new cache's folder are the same, or if one contains the other.
 
-    A cache that is there already, finished or not, may be finished and added to.
+    A cache that exists already, finished or not, is not checked.
     """
     if not Path(source).is_dir() or _is_cache(cache):
         return
@@ -82,16 +82,16 @@ def _is_cache(cache: Path) -> bool:
 
 
 def _make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it; return those that were not there, the innermost first. Raises OSError."""
+    """Make a folder and the folders above it. Return those that were missing, innermost first. Raises OSError."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
 
 
 def finished_cache(cache: Path) -> Cache | None:
-    """Return the finished cache in a folder, None where there is none.
+    """Return the finished cache in a folder, or None if there is none.
 
-    Raises DamageError when a file is missing or has another size than the manifest says.
+    Raises DamageError when a file is missing, or when its size differs from the manifest.
     """
     try:
         opened = Cache.open(cache)
@@ -119,7 +119,7 @@ def _check_files(cache: Cache) -> None:
 
 
 def disk_failure(place: Path, error: OSError) -> BuildError:
-    """Return the error of a disk that is full or fails."""
+    """Return the error to raise when a disk is full or fails."""
     kind = NoRoomError if error.errno in _NO_ROOM else BuildError
     return kind(
         f"{place} cannot be written: {error}. What is finished is kept; make room or repair the disk, then run the "
@@ -128,7 +128,7 @@ def disk_failure(place: Path, error: OSError) -> BuildError:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, although a worker that outlived its run may still write a file there. Raises OSError."""
+    """Remove a folder, even if a worker of a killed run still writes files there. Raises OSError."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
@@ -136,21 +136,20 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(work: Path) -> None:
-    """Remove the half-written files of an interrupted run."""
+    """Remove the partly written files of an interrupted run."""
     for leftover in (*work.glob("*.lmdb.*"), *work.glob("*.tmp"), *work.glob(".*.tmp")):
         leftover.unlink(missing_ok=True)
 
 
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
-    """Remove tables, shards and manifests of versions that no version of a cache names; nothing is being added to it.
+    """Remove tables, shards and manifests that belong to no version of a cache. No warmup may be adding to the cache.
 
-    Nothing is removed where a version before is damaged, as it is not known which files it names. Where it need not be
-    thorough, tables of lower generations are taken to be those of the versions before, which are read only then if
-    there may be anything to remove.
+    If an earlier version's manifest is damaged, nothing is removed, because its files are not known. If not
+    `is_thorough`, tables of lower generations are kept without reading the earlier versions' manifests.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}
-    others = [path for path in cache.iterdir() if path.name not in listed and _is_of_cache(path.name)]
+    others = [path for path in cache.iterdir() if path.name not in listed and _is_cache_file(path.name)]
     if not manifest.parents:
         others += [path for path in [cache / TIMES_NAME] if path.exists()]
     elif not is_thorough:
@@ -165,25 +164,25 @@ def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = Tru
             path.unlink(missing_ok=True)
 
 
-def _is_of_cache(name: str) -> bool:
+def _is_cache_file(name: str) -> bool:
     return any(kind.fullmatch(name) for kind in (TABLE_NAME, SHARD_NAME, VERSION_NAME))
 
 
 def _is_earlier(name: str, generation: int) -> bool:
-    """Return whether a name is that of a table of a lower generation."""
+    """Return whether a file is a table of a lower generation."""
     found = TABLE_NAME.fullmatch(name)
     return found is not None and int(found[2] or 0) < generation
 
 
 class HeldError(BuildError):
-    """Another run holds the work folder."""
+    """Another run has locked the work folder."""
 
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
-    """Hold a work folder for this process alone, and yield the token of its hold, which its workers look for.
+    """Lock a work folder for this process, and yield the lock's token, by which workers check that the run is alive.
 
-    Raises HeldError when another run holds it, OSError.
+    Raises HeldError when another run has locked it, OSError.
     """
 
     def refusal(holder: str) -> BuildError:
@@ -194,10 +193,10 @@ def hold(work: Path) -> Iterator[str]:
 
 
 def is_held(work: Path, run: str) -> bool:
-    """Return whether a run still holds its work folder: not when it was killed, nor when another one continues it."""
+    """Return whether a run still has the lock of its work folder. It has lost it after a kill, or to a later run."""
     return holding.is_held(work / LOCK_NAME, run)
 
 
 def is_worked_on(work: Path) -> bool:
-    """Return whether any run holds a work folder."""
+    """Return whether any run has locked a work folder."""
     return holding.is_held(work / LOCK_NAME)

@@ -1,8 +1,8 @@
-"""GrowingScheduler: builds samples in the order in which readers ask for them, and lets them read what is made.
+"""GrowingScheduler: builds samples in the order in which readers ask for them. Readers can read finished records.
 
-Records go into spool files, one for each worker, and a log says where each record is (see `tpucache.store.growing`).
-When all samples of a block are made, its shards are written from the spool files. The records of a shard, and the facts
-of its samples, are in the order of their numbers, so that the cache is the same, whatever was asked for.
+Each worker writes records into its own spool file, and a log has the position of each record (see
+`tpucache.store.growing`). When all samples of a block are built, its shards are written from the spool files. In a
+shard, records and facts are ordered by sample number, so that the order of requests does not change the cache.
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ Rows = npt.NDArray[Any]
 
 #: The facts of the samples in the spool files: a line of JSON for each group of them.
 _INFOS_NAME: Final = "arrived.jsonl"
-#: Samples of a task: a reader waits for a whole one, and each task costs a few milliseconds. So the first are small,
-#: those in between large, and the last small again, so that all workers end together.
+#: A reader waits for a whole task, but each task has a cost of a few milliseconds. So the first tasks are small, the
+#: next ones large, and the last ones small again, so that all workers end at the same time.
 _TASK_SAMPLES: Final = 16
 _MOST_SAMPLES: Final = 64
-_TASK_SHARE: Final = 24  # a task has at most one part in 24 of what is done, and of what is left
+_TASK_SHARE: Final = 24  # a task is at most 1/24 of the finished samples, and of the remaining ones
 _TASK_BYTES: Final = 16 << 20
 #: Fewer samples than this are built in this process for a moment, before workers are started.
 _FEW: Final = 64
 
 
 def has_arrivals(work: Path) -> bool:
-    """Return whether a build that could be read has left something in a work folder."""
+    """Return whether a work folder has records of a build that could be read."""
     return (work / ARRIVED_NAME).exists()
 
 
 def can_grow(context: BuildContext, plan: BuildPlan) -> bool:
-    """Return whether a cache can be read while it is built: its samples, their labels and classes are known now.
+    """Return whether a cache can be read while it is built: its samples, labels and classes are known already.
 
-    What an interrupted build that could not be read has left in chunks is finished in the same way.
+    A build that was started with chunks is continued with chunks, and cannot be read.
     """
     rule = plan.label_rule
     is_known = plan.existing is None and not context.skip_errors and (rule is None or rule.like is None)
     return is_known and not any(context.work.glob("chunk-*"))
 
 
-def _place(part: Part) -> tuple[int, int]:
-    """Return where among all parts one is listed in a manifest."""
+def _sort_key(part: Part) -> tuple[int, int]:
+    """Return the key that sorts parts as in a manifest."""
     return part.band, part.variant
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples of one block that were made together: their facts, and a row of the log for each sample and part."""
+    """Samples of one block that a task has built: their facts, and a row of the log for each sample and part."""
 
     block: int
     info: ChunkInfo
@@ -93,7 +93,7 @@ class _Group:
 
 
 class _Made(NamedTuple):
-    """What a task has made, whether that is all of it, and the least number of samples that a task should have."""
+    """The result of a task: the built groups, whether they are complete, and how many samples a task should have."""
 
     groups: list[_Group]
     is_whole: bool
@@ -101,7 +101,7 @@ class _Made(NamedTuple):
 
 
 class GrowingScheduler:
-    """Builds the shards of a new cache, continuing from what an earlier run left of them."""
+    """Builds the shards of a new cache, or continues an interrupted build."""
 
     def __init__(
         self,
@@ -109,24 +109,24 @@ class GrowingScheduler:
         blocks: Sequence[Block],
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
     ) -> None:
-        """Look for what exists already. No task starts after the deadline."""
+        """Find the shards and records of an earlier run. `on_progress` is called after each task."""
         self._context, self._blocks, self._on_progress = context, {block.number: block for block in blocks}, on_progress
         self._samples: list[Sample] = [sample for block in blocks for sample in block.samples]
         self._firsts = [block.samples[0].number for block in blocks]
-        self._parts = sorted(blocks[0].parts, key=_place)
+        self._parts = sorted(blocks[0].parts, key=_sort_key)
         self._sealed: dict[tuple[int, Part], BuiltShard] = {}
         self._infos: dict[int, list[ChunkInfo]] = {block.number: [] for block in blocks}
-        #: Where the record of each part and sample is. Where there is none, `file` and the length are 0.
+        #: The log's row of each part and sample. Without a record, `file` and the length are 0.
         self._rows = np.zeros((len(self._parts), len(self._samples)), ARRIVED_DTYPE)
         self._is_made = np.zeros(len(self._samples), np.bool_)
         self._is_given = np.zeros(len(self._samples), np.bool_)  # to a worker
-        self._queues: dict[str, Iterator[int]] = {}  # what readers ask for, by the files that say so
+        self._queues: dict[str, Iterator[int]] = {}  # numbers of samples, by the file in which a reader asks for them
         self._rest = iter(range(len(self._samples)))
         self._being_sealed: set[int] = set()  # blocks whose shards were given to workers
         self._bytes = 0
         self._samples_a_task = 1
         self._stopped = False
-        self.known: dict[int, dict[Part, int]] = {}  # checksums of one of each block's samples
+        self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each block, by its number
         self._find_shards()
         self._find_arrivals()
 
@@ -139,7 +139,7 @@ class GrowingScheduler:
             )
 
     def remaining(self) -> Remaining:
-        """Return what is still to be done, by its amount."""
+        """Return the amount of remaining work."""
         left = [
             Chunk(block.number, 0, tuple(sample for sample in block.samples if not self._is_made[sample.number]), parts)
             for block, parts in ((block, block.parts) for block in self._blocks.values())
@@ -179,9 +179,9 @@ class GrowingScheduler:
         return [part for part in block.parts if (block.number, part) not in self._sealed]
 
     def _tasks(self) -> Iterator[Task]:
-        """Yield the tasks for the samples that are missing, those that readers ask for first.
+        """Yield tasks that build missing samples, beginning with those that readers ask for.
 
-        The shards of blocks whose samples are all made come when nobody asks for anything.
+        While no reader asks for samples, also yield tasks that write the shards of completed blocks.
         """
         while not self._is_late():
             some, is_asked = self._next_samples()
@@ -193,7 +193,7 @@ class GrowingScheduler:
             yield _run_samples, (self._context, self._cut(some), tuple(self._parts), len(self._samples))
 
     def _next_samples(self) -> tuple[list[int], bool]:
-        """Return the samples of the next task, by their numbers, and whether a reader asks for one of them."""
+        """Return the numbers of the samples of the next task, and whether a reader asks for one of them."""
         for name in list_asked(self._context.work):
             self._queues[name] = self._read_asked(self._context.work / name)
         some: list[int] = []
@@ -214,7 +214,7 @@ class GrowingScheduler:
         return some, is_asked
 
     def _read_asked(self, path: Path) -> Iterator[int]:
-        """Return the samples that a reader asks for, and remove its file; nothing where that cannot be read."""
+        """Return the samples that a reader asks for in a file, and remove the file; none if it cannot be read."""
         try:
             found = np.load(path, allow_pickle=False)
             path.unlink()
@@ -225,7 +225,7 @@ class GrowingScheduler:
         return iter(found[(found >= 0) & (found < len(self._samples))].tolist())
 
     def _cut(self, numbers: list[int]) -> list[Chunk]:
-        """Return samples as chunks, one for each block."""
+        """Group samples into chunks, one for each block."""
         chunks: dict[int, list[Sample]] = {}
         places = np.searchsorted(self._firsts, numbers, side="right") - 1
         blocks = list(self._blocks)
@@ -234,7 +234,7 @@ class GrowingScheduler:
         return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
 
     def _take(self, result: Any, log: Any, infos: Any) -> None:
-        """Note what a task has made: first what is known of the samples, then, for readers, where their records are."""
+        """Save the result of a task: first the facts about its samples, then the log's rows, which readers follow."""
         if isinstance(result, WrittenShard):
             self._take_shard(result)
             return
@@ -263,13 +263,13 @@ class GrowingScheduler:
         self._on_progress(self._progress())
 
     def _can_seal(self, block: Block) -> bool:
-        """Return whether all samples of a block are made, and a shard of it is not given to a worker yet."""
+        """Return whether all samples of a block are built, and its shards are neither written nor in a task."""
         first = block.samples[0].number
         is_made = self._is_made[first : first + len(block.samples)].all()
         return bool(is_made and self._left(block)) and block.number not in self._being_sealed
 
     def _seals(self) -> Iterator[Task]:
-        """Yield the tasks for all shards that are missing."""
+        """Yield tasks that write all missing shards."""
         self._being_sealed.clear()
         for block in self._blocks.values():
             if self._is_late():
@@ -286,7 +286,7 @@ class GrowingScheduler:
             yield _run_seal, (self._context, bare, part, first, rows.copy(), info)
 
     def _log_sealed(self, log: Any) -> None:
-        """Tell readers of the shards that an earlier run has finished, as far as no spool file has their records."""
+        """Write rows into the log for records that are only in the shards of an earlier run, not in spool files."""
         for (number, part), shard in self._sealed.items():
             at = self._parts.index(part)
             first, count = self._blocks[number].samples[0].number, len(shard.rows)
@@ -315,7 +315,7 @@ class GrowingScheduler:
                 self.known[block.samples[0].number] = first
 
     def _find_arrivals(self) -> None:
-        """Find the records in spool files that are as they were written; forget all others."""
+        """Find the undamaged records in spool files, and ignore all others."""
         work = self._context.work
         groups = _read_groups(work, self._rows)
         kept = [group for group in groups if group.block in self._infos and not self._is_made[group.info.numbers].any()]
@@ -335,7 +335,7 @@ class GrowingScheduler:
 
 
 def _read_groups(work: Path, shape: Rows) -> list[_Group]:
-    """Return the groups in a work folder whose records are all there; `shape` has a row for each part and sample."""
+    """Return the groups in a work folder without damaged records. `shape` has one item for each part and sample."""
     try:
         data = (work / ARRIVED_NAME).read_bytes()
         lines = (work / _INFOS_NAME).read_text().splitlines()
@@ -358,13 +358,13 @@ def _read_groups(work: Path, shape: Rows) -> list[_Group]:
             continue
         numbers = np.array(info.numbers, np.int64)
         if len(numbers) and is_right[numbers].all():
-            is_right[numbers] = False  # another line with one of them is of no use
+            is_right[numbers] = False  # ignore later lines with the same samples
             found.append(_Group(block, info, rows.reshape(shape.shape)[:, numbers].reshape(-1)))
     return found
 
 
 def _are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
-    """Return which records are in the spool files with the checksum that their row has."""
+    """Return for each row whether its record is in a spool file and has the right checksum."""
     is_right = np.zeros(len(rows), np.bool_)
     for file in np.unique(rows["file"][rows["length"] > 0]).tolist():
         try:
@@ -378,7 +378,7 @@ def _are_right(work: Path, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _in_order(info: ChunkInfo) -> ChunkInfo:
-    """Return the info of a block with its samples in the order of their numbers."""
+    """Return the info of a block, sorted by sample number."""
     order = np.argsort(info.numbers).tolist()
 
     def sort(values: list[Any]) -> list[Any]:
@@ -405,7 +405,7 @@ class _Spool(NamedTuple):
 def _spool(work: Path, _run: str) -> _Spool:
     """Return the spool file of this process in a run. Raises OSError."""
     while True:
-        file = SPOOL_BIT | secrets.randbits(30)  # the others are files in the memory of readers
+        file = SPOOL_BIT | secrets.randbits(30)  # numbers with the next bit stand for readers' files in memory
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
             return _Spool(file, os.open(work / spool_name(file), flags, 0o666))
@@ -414,7 +414,7 @@ def _spool(work: Path, _run: str) -> _Spool:
 
 
 def _run_samples(context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int) -> _Made:
-    """Make the records of samples, and append them to the spool file of this process."""
+    """Build the records of samples, and append them to the spool file of this process."""
     keep_freed_memory()
     groups: list[_Group] = []
     is_whole = True
@@ -435,7 +435,7 @@ def _run_samples(context: BuildContext, chunks: Sequence[Chunk], parts: Sequence
 
 
 def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], samples: int) -> Rows:
-    """Append records to the spool file of this process; return their rows of the log."""
+    """Append records to the spool file of this process, and return their rows for the log."""
     check_run(context)
     rows = np.zeros(len(made), ARRIVED_DTYPE)
     rows["length"] = [len(record) for _, _, record in made]
@@ -453,13 +453,13 @@ def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], sample
 
 
 def _append(descriptor: int, data: memoryview) -> None:
-    """Write all of some data at the end of a file. Raises OSError."""
+    """Append data to a file, in several writes if necessary. Raises OSError."""
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows: Rows, info: ChunkInfo) -> WrittenShard:
-    """Write the shard of a part of a block out of spool files. Raises BuildError."""
+    """Write the shard of one part of a block from spool files. Raises BuildError."""
     check_run(context)
     aside = temporary_shard(context, block.number, part)
     files: dict[int, OpenFile] = {}
@@ -476,6 +476,6 @@ def _run_seal(context: BuildContext, block: Block, part: Part, first: int, rows:
     except OSError as error:
         raise disk_failure(context.work, error) from error
     except BuildError:
-        # Spool files torn by a power cut would fail for ever; what they were made from still exists.
+        # A power cut may have damaged spool files. Forget them, so that the next run builds their samples again.
         (context.work / _INFOS_NAME).unlink(missing_ok=True)
         raise

@@ -1,7 +1,8 @@
-"""KagglePlace: a cache that goes to Kaggle while it is built, of which one version of a dataset is made in the end.
+"""KagglePlace: sends a cache to Kaggle while it is built. At the end, the files become one version of a dataset.
 
-Kaggle shows nothing of it until then, so that what the next run needs stays on this machine, in the work folder: the
-plan, the receipts of the shards, and the journal of what was sent. A shard that Kaggle keeps no longer is built again.
+Kaggle shows no file before that. So this machine keeps the files that the next run needs in the work folder: the plan,
+the receipts of the shards, and a journal of the sent files. If an upload has expired at Kaggle, its shard is built
+again.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, sent_path, se
 from tpucache.warmup.run.plan_file import has_plan
 
 _LOCK_NAME: Final = "kaggle.lock"
-_PATIENCE_SECONDS: Final = 600.0  # that Kaggle may take for a version
-_NAMED: Final = 5
+_PATIENCE_SECONDS: Final = 600.0  # for Kaggle to make a version
+_MOST_NAMED: Final = 5
 
 
 class KagglePlace:
-    """A Kaggle dataset that does not exist yet, or was made of the draft in the same folder."""
+    """A Kaggle dataset that does not exist yet, or that an earlier run made from the draft in the folder."""
 
     needs_work = True
     takes_several = False
@@ -48,9 +49,9 @@ class KagglePlace:
     def __init__(
         self, place: str, folder: Path, companions: Callable[[Manifest], Mapping[str, bytes]] | None = None
     ) -> None:
-        """Open no connection yet; `place` is kaggle:owner/slug. Raises UsageError, DependencyError.
+        """Check `place`, kaggle:owner/slug, but do not connect yet. Raises UsageError, DependencyError.
 
-        `companions` returns files that go with the cache, by their names, such as its card.
+        `companions` returns further files to send with the cache, by their names, such as its card.
         """
         self.shown, self._folder, self._work = place, folder, folder / WORK_NAME
         self.dataset_id = check_id(place.removeprefix(KAGGLE), "the dataset")
@@ -65,23 +66,23 @@ class KagglePlace:
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes of the files that were sent, most of which are not on this machine."""
+        """The bytes of the files that were sent. Most of them are no longer on this machine."""
         return self._draft.bytes if self._draft else 0
 
     def resume(self) -> Cache | None:
-        """Ask which of the files that were sent Kaggle still keeps; the others are built, or made, again.
+        """Ask Kaggle which sent files it still keeps. The other files will be built again.
 
-        Returns the finished cache that the dataset has, None where there is no such dataset or it was made of this
-        draft. Raises UsageError for a dataset with anything else, PublishError, BuildError.
+        Returns the finished cache in the dataset, or None if there is no dataset, or if it was made from this draft.
+        Raises UsageError for a dataset without a cache, PublishError, BuildError.
         """
         draft = self._open_draft()
-        if draft.asked_after is None:  # else a version may have been made of them
+        if draft.asked_after is None:  # otherwise the files may be in a version already
             draft.forget_expired()
         for block, part in sent_shards(self._work):
             shard = load_receipt(self._folder, self._work, block, part)
             if shard is None or not draft.sent(shard.entry.name, shard.entry.sha256):
                 sent_path(self._work, block, part).unlink(missing_ok=True)
-        for path in self._work.glob("shard-*.npz"):  # a kill may have come before a shard was marked as sent
+        for path in self._work.glob("shard-*.npz"):  # the run may have been killed before it marked a shard as sent
             found = RECEIPT_NAME.fullmatch(path.name)
             shard = load_receipt(self._folder, self._work, int(found[1]), Part.parse(found[2])) if found else None
             if shard is not None and draft.sent(shard.entry.name, shard.entry.sha256):
@@ -93,22 +94,23 @@ class KagglePlace:
         return self._cache_there()
 
     def start(self) -> None:
-        """Send nothing yet: what was planned is of no use to Kaggle."""
+        """Do nothing: Kaggle cannot store the plan."""
 
     def has(self, entry: ShardEntry) -> bool:
         """Return whether a shard was sent."""
         return self._open_draft().sent(entry.name, entry.sha256)
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards, and mark them; only then may they go here. Raises PublishError, DamageError."""
+        """Send shards and mark them as sent; after that, they may be removed. Raises PublishError, DamageError."""
         for entry in entries:
             self._send_entry(entry)
             sent_path(self._work, entry.block, entry.part).touch()
 
     def finish(self, manifest: Manifest) -> None:
-        """Send tables, manifest and companions, and make one version of all; nothing where the dataset has this cache.
+        """Send tables, manifest and companions, and make a version. Do nothing if the dataset has this cache already.
 
-        Raises UnfinishedError where shards have expired, which the next run builds again, PublishError, DamageError.
+        Raises UnfinishedError if shards have expired, so that the next run builds them again; PublishError,
+        DamageError.
         """
         draft, text = self._open_draft(), manifest.text.encode()
         if draft.asked_after is None and not draft.has_version and self._dataset.read(MANIFEST_NAME, len(text)) == text:
@@ -130,14 +132,14 @@ class KagglePlace:
             raise
 
     def close(self) -> None:
-        """Let go of the work folder, and of connections."""
+        """Release the lock of the work folder, and close connections."""
         self._dataset.close()
         self._exits.close()
-        with contextlib.suppress(OSError):  # something is in it
+        with contextlib.suppress(OSError):  # the folder is not empty
             self._work.rmdir()
 
     def _open_draft(self) -> Draft:
-        """Return the draft, of which this process alone has the folder. Raises BuildError, OSError."""
+        """Lock the work folder, and return the draft in it. Raises BuildError, OSError."""
         if self._draft is None:
             self._work.mkdir(parents=True, exist_ok=True)
             self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
@@ -148,12 +150,12 @@ class KagglePlace:
         return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
-        """Send what is not at Kaggle. Raises UnfinishedError where a shard is neither there nor here."""
+        """Send the files that Kaggle lacks. Raises UnfinishedError if a shard is neither at Kaggle nor here."""
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
-                f"{', '.join(gone[:_NAMED])}: neither here nor at Kaggle any more. Run the same command again to build "
-                "them again"
+                f"{', '.join(gone[:_MOST_NAMED])}: neither here nor at Kaggle any more. Run the same command again to "
+                "build them again"
             )
         for entry in lacking:
             self._send_entry(entry)
@@ -169,23 +171,23 @@ class KagglePlace:
         return of_file(self._folder, entry)
 
     def _reopen(self) -> None:
-        """Have the build go on from its plan where the manifest lists shards that are neither here nor at Kaggle."""
+        """Remove the manifest if shards are neither here nor at Kaggle, so that the next run builds them again."""
         if (self._folder / MANIFEST_NAME).exists() and has_plan(self._work):
             shards = Manifest.load(self._folder).shards
             if not all(self.has(entry) or (self._folder / entry.name).exists() for entry in shards):
                 (self._folder / MANIFEST_NAME).unlink()
 
     def _check_listed(self, manifest: Manifest) -> None:
-        """Raise PublishError where the dataset has this manifest, and not its files."""
+        """Raise PublishError if the dataset has this manifest, but lacks some of its files."""
         listed = self._dataset.files()
         if missing := [entry.name for entry in manifest.files if listed.get(entry.name) != entry.bytes]:
             raise PublishError(
-                f"{self.shown} has the manifest of this cache, and lacks {', '.join(missing[:_NAMED])}: remove the "
-                f"dataset there ({self._dataset.page}), or give another name"
+                f"{self.shown} has the manifest of this cache, and lacks {', '.join(missing[:_MOST_NAMED])}: remove "
+                f"the dataset there ({self._dataset.page}), or give another name"
             )
 
     def _cache_there(self) -> Cache:
-        """Return the finished cache that the dataset has, without its shards. Raises UsageError, PublishError."""
+        """Return the finished cache in the dataset, without its shards. Raises UsageError, PublishError."""
         data = self._dataset.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
             if data is None:
@@ -199,6 +201,6 @@ class KagglePlace:
             limit = min(entry.bytes, most.get(entry.name, most_table_bytes(manifest.samples)))
             table = self._dataset.read(entry.name, limit)
             if table is None or hashlib.sha256(table).hexdigest() != entry.sha256:
-                raise PublishError(f"{self.shown}/{entry.name} is not what the manifest there says: give another name")
+                raise PublishError(f"{self.shown}/{entry.name} differs from the manifest there: give another name")
             (folder / entry.name).write_bytes(table)
         return Cache(folder, manifest)

@@ -1,4 +1,4 @@
-"""The plan of an unfinished build, in its work folder: a rerun continues only what it would have started itself."""
+"""The plan of an unfinished build, in its work folder. A later run continues the build only if its plan is the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tpucache.warmup.sources.source import Sample
 
 _PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
-#: What another machine needs to go on with a build.
+#: The files that another machine needs to continue a build.
 PLAN_FILES: Final = (_LISTING_NAME, _PLAN_NAME)
 
 _log: Final = logging.getLogger("tpucache")
@@ -35,9 +35,9 @@ def has_plan(work: Path) -> bool:
 
 
 def is_adding_to(work: Path, manifest: Manifest) -> bool:
-    """Return whether a work folder holds an addition to this finished cache, which another run must not remove.
+    """Return whether a work folder has an unfinished addition to this cache, which must not be removed.
 
-    Raises BuildError when another run is just starting.
+    Raises BuildError when another run has locked the folder.
     """
     with hold(work):
         try:
@@ -50,14 +50,14 @@ def is_adding_to(work: Path, manifest: Manifest) -> bool:
 def save_or_compare_plan(
     work: Path, plan: BuildPlan, *, is_sent: bool = False
 ) -> tuple[list[Sample], tuple[str, ...], bool]:
-    """Write a plan and what its source is like, or compare it with the plan that an interrupted run wrote.
+    """Write a plan and the listing of its source, or compare the plan with that of an interrupted run.
 
-    A plan by which nothing was made, such as one whose first sample could not be used, gives way to another one, unless
-    the cache `is_sent` to a URL, where something may be.
+    If the interrupted run has built nothing, for example because its first sample could not be used, a different plan
+    replaces its plan. This is not done if the cache `is_sent` to a URL, which may have shards already.
 
-    Returns the samples whose size has changed since, the versions that differ, of which it warns, and whether these or
-    `max_pixels` do, so that other samples might be skipped. Raises RecipeError for another recipe, SourceError for
-    another source, BuildError when the cache is another one.
+    Returns the samples whose size has changed, the versions that differ (it also warns of them), and whether versions
+    or `max_pixels` differ, so that other samples may be skipped now. Raises RecipeError for another recipe, SourceError
+    for another source, BuildError if the existing cache has changed.
     """
     if has_plan(work):
         try:
@@ -71,7 +71,7 @@ def save_or_compare_plan(
 
 
 def save_listing(work: Path, plan: BuildPlan) -> None:
-    """Write what the source is like, so that a rerun can report how it differs."""
+    """Write the paths and sizes of all samples, so that a later run can report how the source has changed."""
     samples = plan.listing.samples
     paths: Column = Strings.pack([sample.path for sample in samples])
     write_atomically(work / _LISTING_NAME, encode_columns({"path": paths, SIZE_COLUMN: sizes_of(samples)}))
@@ -85,14 +85,14 @@ def _read_plan(work: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
         if missing := sorted({"labels", "asked", "retry"} - content.keys()):
-            raise ValueError(f"it has no {missing[0]!r}, so it is of before version 0.2, which can finish it")
+            raise ValueError(f"it has no {missing[0]!r}, so a version before 0.2 wrote it, which can finish it")
     except ValueError as error:
-        raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up what was started") from error
+        raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up the unfinished build") from error
     return content
 
 
 def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, ...], bool]:
-    """Compare a plan with the one in a work folder, and return what `save_or_compare_plan` returns and raises."""
+    """Compare a plan with the one in a work folder. Results and errors are those of `save_or_compare_plan`."""
     saved, now = _read_plan(work), json.loads(_encode(plan))
     cache, samples = work.parent, plan.listing.samples
     _check_recipe(work, saved["recipe"], now["recipe"])
@@ -111,8 +111,8 @@ def compare_plan(work: Path, plan: BuildPlan) -> tuple[list[Sample], tuple[str, 
         )
     if (saved["before"], saved["fields"], saved["retry"]) != (now["before"], now["fields"], now["retry"]):
         raise BuildError(
-            f"{cache} is another cache than when this was started, or --retry was given only once: remove {work} to "
-            "give up what was started"
+            f"{cache} has changed since this build was started, or --retry was given only once: remove {work} to give "
+            "up the unfinished build"
         )
     if other := version_differences(saved["versions"]):
         _log.warning("%s was started with other versions, whose records may differ: %s", cache, "; ".join(other))
@@ -128,12 +128,12 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
     if changed:
         raise RecipeError(
             f"{work.parent} was started with another recipe: {'; '.join(changed)}. Give the same options to continue, "
-            f"another folder to build anew, or remove {work} to give up what was started."
+            f"another folder to build anew, or remove {work} to give up the unfinished build."
         )
 
 
 def _encode(plan: BuildPlan) -> bytes:
-    """Return a plan as JSON; `before` is the identity of the cache that is added to, "" for a new one."""
+    """Return a plan as JSON. `before` is the identity of the existing cache, "" for a new cache."""
     content = {
         "recipe": plan.full_recipe,
         "source": plan.source,

@@ -1,4 +1,4 @@
-"""Scheduler: which chunks and shards of a build exist, which tasks are left, and the progress."""
+"""Scheduler: finds the existing chunks and shards of a build, makes tasks for missing ones, and reports progress."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tpucache.warmup.run.tasks import (
 )
 from tpucache.warmup.sources.source import Sample
 
-#: Of a small block's source, at most: it takes some seconds, so that little is lost by a kill.
+#: The most source bytes of a small block. Building one takes a few seconds, so that a kill loses little.
 SMALL_BYTES: Final = 48 << 20
 
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """The progress of a build: samples kept or skipped so far, all of them, those skipped, and bytes of this run."""
+    """The progress of a build: finished samples (kept or skipped), all samples, skipped ones, and bytes of this run."""
 
     samples: int
     total: int
@@ -51,7 +51,7 @@ class BuildProgress:
 
 
 class Scheduler:
-    """Builds the shards of blocks, continuing from what an earlier run left of them."""
+    """Builds the shards of blocks, or continues an interrupted build."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class Scheduler:
         on_progress: Callable[[BuildProgress], None] = lambda progress: None,
         on_shard: Callable[[BuiltShard], None] = lambda shard: None,
     ) -> None:
-        """Look for what exists already. No task starts after the deadline.
+        """Find the chunks and shards of an earlier run.
 
-        `on_progress` is given what is done, and `on_shard` each finished shard, those of earlier runs first.
+        `on_progress` is called after each task, and `on_shard` with each finished shard, first those of earlier runs.
         """
         self._context, self._blocks, self._on_progress = context, blocks, on_progress
         self._on_shard = on_shard
@@ -71,12 +71,12 @@ class Scheduler:
         self._sealed: dict[tuple[int, Part], BuiltShard] = {}
         self._done: dict[tuple[int, int], ChunkResult] = {}
         self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
-        self._kept: set[int] = set()  # by earlier runs
-        self.known: dict[int, dict[Part, int]] = {}  # checksums of one of each chunk's or shard's samples
+        self._kept: set[int] = set()  # numbers of samples with records of earlier runs
+        self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each chunk or shard, by its number
         self._made = 0
-        self._built: set[int] = set()  # blocks whose shards are all there
-        self._stopped = False  # a worker saw the deadline pass
-        self._samples_a_task = 1  # at least, as far as storage is known
+        self._built: set[int] = set()  # blocks whose shards are all finished
+        self._stopped = False  # whether the deadline stopped a worker
+        self._samples_a_task = 1  # larger if storage answers late
         for block in blocks:
             self._find_shards(block)
 
@@ -89,7 +89,7 @@ class Scheduler:
             )
 
     def remaining(self) -> Remaining:
-        """Return what is still to be done, by its amount."""
+        """Return the amount of remaining work."""
         chunks = [chunk for block in self._blocks for chunk in self._chunks[block.number]]
         unsealed = []
         for block in self._blocks:
@@ -135,10 +135,10 @@ class Scheduler:
             ) from error
 
     def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
-        """Yield the tasks for what is missing.
+        """Yield the tasks for missing chunks and shards.
 
-        Small blocks are one task each. Of the others come first the chunks; a block's shards follow the chunks of the
-        next block, so that workers need not wait for its last chunk.
+        A small block is one task. For other blocks, tasks build the chunks, and then write the shards. The shards of a
+        block come after the chunks of the next block, so that no worker waits for a block's last chunk.
         """
         small = self._small_blocks(blocks, executor)
         for block in small:
@@ -146,7 +146,7 @@ class Scheduler:
                 return
             yield _run_block, (self._context_for(block), _bare(block), self._chunks[block.number])
         seal = _run_seal if executor.is_cluster else _run_write
-        behind: list[Task] = []
+        shard_tasks: list[Task] = []  # those of the previous block
         whole = {block.number for block in small}
         for block in blocks:
             if block.number in whole:
@@ -158,20 +158,20 @@ class Scheduler:
                 if self._context.deadline.is_past:
                     return
                 yield _run_chunks, (self._context_for(block), self._take_some(left, executor.workers))
-            yield from behind
+            yield from shard_tasks
             chunks = len(self._chunks[block.number])
-            behind = [
+            shard_tasks = [
                 (seal, (self._context, _bare(block), part, chunks))
                 for part in block.parts
                 if (block.number, part) not in self._sealed
             ]
-        for task in behind:
+        for task in shard_tasks:
             if self._context.deadline.is_past:
                 return
             yield task
 
     def _take_some(self, left: deque[Chunk], workers: int) -> list[Chunk]:
-        """Take the chunks of one task: one, or where storage answers late as many as make waiting for it short."""
+        """Take the chunks of one task: one, or several if storage answers late, so that workers wait less often."""
         most = max(1, len(left) // workers)
         taken = [left.popleft()]
         while left and len(taken) < most and sum(len(chunk.samples) for chunk in taken) < self._samples_a_task:
@@ -179,7 +179,7 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return the blocks that a worker is to build whole: small ones of which nothing exists, as many for each."""
+        """Return small blocks without chunks, each of which one task can build: equally many for each worker."""
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
@@ -188,21 +188,21 @@ class Scheduler:
             for block in blocks
             if block.parts == (Part(0),)
             and block.number not in begun
-            and all(sample.bytes for sample in block.samples)  # else the size is not known
+            and all(sample.bytes for sample in block.samples)  # 0 means that a size is not known
             and sum(sample.bytes for sample in block.samples) <= SMALL_BYTES
         ]
         return small[: len(small) // executor.workers * executor.workers]
 
     def _context_for(self, block: Block) -> BuildContext:
-        """Return the context of a block's tasks: a sample with records in other variants must not be skipped."""
+        """Return the context of a block's tasks. A sample that has records in other variants must not be skipped."""
         added = 0 not in block.variants
         return dataclasses.replace(self._context, skip_errors=False) if added else self._context
 
     def _find_shards(self, block: Block) -> None:
-        """Find what an earlier run left of a block."""
+        """Find the shards and chunks of a block that an earlier run has built."""
         context = self._context
         receipts = [load_receipt(context.shards, context.work, block.number, part) for part in block.parts]
-        # What an earlier run was allowed to skip, this one may have to fail at; and it may have retried other samples.
+        # An earlier run may have skipped samples that this one must not skip, or may have retried other samples.
         sealed = [
             shard
             for shard in receipts
@@ -218,14 +218,14 @@ class Scheduler:
             remove_chunks(context.work, block.number)
 
     def _count_built(self, block: int, info: ChunkInfo) -> None:
-        """Count the samples of a block whose shards are all there."""
+        """Count the samples of a block whose shards are all finished."""
         self._built.add(block)
         for chunk in self._chunks[block]:
             self._done[block, chunk.number] = ChunkResult(0, 0, 0)
         self._done[block, 0] = ChunkResult(len(info.numbers), len(info.skipped), 0)
 
     def _find_chunk(self, block: Block, chunk: Chunk) -> None:
-        """Find what an earlier run left of a chunk: all of it, or its beginning."""
+        """Find a chunk, or the beginning of one, that an earlier run has built."""
         context = self._context
         stored = load_chunk(context.work, block.number, chunk.number, block.parts)
         if stored is None or (stored.info.skipped and not context.skip_errors):
@@ -243,14 +243,14 @@ class Scheduler:
             self.known[numbers[0]] = {part: values[0] for part, values in checksums.items()}
 
     def _take(self, task: Block | Chunk, result: Any) -> None:
-        """Note the result of a chunk's or a shard's task, and report the progress.
+        """Store the result of a task, and report the progress.
 
-        A shard that a worker on this machine wrote is synced here, while the worker makes the next chunk.
+        If a worker on this machine wrote a shard, this process syncs it, while the worker does its next task.
         """
         if isinstance(result, WrittenShard):
             result = install_shard(self._context, result)
         if isinstance(task, Chunk):
-            if task.block not in self._built:  # a shard's result may come before that of its last chunk
+            if task.block not in self._built:  # a shard's result may arrive before that of its last chunk
                 (self._done if result.whole else self._partial)[task.block, task.number] = result
             self._stopped |= not result.whole
             self._made += result.bytes
@@ -258,12 +258,12 @@ class Scheduler:
         elif isinstance(result, BuiltShard):
             self._sealed[task.number, result.entry.part] = result
             self._on_shard(result)
-            if (task.number, 0) not in self._done:  # it was built whole
+            if (task.number, 0) not in self._done:  # the block was built in one task, without chunks
                 self._made += int(result.rows["length"].sum())
             if self._is_built(task):
                 self._count_built(task.number, result.info)
                 remove_chunks(self._context.work, task.number)
-        else:  # a chunk was missing, or the deadline stopped a block: look which chunks exist
+        else:  # a chunk was missing, or the deadline stopped a block: find the existing chunks again
             for chunk in self._chunks[task.number]:
                 self._done.pop((task.number, chunk.number), None)
                 self._find_chunk(task, chunk)
@@ -285,7 +285,7 @@ def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
 
 
 def _bare(block: Block) -> Block:
-    """Return a block without its samples, so that workers are sent little."""
+    """Return a block without its samples, so that tasks are small."""
     return dataclasses.replace(block, samples=())
 
 

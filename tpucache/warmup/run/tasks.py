@@ -1,4 +1,4 @@
-"""The tasks of a build: build_chunk and seal_shard, or build_block alone. A sample is decoded once for all variants."""
+"""The tasks of a build: build_chunk and then seal_shard, or only build_block. A task decodes each sample once."""
 
 from __future__ import annotations
 
@@ -45,28 +45,28 @@ from tpucache.warmup.run.folder import disk_failure, is_held
 from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
 
-#: Just below the largest piece of memory that glibc adapts to.
+#: Just below glibc's largest value for its dynamic mmap threshold.
 _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
-#: Bytes of images whose pixels are added up together; one by one, right after its decode, each takes longer.
+#: The pixels of images of this total size are added up together, which is faster than one image at a time.
 _ADDED_BYTES: Final = 2 << 20
-#: How often a worker looks whether its run is still there: the look takes as long as a small image's resize.
+#: The least time between two checks that the run is alive. A check takes as long as resizing a small image.
 _CHECK_SECONDS: Final = 0.05
 
 _TRIED: Final = 8
-#: Where libraries differ, so that rare kinds of files are tried, too.
+#: The number of compared samples if library versions differ: more, so that rare kinds of files are compared, too.
 _TRIED_OF_OTHER_VERSIONS: Final = 64
 
-#: A sample's number -> the CRC-32 of its record of some parts.
+#: The CRC-32 of some records, by sample number and part.
 Known = Mapping[int, Mapping[Part, int]]
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What all tasks of a run share. It is pickled to every worker.
+    """The settings that all tasks of a run share. They are pickled to every worker.
 
-    `work` is the work folder, `shards` the folder of finished shards, and `run` the name of the run that holds the work
-    folder's lock. No task starts after `deadline`. `other_versions` names the versions that differ from the cache's. A
-    hash is kept of the samples with the numbers `compared`, by which another source is noticed.
+    `work` is the work folder, `shards` the folder of finished shards, and `run` the token of the run's lock. No task
+    starts after `deadline`. `other_versions` are the library versions that differ from the cache's. The samples with
+    the numbers `compared` get a content hash, by which later runs notice another source.
     """
 
     encoder: SampleEncoder
@@ -81,9 +81,9 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What building a chunk reports: samples kept and skipped, bytes of records, and whether that is the whole chunk.
+    """The result of a chunk: numbers of kept and skipped samples, bytes of records, and whether it is complete.
 
-    `samples_a_task` is how many samples a task needs at least, as far as the worker knows the storage.
+    `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
     """
 
     kept: int
@@ -94,7 +94,7 @@ class ChunkResult:
 
 
 class _Record(NamedTuple):
-    """A record that is made, and its checksum."""
+    """A record and its CRC-32."""
 
     data: bytes
     crc32: int
@@ -109,17 +109,17 @@ class WrittenShard:
 
 
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
-    """Return what loads the samples of chunks, ahead of their use where that is worth it."""
+    """Return a loader of the chunks' samples. It reads ahead if the storage answers late."""
     samples = itertools.chain.from_iterable(chunk.samples for chunk in chunks)
     return LoadAhead(context.encoder.load, context.encoder.source, samples, lateness_of(context.work))
 
 
 def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
-    """Decode, presize, augment and encode the samples of a chunk, and write their records into the work folder.
+    """Decode, resize, augment and encode the samples of a chunk, and write their records into the work folder.
 
-    A chunk that the deadline cuts short is written as far as it is done, and another call continues there. Raises
+    If the deadline cuts a chunk short, its finished records are written, and another call continues there. Raises
     SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record differs from
-    the one that the cache has, or when the disk fails.
+    that of the cache, or when the disk fails.
     """
     keep_freed_memory()
     info, records = _resume(context, chunk)
@@ -134,15 +134,15 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
     if whole or done > first:
         check_run(context)
         _save_chunk(context, chunk, info, records, whole)
-    made = sum(len(record.data) for of_part in records.values() for record in of_part)
+    made = sum(len(record.data) for part_records in records.values() for record in part_records)
     return ChunkResult(len(info.numbers), len(info.skipped), made, whole, lateness_of(context.work).samples_a_task)
 
 
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
-    """Make the records of a block with one part and write them straight into its shard, under a temporary name.
+    """Build a block with one part, and write its records directly into the shard, under a temporary name.
 
-    No chunks are written to the disk and read again. Returns None at the deadline. What was done by then, or before a
-    sample that cannot be used, is kept as chunks. Raises what `build_chunk` and `write_shard` raise.
+    This avoids writing chunks and reading them again. At the deadline, it returns None. At the deadline, or when a
+    sample cannot be used, finished records are saved as chunks. Raises the errors of `build_chunk` and `write_shard`.
     """
     keep_freed_memory()
     (part,) = chunks[0].parts
@@ -171,7 +171,7 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
 def _keep_chunks(
     context: BuildContext, chunks: Sequence[Chunk], infos: Sequence[ChunkInfo], writer: ShardWriter
 ) -> None:
-    """Save the samples that a shard has so far, in chunks. The last chunk may be shorter."""
+    """Save the records that a shard has so far as chunks. The last chunk may be incomplete."""
     check_run(context)
     written = writer.records()
     for chunk, info in zip(chunks, infos, strict=False):
@@ -196,7 +196,7 @@ def _save_chunk(
 
 
 def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | None:
-    """Return what an earlier run made of a chunk before its deadline, or None where that cannot be continued."""
+    """Return the beginning of a chunk that an earlier run has built, or None if it cannot be continued."""
     stored = load_chunk(context.work, chunk.block, chunk.number, chunk.parts, whole=False)
     if stored is None or (stored.info.skipped and not context.skip_errors):
         return None
@@ -205,7 +205,7 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the info and the records, by part, with which a chunk is to be continued."""
+    """Return the info and the records by part of a chunk's beginning, which is empty if there is none."""
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
@@ -215,7 +215,7 @@ def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, 
         for part in chunk.parts:
             read = read_records(context.work, chunk.block, chunk.number, part, stored)
             records[part] = [_Record(record, crc) for _, record, crc in read]
-            if any(zlib.crc32(record) != crc for record, crc in records[part]):  # torn by a power cut
+            if any(zlib.crc32(record) != crc for record, crc in records[part]):  # damaged by a power cut
                 return ChunkInfo(), empty
     except OSError:
         return ChunkInfo(), empty
@@ -223,13 +223,13 @@ def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, 
 
 
 def seal_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> BuiltShard | None:
-    """Write a shard and install it. Returns and raises what `write_shard` does."""
+    """Write a shard and install it. Results and errors are those of `write_shard`."""
     written = write_shard(context, block, part, chunks)
     return None if written is None else install_shard(context, written)
 
 
 def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
-    """Sync a shard, give it its name and write its receipt. Raises BuildError when the disk fails."""
+    """Sync a shard, give it its final name, and write its receipt. Raises BuildError when the disk fails."""
     target = context.shards / written.shard.entry.name
     try:
         place_shard(written.aside, target)
@@ -240,9 +240,9 @@ def install_shard(context: BuildContext, written: WrittenShard) -> BuiltShard:
 
 
 def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) -> WrittenShard | None:
-    """Make the shard of one part of a block out of its `chunks` chunks on disk, under a temporary name.
+    """Write the shard of one part of a block from its `chunks` chunks on disk, under a temporary name.
 
-    Returns None where a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
+    Returns None if a chunk does not exist (yet), and at the deadline. Raises BuildError when the disk fails.
     """
     check_run(context)
     found = [load_chunk(context.work, block.number, chunk, block.parts) for chunk in range(chunks)]
@@ -257,7 +257,7 @@ def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) ->
     except OSError as error:
         raise disk_failure(context.work, error) from error
     except BuildError:
-        # Chunks torn by a power cut would fail for ever; what they were made from still exists.
+        # A power cut may have damaged the chunks. Remove them, so that the next run builds them again.
         remove_chunks(context.work, block.number)
         raise
     if sealed is None:
@@ -266,12 +266,12 @@ def write_shard(context: BuildContext, block: Block, part: Part, chunks: int) ->
 
 
 def temporary_shard(context: BuildContext, block: int, part: Part) -> Path:
-    """Return a name for a shard that is being written, which no other process uses."""
+    """Return a path for a shard that is being written. No other process uses it."""
     return context.work / f"{shard_name(part, block)}.{uuid.uuid4().hex}"
 
 
 def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
-    """Return a finished shard that has its temporary name."""
+    """Return a WrittenShard for a verified file with a temporary name."""
     entry = ShardEntry(
         name=shard_name(part, block),
         bytes=sealed.bytes,
@@ -279,7 +279,7 @@ def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos:
         variant=part.variant,
         band=part.band,
         block=block,
-        first=0,  # set in the manifest, once all blocks before this one are known
+        first=0,  # is set when the manifest is made
         records=len(sealed.rows),
         records_sha256=sealed.records_sha256,
     )
@@ -308,13 +308,14 @@ def add_samples(
     items: LoadAhead,
     keep: Callable[[int, Sequence[bytes]], None],
 ) -> int:
-    """Add a chunk's samples from the `first` on to `info`; return where the deadline stopped it.
+    """Encode a chunk's samples, beginning with position `first`, and add their facts to `info`.
 
-    `items` has what they are made of. `keep` is given each kept sample's number and its records, one each part.
+    `items` loads the samples. `keep` is called with the number of each sample and its records, one for each part.
+    Returns the position after the last finished sample; it is lower than the chunk's length if the deadline came.
     """
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
-    images: list[tuple[Array, Facts]] = []  # whose moments are still to be added
+    images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
     done, checked = first, -_CHECK_SECONDS
     for sample in chunk.samples[first:]:
         if time.monotonic() - checked >= _CHECK_SECONDS:
@@ -350,13 +351,13 @@ def add_samples(
 
 
 def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) -> dict[str, list[list[float]]]:
-    """Return what frequencies are worth in a sample, by its number, where they are stored apart."""
+    """Return the result of `measure_frequencies` by sample number; empty unless the image is stored in bands."""
     fields = [field for field in context.encoder.fields if field.bands is not None]
     return {str(sample.number): measure_frequencies(field, encoded.clean[field.name]) for field in fields}
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Return the sums with those of images added, note each one's mean in its facts, and empty the list."""
+    """Add images to the sums and return them. Write each image's mean into its facts, and clear `images`."""
     for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
@@ -367,36 +368,37 @@ def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Make this process use freed memory again, rather than give every array back to the system and fetch it anew.
+    """Let this process reuse freed memory. By default, glibc returns each large array to the system when it is freed.
 
-    glibc keeps pieces as large as the largest that it has seen freed. This one is never touched, so it takes no memory.
+    glibc keeps freed blocks up to the size of the largest block that was freed before. So a large block is allocated
+    and freed here; it is never written, so it takes no memory.
     """
     bytearray(_LARGEST_PIECE)
 
 
 def check_run(context: BuildContext) -> None:
-    """Stop a worker whose run was killed: another one may be working in the same place by now."""
+    """Raise BuildError in a worker whose run was killed, because another run may use the same folder now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run that this worker builds {context.shards} for is gone")
 
 
 def known_records(cache: Cache) -> Known:
-    """Return the checksums of some of a finished cache's samples: of the clean variant, and of two augmented ones."""
+    """Return the checksums of some samples of a finished cache, in the clean variant and in two augmented ones."""
     manifest = cache.manifest
     positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]
     parts = parts_of(sorted({*manifest.variants[:1], *augmented[:1], *augmented[-1:]}), manifest.fields)
     checksums = [cache.index[cache.rows(part.variant, positions, part.band)]["crc32"].tolist() for part in parts]
     return {
-        number: dict(zip(parts, of_sample, strict=True))
-        for number, *of_sample in zip(cache.samples.numbers[positions].tolist(), *checksums, strict=True)
+        number: dict(zip(parts, own, strict=True))
+        for number, *own in zip(cache.samples.numbers[positions].tolist(), *checksums, strict=True)
     }
 
 
 def check_records(context: BuildContext, samples: Sequence[Sample], known: Known) -> None:
-    """Encode a few samples again and raise BuildError when their records differ; samples that fail do not count.
+    """Encode a few samples again, and raise BuildError if their records differ. Samples that fail are ignored.
 
-    `samples` are by number. One sample of each kind of file is among those tried.
+    `samples` are indexed by number. At least one sample of each kind of file is compared.
     """
     most = _TRIED_OF_OTHER_VERSIONS if context.other_versions else _TRIED
     numbers = list(known)
@@ -413,7 +415,7 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
 
 
 def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksums: Sequence[int]) -> None:
-    """Raise BuildError when the CRC-32 of a sample's clean records are not those that its cache has."""
+    """Raise BuildError if a sample's clean records do not have these CRC-32s, which its cache has."""
     if [*map(zlib.crc32, context.encoder.to_records(encoded.clean))] != [*checksums]:
         raise _difference(context, sample, 0)
 

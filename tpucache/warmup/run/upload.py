@@ -1,7 +1,7 @@
-"""Upload: sends the shards of a build to where the cache goes, each while the next ones are built.
+"""Upload: sends each finished shard of a build to a URL or to Kaggle while the next ones are built.
 
-A place is a URL, whose manifest is written last (`url_place`), or a Kaggle dataset, of which one version is made in the
-end (`kaggle_place`). A notebook that was killed continues where it was.
+`url_place` writes files to a URL, and the manifest last. `kaggle_place` sends files to Kaggle, and at the end makes one
+version of a dataset. If a notebook is killed, the next run continues.
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.url_place import UrlPlace
 
 Self = TypeVar("Self", bound="Upload")
-#: Returns files that go to Kaggle with a cache, by their names, such as its card.
+#: A function that returns further files to send to Kaggle with a cache, by their names, such as its card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
 
-_WAITING: Final = 2  # shards that are finished and not sent; the build waits where there are more
+_MOST_WAITING: Final = 2  # shards that wait to be sent; the build waits when the queue is full
 _BUILDS: Final = "builds"
 _POLL_SECONDS: Final = 0.5
-_CLEANING_SECONDS: Final = 10.0  # in which a build that has ended removes its work folder
+_CLEANING_SECONDS: Final = 10.0  # a finished build removes its work folder within this time
 
 
 class Place(Protocol):
-    """Where a cache goes while it is built."""
+    """The place to which a cache is sent while it is built."""
 
-    #: How it is called in messages.
+    #: The place's name in messages.
     shown: str
-    #: Whether the work folder is needed until all is sent, and not only until the cache is built.
+    #: Whether the work folder is needed until all files are sent, not only until the cache is built.
     needs_work: bool
-    #: Whether one request takes all shards that wait, or one after the other is sent.
+    #: Whether all waiting shards are sent in one request, or one shard at a time.
     takes_several: bool
-    #: Why samples and variants cannot be added to a finished cache there; empty where they can.
+    #: Why samples and variants cannot be added to a finished cache there; "" if they can.
     adds_not: str
 
     @property
     def sent_bytes(self) -> int:
-        """The bytes that are there, where a limit depends on it."""
+        """The bytes that were sent, if a limit depends on them, else 0."""
 
     def resume(self) -> Cache | None:
-        """Look what an earlier run sent; return the finished cache that is there, None where there is none."""
+        """Find the files that an earlier run sent. Return the finished cache that is there, or None."""
 
     def start(self) -> None:
         """Begin to send the build whose plan is in the work folder."""
 
     def has(self, entry: ShardEntry) -> bool:
-        """Return whether a shard is there."""
+        """Return whether a shard was sent."""
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards. After that, they may be removed here."""
+        """Send shards. After that, their local files may be removed."""
 
     def finish(self, manifest: Manifest) -> None:
-        """Send what is left of a finished cache, so that it is one there. Nothing is sent where it is already."""
+        """Send the remaining files of a finished cache, if there are any."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close connections and release locks."""
 
 
 def local_folder(url: str) -> Path:
-    """Return the folder of this machine in which a cache for a URL is built, unless the user names one."""
+    """Return the default local folder in which a cache for a URL is built."""
     return default_directory() / _BUILDS / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:32]
 
 
 def open_place(url: str, folder: Path, companions: Companions | None = None) -> Place:
-    """Return the place at a URL, or at kaggle:owner/slug, of a cache that is built in a folder.
+    """Return the place at a URL, or at kaggle:owner/slug, for a cache that is built in a folder.
 
-    No connection is opened yet. Raises UsageError for what cannot be written to, DependencyError.
+    This opens no connection. Raises UsageError for a place that cannot be written, DependencyError.
     """
     if is_kaggle(url):
         return KagglePlace(url, folder, companions)
@@ -90,13 +90,13 @@ def open_place(url: str, folder: Path, companions: Companions | None = None) -> 
 
 
 class Upload:
-    """A place that a cache goes to, and the folder in which it is built. One thread sends, from `start` to the end."""
+    """Sends a cache from the folder in which it is built to a place. From `start` on, a thread sends shards."""
 
     def __init__(self, place: Place, folder: Path, *, keeps_local: bool = True) -> None:
-        """Take a place, which is closed at the end."""
+        """Set up the upload to a place, which `__exit__` closes."""
         self.place, self.folder, self.keeps_local = place, folder, keeps_local
-        # A cache that is larger than the disk has as few shards on it as keep both sides at work.
-        self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_WAITING if keeps_local else 1)
+        # Without `keeps_local`, the cache may be larger than the disk, so fewer shards may wait.
+        self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_MOST_WAITING if keeps_local else 1)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -106,7 +106,7 @@ class Upload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread. After an error, unless the time is up, what waits is left to the next run."""
+        """End the thread. After an error, except at a time limit, waiting shards are left to the next run."""
         self._end(is_whole=kind is None or issubclass(kind, UnfinishedError))
         self.place.close()
 
@@ -117,9 +117,9 @@ class Upload:
         self._thread.start()
 
     def add(self, shard: BuiltShard) -> None:
-        """Have a finished shard sent; wait where others wait already. Raises what could not be sent."""
+        """Queue a finished shard to be sent. Wait while the queue is full. Raises the error of an earlier upload."""
         if self.place.has(shard.entry):
-            if not self.keeps_local:  # a kill may have come before it was removed
+            if not self.keeps_local:  # a killed run may not have removed it
                 (self.folder / shard.entry.name).unlink(missing_ok=True)
             return
         while True:
@@ -130,9 +130,9 @@ class Upload:
                 return
 
     def existing(self) -> Cache | None:
-        """Return the finished cache, of this machine or at the place, to which samples may be added; None for neither.
+        """Return the finished cache, on this machine or at the place, or None if there is none.
 
-        Raises what the place's `resume` and `finished_cache` do.
+        Raises the errors of the place's `resume` and of `finished_cache`.
         """
         there = self.place.resume()
         if not (self.folder / MANIFEST_NAME).exists():
@@ -140,24 +140,24 @@ class Upload:
         return finished_cache(self.folder) if self.keeps_local else Cache.open(self.folder)
 
     def check_addition(self, existing: Cache) -> None:
-        """Raise BuildError where nothing can be added to a finished cache at the place."""
+        """Raise BuildError if the place does not allow adding to a finished cache."""
         if self.place.adds_not:
             raise BuildError(
-                f"{self.place.shown}: a cache of {existing.manifest.samples:,} samples is finished, and more would be "
+                f"{self.place.shown}: a cache of {existing.manifest.samples:,} samples is finished, and nothing can be "
                 f"added to it: {self.place.adds_not}"
             )
 
     def finish(self, manifest: Manifest) -> None:
-        """Send what is left of a finished cache; remove it here, unless it is to be kept.
+        """Send the remaining files of a finished cache. Without `keeps_local`, remove the local files.
 
-        Raises what could not be sent, and what the place's `finish` does.
+        Raises the error of an earlier upload, and the errors of the place's `finish`.
         """
         self._end(is_whole=True)
         if self._error is not None:
             raise self._error
         self.place.finish(manifest)
         if not self.keeps_local:
-            # The manifest goes first and the work folder last: what a kill leaves is never taken for a cache.
+            # The manifest is removed first and the work folder last, so that after a kill the rest is not a cache.
             (self.folder / MANIFEST_NAME).unlink(missing_ok=True)
             for path in self.folder.glob("*"):
                 if path.name != WORK_NAME and path.is_file():
@@ -182,7 +182,7 @@ class Upload:
             self._error = error
 
     def _end(self, *, is_whole: bool = False) -> None:
-        """Wait for the thread, until all is sent if it `is_whole`, else until what is being sent is."""
+        """End the thread and wait for it. If `is_whole`, it first sends all waiting shards."""
         if self._thread is None:
             return
         while not is_whole:
@@ -199,11 +199,11 @@ class Upload:
 
 
 def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = lambda name: None) -> Manifest:
-    """Send the shards of a build that another process runs, as they are finished, and the manifest last; return it.
+    """Send each finished shard of a build that another process runs, and the manifest last. Return the manifest.
 
-    `on_shard` is called with the name of each one that is handed over to be sent. A build that has ended is sent as it
-    is. Raises NotACacheError where there is no build and no cache, BuildError for a build that was stopped, UsageError
-    and StoreError for the URL.
+    `on_shard` is called with the name of each shard that is queued. A finished cache is sent, too. Raises
+    NotACacheError if there is no build and no cache, BuildError if the build was stopped, UsageError and StoreError for
+    the URL.
     """
     folder = folder_path(cache)
     work, followed = folder / WORK_NAME, set[str]()

@@ -1,7 +1,7 @@
-"""UrlPlace: a cache that goes to a URL while it is built, its manifest last.
+"""UrlPlace: sends a cache to a URL while it is built, and the manifest last.
 
-Until the cache is whole, the URL also holds what another machine needs to go on with the build: the plan, what the
-source is like, and a receipt for each shard that is there.
+Until then, the URL also has the files that another machine needs to continue the build: the plan, the listing of the
+source, and a receipt for each shard.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tpucache.warmup.run.chunks import RECEIPT_NAME, load_receipt, receipt_path,
 from tpucache.warmup.run.plan_file import PLAN_FILES, has_plan
 
 _COMMAND: Final = "warmup"
-_PREFIX: Final = "unfinished-"  # of the names, at the URL, of the files of the work folder
+_PREFIX: Final = "unfinished-"  # begins the names of files of the work folder at the URL
 _MOST_PLAN_BYTES: Final = 4 << 30
 
 
 class UrlPlace:
-    """The URL that a cache goes to. Each request leaves there what the next run can go on with."""
+    """The URL to which a cache is sent. After each request, another run can continue from the files at the URL."""
 
     needs_work = False
     adds_not = ""
     sent_bytes = 0
 
     def __init__(self, url: str, folder: Path) -> None:
-        """Open no connection yet. Raises UsageError for what cannot be written to, DependencyError."""
+        """Check the URL, but do not connect. Raises UsageError for a URL that cannot be written, DependencyError."""
         self._url, self._folder, self._work = url, folder, folder / WORK_NAME
         self.shown = shown(url)
         refuse_version(url)
@@ -48,14 +48,13 @@ class UrlPlace:
             raise UsageError(f"{self.shown} can be read only: build into gs://, s3://, hf:// or a folder")
         self._names: set[str] = set()
         self._claim, self._is_taken = Claim(_COMMAND, secrets.token_hex(16), {}), False
-        self._versions: dict[str, tuple[int | None, str | None]] = {}  # of the files that this process has sent
-        self._sent: dict[str, str] = {}  # the SHA-256 of each shard that is at the URL
+        self._versions: dict[str, tuple[int | None, str | None]] = {}  # size and tag of each file that was sent
+        self._sent: dict[str, str] = {}  # the SHA-256 of each shard at the URL, by name
 
     def resume(self) -> Cache | None:
-        """Look what the URL holds; copy what an earlier run left there for the next one to the work folder.
+        """List the URL. If only the URL has the plan of an unfinished build, copy plan and receipts to this machine.
 
-        Returns the finished cache that is there, None where there is none. Raises UsageError for anything else that the
-        URL holds, StoreError.
+        Returns the finished cache at the URL, or None. Raises UsageError if the URL has other files, StoreError.
         """
         self._names = self._remote.names() - OF_REPOSITORIES.get(self._remote.scheme, set())
         if not self._names:
@@ -68,7 +67,7 @@ class UrlPlace:
             self._fetch_work()
         for block, part in sent_shards(self._work):
             shard = load_receipt(self._folder, self._work, block, part)
-            if shard is None or shard.entry.name not in self._names:  # somebody removed it from the URL
+            if shard is None or shard.entry.name not in self._names:  # somebody has removed it from the URL
                 sent_path(self._work, block, part).unlink()
             else:
                 self._sent[shard.entry.name] = shard.entry.sha256
@@ -84,12 +83,12 @@ class UrlPlace:
         return self._sent.get(entry.name) == entry.sha256
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards, and then their receipts; only then may they go here. Raises BuildError, StoreError."""
+        """Send shards and then their receipts; after that, they may be removed. Raises BuildError, StoreError."""
         self._check_taken()
         receipts: dict[str, bytes] = {}
         for entry in entries:
             receipt = receipt_path(self._work, entry.block, entry.part)
-            with contextlib.suppress(FileNotFoundError):  # the build that is followed has ended, and removed it
+            with contextlib.suppress(FileNotFoundError):  # in `follow_build`, the build may have removed it at its end
                 receipts[f"{_PREFIX}{receipt.name}"] = read_file(receipt)
         self._send_files(entries, receipts)
         for entry in entries:
@@ -98,7 +97,7 @@ class UrlPlace:
             self._sent[entry.name] = entry.sha256
 
     def finish(self, manifest: Manifest) -> None:
-        """Send what is left of a finished cache, its manifest last. Raises StoreError, UsageError for another cache."""
+        """Send the remaining files of a finished cache, the manifest last. Raises StoreError, UsageError."""
         names = self._remote.names()
         known = dict(self._sent)
         if MANIFEST_NAME in names:
@@ -126,9 +125,9 @@ class UrlPlace:
         self._remote.close()
 
     def _take(self) -> None:
-        """Claim the URL for this process. What a build that was stopped has claimed is taken over from it.
+        """Claim the URL for this process. The claim of an interrupted build is replaced.
 
-        Raises BuildError where another process claims it at the same time, StoreError.
+        Raises BuildError if another process claims the URL at the same time, StoreError.
         """
         if self._is_taken:
             return
@@ -141,7 +140,7 @@ class UrlPlace:
         self._is_taken = True
 
     def _check_taken(self) -> None:
-        """Raise BuildError where another process has claimed the URL since, or has finished there; StoreError."""
+        """Raise BuildError if another process has claimed the URL, or has finished a cache there; StoreError."""
         names = self._remote.names()
         if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
             raise self._lost()
@@ -156,7 +155,7 @@ class UrlPlace:
         )
 
     def _send_versions(self, manifest: Manifest, names: set[str]) -> None:
-        """Send the manifests of the versions before, and what they alone have, where this machine has them."""
+        """Send the manifests of earlier versions, and files that only they have, if this machine has them."""
         others: dict[str, bytes] = {}
         entries: list[FileEntry] = []
         for number in range(1, manifest.number):
@@ -173,7 +172,7 @@ class UrlPlace:
         self._send_files(entries, others)
 
     def _check_sent(self) -> None:
-        """Raise StoreError where a file that was sent is another one at the URL by now."""
+        """Raise StoreError if a file that this process sent was replaced at the URL."""
         for name, version in self._versions.items():
             if self._remote.version(name) != version:
                 raise StoreError(
@@ -182,7 +181,7 @@ class UrlPlace:
                 )
 
     def _fetch_work(self) -> None:
-        """Copy the plan, and the receipts of the shards that are at the URL, to the work folder."""
+        """Copy the plan and the receipts from the URL to the work folder."""
         names = sorted(name.removeprefix(_PREFIX) for name in self._names if name.startswith(_PREFIX))
         self._work.mkdir(parents=True, exist_ok=True)
         for name in [name for name in names if name in PLAN_FILES or RECEIPT_NAME.fullmatch(name)]:
@@ -192,7 +191,7 @@ class UrlPlace:
                 sent_path(self._work, int(found[1]), Part.parse(found[2])).touch()
 
     def _send_files(self, entries: Sequence[FileEntry], others: dict[str, bytes] | None = None) -> None:
-        """Send files of the cache, then others, and look that they are there. Raises StoreError."""
+        """Send files of the cache, check their sizes, then send other files. Raises StoreError."""
         files = {entry.name: self._folder / entry.name for entry in entries}
         together = others or {}
         if self._remote.is_atomic:
