@@ -57,7 +57,7 @@ def _encode(image: Image.Image, file_format: str = "JPEG", orientation: int | No
 def no_haste() -> Iterator[None]:
     """Have a build compare all samples that it may compare with those of a finished cache, however slow the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tpucache.warmup.listing._SECONDS", PATIENCE)
+        patch.setattr("tpucache.warmup.listing._COMPARE_SECONDS", PATIENCE)
         yield
 
 
