@@ -66,7 +66,7 @@ from tpucache.warmup import blocks, listing
 from tpucache.warmup.run import tasks
 import slow_by_test
 blocks.MIN_CHUNKS = 16
-listing._SECONDS = 1e9  # a slow machine would compare fewer samples, in fewer steps
+listing._COMPARE_SECONDS = 1e9  # a slow machine would compare fewer samples, in fewer steps
 tasks._CHECK_SECONDS = 1e9  # and look at its lock more often
 tasks.keep_freed_memory()  # which a fork need not do again
 processes.fork_alone()

@@ -392,7 +392,7 @@ def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "error"),
     [
-        ({"paths": ["a/00.png"]}, "has no samples with 1 of these 1 paths .*deleted already"),
+        ({"paths": ["a/00.png"]}, "has no samples for 1 of 1 paths .*deleted already"),
         ({"paths": ["a/02.png", "x"]}, "1 of 2 paths .*'x'. Nothing is deleted"),
         ({"paths": []}, "no sample of .* is meant"),
         ({"where": "path == 'none'"}, "no sample of .* is meant"),

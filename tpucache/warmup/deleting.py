@@ -129,7 +129,7 @@ def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
         gone = {each.path for each in cache.manifest.deleted}
         was = " (deleted already)" if gone.issuperset(unknown) else ""
         raise SourceError(
-            f"{cache.directory} has no samples with {len(unknown):,} of these {len(paths):,} paths{was}: "
+            f"{cache.directory} has no samples for {len(unknown):,} of {len(paths):,} paths{was}: "
             f"{name_some(unknown)}. Nothing is deleted"
         )
     return np.array(sorted({places[path] for path in paths}), np.int64)
