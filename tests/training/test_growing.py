@@ -18,6 +18,7 @@ from patience import PATIENCE, wait_for
 from tpucache.errors import NoRoomError, UnfinishedError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.recipe import Recipe
+from tpucache.store import growing as growing_reader
 from tpucache.store.growing import GrowingCache
 from tpucache.training import RunOptions, TrainSettings
 from tpucache.training.device.torch_device import CpuDevice
@@ -113,9 +114,16 @@ def test_a_run_that_stops_before_the_cache_is_finished_saves_no_place_and_begins
 
 
 @pytest.mark.slow
-def test_validation_samples_are_built_after_those_that_train(tmp_path: Path) -> None:
-    source = Pictures()
+def test_validation_samples_are_built_after_those_that_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, has_asked = Pictures(), threading.Event()
     source.first_late = 4  # no more than a task is made before the run asks for an epoch
+
+    def ask_for(work: Path, positions: np.ndarray[Any, Any]) -> None:
+        ask(work, positions)
+        has_asked.set()
+
+    ask = growing_reader.ask_for
+    monkeypatch.setattr(growing_reader, "ask_for", ask_for)
     dataset, build = growing(source, tmp_path / "cache")
     valid, trained = np.arange(0, SAMPLES, 5), np.flatnonzero(np.arange(SAMPLES) % 5)
     run = threading.Thread(
@@ -123,7 +131,7 @@ def test_validation_samples_are_built_after_those_that_train(tmp_path: Path) -> 
         args=(tmp_path / "run", replace(SETTINGS, epochs=1), dataset[trained], dataset[valid], CpuDevice(), QUIET),
     )
     run.start()
-    wait_for(lambda: [*(tmp_path / "cache" / ".warmup").glob("wanted-*")])
+    wait_for(has_asked.is_set)
     source.gate.set()
     run.join(PATIENCE)
     build.join(PATIENCE)
