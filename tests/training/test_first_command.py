@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import PATIENCE
 from PIL import Image
 
 from tpucache import Recipe, build_cache
@@ -53,6 +56,17 @@ def test_few_samples_train_without_an_option(few, tmp_path, monkeypatch, capsys,
     assert all(map(math.isfinite, report["losses"]))
     if count == 320:
         assert np.mean(report["losses"][-20:]) < 0.5 * np.mean(report["losses"][:20])
+
+
+def test_the_first_line_says_that_torch_is_loaded(tmp_path):
+    """In a process of its own, as torch is loaded already in this one."""
+    command = [sys.executable, "-m", "tpucache", "train", tmp_path / "missing", "--run", tmp_path / "run"]
+    environment = {**os.environ, "PJRT_DEVICE": "CPU"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    first, second = done.stderr.splitlines()
+    assert first.startswith("train: backend torch, as ")
+    assert first.endswith("; loading torch")
+    assert "missing does not exist" in second
 
 
 @pytest.mark.slow
