@@ -348,7 +348,7 @@ def write_read(ir: Any, module: Any) -> None:
 
 
 class UnpackWriter:
-    """Writes the loop that unpacks, for a processor given by LLVM's names of it and of its features.
+    """Writes the loop that unpacks, for a processor: `processor` and `features` are LLVM's names.
 
     `ir` is llvmlite's module. Raises RuntimeError for a processor without a loop.
     """

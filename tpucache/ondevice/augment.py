@@ -126,8 +126,8 @@ class BatchAugment:
         """Mix each image with the sample before it in the batch, and its float targets in the same proportion.
 
         Targets are (batch, outputs), or (batch, outputs, height, width), which are cut like their images. Mix-up: Zhang
-        et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. Where the batch is part of a larger one, `roll`
-        moves the rows of that larger batch and returns the part.
+        et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. If the batch is a slice of a larger one, `roll`
+        rolls the rows of the larger batch and returns the slice.
         """
         if not self.settings.mixes:
             return images, targets

@@ -90,8 +90,7 @@ def pack(
 ) -> npt.NDArray[np.float32 | np.int16]:
     """Return the random numbers to send: only the used ones, as int16 if all of them are integers.
 
-    `drawn` and `size` are the result and an argument of `draw`. Augmentation takes both forms and makes the same
-    images.
+    `drawn` and `size` are the result and an argument of `draw`. Augmentation accepts both forms, with the same result.
     """
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)

@@ -53,7 +53,7 @@ class AugmentSettings:
     crop: bool = option(
         False, "cut a random part out of each image and enlarge it to the whole, as torchvision's RandomResizedCrop"
     )
-    zoom: float = option(_ZOOM, "the smallest area that --crop may leave of an image, as a share of it", metavar="MIN")
+    zoom: float = option(_ZOOM, "the smallest share of an image's area that --crop may keep", metavar="MIN")
     tilt: float = option(0.0, "rotate images by up to DEGREES each way", metavar="DEGREES")
     hue: float = option(0.0, "change the hue of images (as in HSV) by up to X of a whole turn each way", metavar="X")
     blur: float = option(

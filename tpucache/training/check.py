@@ -110,8 +110,8 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         raise UsageError("--mix-off ends --mixup and --cutmix before the run does, and neither is given: leave it out")
     if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
         raise UsageError(
-            "--fix-res trains the last epochs in the evaluation's size, and all have it already: leave it out, or give "
-            "--valid-size"
+            "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave it "
+            "out, or give --valid-size"
         )
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")

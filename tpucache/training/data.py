@@ -105,7 +105,7 @@ def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset)
     if task.name != "classes" or own:
         what = f"the task {task.name!r}" if task.name != "classes" else str(own[0])
         raise UsageError(
-            f"{train_set.directory} has soft labels with weights, which cross-entropy over classes learns, not {what}: "
-            "leave it out, or relabel the cache with --label-col"
+            f"{train_set.directory} has soft labels with weights, which {what} cannot learn: train on classes by "
+            "cross-entropy, or relabel the cache with --label-col"
         )
     return soft

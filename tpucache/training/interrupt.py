@@ -18,7 +18,7 @@ _LATE, _SIGNALLED = 1, 2
 
 
 class Stopped(UnfinishedError):
-    """A run has to stop, and is between two batches: nothing is half done."""
+    """Raised between two batches, where nothing is half done, when a run has to stop."""
 
 
 class StopRequest:

@@ -369,7 +369,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings; those that are open have the values that an earlier run has decided."""
+    """Return the settings, in which undecided ones have the values that an earlier run decided."""
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 

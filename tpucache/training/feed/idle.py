@@ -186,7 +186,7 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Take whether the next batch is row numbers; the first such batch, if awaited, may compile another graph."""
+        """Note whether the next batch consists of row numbers: waiting for the first such one may include compiling."""
         if has_rows:
             self._awaited = 0
 

@@ -99,7 +99,7 @@ def _remove_empty(run: Path) -> None:
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return the settings; if a run in the folder is to be resumed, open settings have the values that it has decided.
+    """Return the settings; if they resume the run in the folder, undecided ones have the values of that run.
 
     Raises TrainingError for a checkpoint that cannot be read, UsageError for one of a later version.
     """

@@ -176,7 +176,7 @@ class Multilabel(SampleTask):
         return np.stack([ones, len(labels) - ones])
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the weight of a class's ones: zeros / ones if "balanced", or the list."""
+        """Return the weight of each class's positive samples: negatives / positives if "balanced", or the list."""
         return class_weights(wanted, self.outputs, counts[0], counts[1])
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
