@@ -64,7 +64,7 @@ class JaxMemory:
 
 
 class JaxTable:
-    """A table whose rows are stored as bits. One core has a row and the others add 0, so a sum over cores gathers it."""
+    """A table whose rows are stored as bits. One core has a row, the others add 0: a sum over cores gathers it."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
         """Reserve memory for the rows. Raises DeviceFullError where there is not enough."""
