@@ -91,7 +91,7 @@ def test_where_all_is_well_there_is_nothing_to_fix():
         (facts(xla=Xla("CPU", 1, 3.0)), "there is a TPU, but XLA runs on CPU", "libtpu"),
         (facts(cores=Cores(96, 96, 3.5)), "4 of the 96 cores", "OMP_NUM_THREADS=4"),
         (facts(cores=Cores(96, 8, None)), "8 of the 96 cores", "OMP_NUM_THREADS=8"),
-        (facts(memory=Memory(0, None, 0)), "cannot be learnt", "in_memory=True"),
+        (facts(memory=Memory(0, None, 0)), "free memory is unknown", "in_memory=True"),
         (facts(memory=Memory(16 * GB, GB, GB // 2)), "536.9 MB of memory are free", "--jobs 1"),
         (facts(shm=Space("/dev/shm", 64 << 20, 0)), "/dev/shm has 67.1 MB", "CachedLoader"),
         (facts(disk=Space("/kaggle/working", 20 * GB, GB)), "1.1 GB are free on the disk", "--codec dct-zstd"),
