@@ -25,7 +25,7 @@ _NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
-    """The `box` (left, top, right, bottom) of an image that is resized, and the `size` (width, height) that it gets."""
+    """The `box` (left, top, right, bottom) of an image that is resized, and its `size` (width, height) afterwards."""
 
     box: Box
     size: tuple[int, int]

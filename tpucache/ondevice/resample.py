@@ -156,7 +156,7 @@ def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> 
 
 
 def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
-    """Return float32 pixels whose rows are read `move` (batch, 1, height, 1) columns to the right, without the border.
+    """Return float32 pixels, each read `move` (batch, 1, height, 1) columns further to the right, without the border.
 
     The border has `reach` columns on either side, which the moves read.
     """

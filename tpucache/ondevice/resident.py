@@ -200,8 +200,8 @@ class Resident:
             self._slots = RecordSlots(self.dataset.records, loader.batch_size, cores, owners, self._memory.tile)
         elif not _are_same(owners, self._slots.owners):
             raise UsageError(
-                'with shuffle="local" the places of resident data depend on order, seed, cores and ranks, and this '
-                "loader has others: make another Resident for it"
+                'with shuffle="local" the layout of resident data depends on order, seed, cores and ranks, and this '
+                "loader has other ones: make another Resident for it"
             )
         return self._handed_out(loader.iterate_records(self._slots), self._slots)
 

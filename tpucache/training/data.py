@@ -41,7 +41,7 @@ class RunData:
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of both sets; empty where a full disk keeps a cache from being finished."""
+        """The digests of both sets; empty if a full disk prevents a cache from being finished."""
         try:
             return {
                 "training": self.train_set.digest,

@@ -292,7 +292,7 @@ def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, t
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
     if not layers:
         raise UsageError(
-            f"the model {name!r} ends in no linear layer, whose input would be features: leave --features out"
+            f"the model {name!r} does not end in a linear layer, so it has no features to write: leave --features out"
         )
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
