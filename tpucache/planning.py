@@ -172,9 +172,9 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
     - `threads`: the number of threads that read.
     - `on_progress`: is called with lines of text.
 
-    Of the caches within the limits, the recommended one keeps the device busy; then it has as many of the sizes as
-    possible, the largest size, and the most variants; then raw pixels if all of them fit into memory, or else the
-    fewest bytes.
+    The recommended cache is within the limits and keeps the device busy. Among such caches, the first criterion is the
+    number of sizes, then the largest size, then the number of variants, then raw pixels if they fit into memory,
+    and the fewest bytes otherwise.
 
     Raises UsageError for a value that an option does not allow, and the errors of `build_cache` before it builds.
     """

@@ -32,7 +32,7 @@ class Table(Mapping[str, Part]):
     """Parts of one kind by name: tpucache's own, then those of installed packages.
 
     Looking up a name imports that part; nothing else imports one. Raises DependencyError for a part that cannot be
-    imported, that is not such a part, or that two packages have.
+    imported, is of another kind, or is in two packages.
     """
 
     def __init__(

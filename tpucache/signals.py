@@ -6,8 +6,8 @@ finalizers, in callbacks of weak references and in many callbacks from C, and so
 first signal starts a thread, which sends the signal again until the exception is raised where it is not dropped. If the
 command has not ended some seconds later, the thread ends the process.
 
-The handler decides by the functions that are running when it is called, so that there is no moment between two states
-in which a signal does something else. Until a signal comes, this costs nothing.
+The handler decides by the functions on the stack when it is called, so a signal cannot come between two states. Until a
+signal comes, this costs nothing.
 """
 
 from __future__ import annotations

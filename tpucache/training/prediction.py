@@ -187,7 +187,7 @@ def predict_parts(
     metric: Sequence[str] = (),
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Write one CSV for a whole cache, of which each predictor predicts a part; return the metrics over all samples.
+    """Write one CSV for a whole cache; each predictor predicts a part of it. Return the metrics over all samples.
 
     Images have the size in which the predictor's run was evaluated. The rows are as `predict` writes them. The metrics
     are the task's, and those that `metric` names. `check` is called between batches; if it raises, no CSV is written.

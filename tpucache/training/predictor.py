@@ -58,8 +58,8 @@ class Predictor:
         whoever wrote the file could name any code. Each model computes in the precision of its run, or in float32 on a
         device without that precision. With several processes only the main one reads the folders.
 
-        Raises TrainingError where there is no run; UsageError for runs that do not fit together, that cannot be
-        weighted or predict these views, or that name code that is not trusted.
+        Raises TrainingError where there is no run; UsageError for runs that do not fit together, cannot be weighted,
+        cannot predict these views, or name code that is not trusted.
         """
         options = options or PredictOptions()
         self.options = dataclasses.replace(options, flip_tta=flip or options.flip_tta)

@@ -208,7 +208,7 @@ class Learner:
         return self.settings.part_size // self.device.processes.world_size
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return each sample's loss, float32 (batch,), given outputs and labels of which the first `rows` count.
+        """Return each sample's loss, float32 (batch,), given outputs and labels; only the first `rows` count.
 
         A user's loss is one number for a batch; each of its samples gets it.
         """
