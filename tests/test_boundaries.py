@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import socket
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import MagicMock
 
 import fsspec
 import numpy as np
@@ -22,8 +24,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tpucache.cli import main
-from tpucache.store.remote import objects, url_folder
-from tpucache.warmup.sources import cloud
+from tpucache.store.remote import kaggle, objects, url_folder
+from tpucache.warmup.records import pillow
+from tpucache.warmup.sources import cloud, tfrecords
 
 pytestmark = pytest.mark.slow
 
@@ -50,16 +53,17 @@ KINDS = (
 
 
 class Place(NamedTuple):
-    """What is there for commands: photographs, a table of parquet, a cache, and an empty folder."""
+    """What is there for commands: photographs, a table of parquet, a cache, an empty folder, and a silent server."""
 
     photos: Path
     table: Path
     cache: Path
     empty: Path
+    port: int
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     root = tmp_path_factory.mktemp("boundaries")
     generator = np.random.default_rng(0)
     pictures = []
@@ -70,7 +74,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         pictures.append({"bytes": path.read_bytes(), "path": None})
     pq.write_table(pa.table({"image": pictures, "label": [0, 1] * 3}), root / "table.parquet")
     assert run("warmup", root / "photos", root / "cache", "--size", "16", "--jobs", "1")[0] == 0
-    return Place(root / "photos", root / "table.parquet", root / "cache", root / "empty")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Place(root / "photos", root / "table.parquet", root / "cache", root / "empty", server.getsockname()[1])
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -84,10 +89,11 @@ def run(*words: object) -> tuple[int, str]:
     return status, said.getvalue()
 
 
-def raising(error: Exception) -> Callable[..., Any]:
-    """Return what stands for a library's function, and raises an error each time."""
+def raising(error: Exception, calls: list[object]) -> Callable[..., Any]:
+    """Return what stands for a library's function: it notes each call, and raises an error."""
 
     def call(*_: object, **__: object) -> Any:
+        calls.append(error)
         raise error
 
     return call
@@ -101,12 +107,61 @@ def build_table(place: Place) -> list[object]:
     return ["warmup", place.table, place.empty, "--size", "16", "--jobs", "1"]
 
 
-def build_image(place: Place, data: bytes) -> list[object]:
-    """Write one image; return what builds a cache of it."""
-    folder = place.photos.with_name("one image")
-    folder.mkdir(exist_ok=True)
-    (folder / "image.dcm").write_bytes(data)
-    return ["warmup", folder, place.empty, "--size", "16", "--jobs", "1"]
+def build_file(place: Place, name: str, data: bytes) -> list[object]:
+    """Write one file; return what builds a cache of it."""
+    path = place.photos.with_name("files") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return ["warmup", path, place.empty, "--size", "16", "--jobs", "1"]
+
+
+def build_image(place: Place, name: str, data: bytes) -> list[object]:
+    """Write one image; return what builds a cache of its folder."""
+    build_file(place, name, data)
+    return ["warmup", place.photos.with_name("files"), place.empty, "--include", name, "--size", "16", "--jobs", "1"]
+
+
+def photograph() -> bytes:
+    """Return a JPEG file."""
+    target = io.BytesIO()
+    Image.new("RGB", (24, 24)).save(target, "JPEG")
+    return target.getvalue()
+
+
+def compressed(place: Place, codec: str) -> Path:
+    """Return a cache whose records are compressed."""
+    cache = place.photos.with_name(codec)
+    if not cache.exists():
+        assert run("warmup", place.photos, cache, "--size", "16", "--jobs", "1", "--codec", codec)[0] == 0
+    return cache
+
+
+def draw(place: Place, cache: Path) -> list[object]:
+    return ["preview", cache, "-o", place.photos.with_name("sheet.png")]
+
+
+def write_page(place: Place) -> list[object]:
+    return ["report", place.cache, "-o", place.photos.with_name("page.html")]
+
+
+def send_to_kaggle(place: Place) -> list[object]:
+    return ["warmup", place.photos, "kaggle:ann/six-pictures", "--size", "16", "--jobs", "1", "--keep-local", "no"]
+
+
+def export(place: Place, kind: str) -> list[object]:
+    """Train a run; return what exports it."""
+    path = place.photos.with_name("run")
+    if not path.exists():
+        assert run(*train(place, "--model", "cnn", "--epochs", "1"), "--run", path)[0] == 0
+    output = place.photos.with_name("out.csv")
+    return ["predict", path, place.cache, "-o", output, "--backend", "torch", "--export", kind]
+
+
+def safetensors(place: Place) -> Path:
+    """Write a file that is called as one of safetensors."""
+    path = place.photos.with_name("weights.safetensors")
+    path.touch()
+    return path
 
 
 def weights(place: Place) -> Path:
@@ -129,13 +184,18 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries of clusters, that have no cluster."""
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=None))
-    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=None, as_completed=None))
+    """Libraries of clusters, that do nothing."""
+    ray = {"is_initialized": bool, "init": dict, "cluster_resources": dict, "remote": None, "shutdown": dict}
+    spark = SimpleNamespace(SparkSession=SimpleNamespace(builder=SimpleNamespace(getOrCreate=None)))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(**ray))
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=MagicMock(), as_completed=None))
+    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(sql=spark))
+    monkeypatch.setitem(sys.modules, "pyspark.sql", spark)
 
 
 def build_on(place: Place, backend: str) -> list[object]:
-    return [*build(place), "--backend", backend, "--scheduler", "127.0.0.1:9"]
+    scheduler = [] if backend == "spark" else ["--scheduler", "127.0.0.1:9"]
+    return [*build(place)[:-2], "--backend", backend, *scheduler]
 
 
 def build_saved(place: Place) -> list[object]:
@@ -196,9 +256,38 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         "Boto3CredentialProvider",
         lambda place: ["inspect", "s3://bucket/cache"],
     ),
-    "http.client asks": (HTTP, "request", lambda place: ["inspect", "http://127.0.0.1:9/cache"]),
-    "http.client answers": (HTTP, "getresponse", lambda place: ["inspect", "http://127.0.0.1:9/cache"]),
-    "pydicom reads": ("pydicom", "dcmread", lambda place: build_image(place, bytes(128) + b"DICM")),
+    **{
+        f"http.client: {name}": (HTTP, name, lambda place: ["inspect", f"http://127.0.0.1:{place.port}/cache"])
+        for name in ("connect", "request", "getresponse")
+    },
+    "ssl begins": ("ssl", "create_default_context", lambda place: ["inspect", f"https://127.0.0.1:{place.port}/cache"]),
+    "pydicom reads": ("pydicom", "dcmread", lambda place: build_image(place, "image.dcm", bytes(128) + b"DICM")),
+    "pillow-heif begins": (
+        "pillow_heif",
+        "register_heif_opener",
+        lambda place: build_image(place, "image.heic", bytes(4) + b"ftypheic" + bytes(99)),
+    ),
+    "simplejpeg reads": ("simplejpeg", "decode_jpeg", lambda place: build_image(place, "image.jpg", photograph())),
+    "simplejpeg reads records": ("simplejpeg", "decode_jpeg", lambda place: draw(place, compressed(place, "jpeg"))),
+    "zstandard reads records": (
+        "zstandard",
+        "ZstdDecompressor",
+        lambda place: draw(place, compressed(place, "zstd")),
+    ),
+    "joblib counts": ("joblib", "cpu_count", lambda place: build(place)[:-2]),
+    "yaml reads": (
+        "yaml",
+        "load",
+        lambda place: [*build(place), "--variants", "1", "--augment", build_file(place, "augment.yaml", b"")[1]],
+    ),
+    "protobuf begins": (
+        "google.protobuf.text_format",
+        "Parse",
+        lambda place: build_file(place, "a.tfrec", bytes.fromhex("0200000000000000 78270b34 0a00 39818bab")),
+    ),
+    "crc32c sums": ("google_crc32c", "value", lambda place: build_file(place, "a.tfrec", bytes(18))),
+    "kagglesdk begins": ("kagglesdk", "KaggleClient", send_to_kaggle),
+    "kagglesdk asks": ("kagglesdk.kaggle_http_client.KaggleHttpClient", "call", send_to_kaggle),
     "zstandard packs": ("zstandard", "ZstdCompressor", lambda place: [*build(place), "--codec", "zstd"]),
     "Pillow packs": ("PIL.Image", "fromarray", lambda place: [*build(place), "--codec", "png"]),
     "lz4 packs": ("lz4.block", "compress", lambda place: [*build(place), "--codec", "dct-lz4"]),
@@ -207,8 +296,19 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         "_albumentations",  # importing it takes seconds
         lambda place: [*build(place), "--variants", "1"],
     ),
-    "jinja2 fills": ("jinja2.Template", "render", lambda place: ["preview", place.cache, "-o", place.empty]),
+    "jinja2 finds": ("jinja2.Environment", "get_template", write_page),
+    "jinja2 fills": ("jinja2.Template", "render", write_page),
+    "Pillow draws": ("PIL.ImageDraw", "Draw", lambda place: draw(place, place.cache)),
+    "Pillow writes a sheet": ("PIL.Image.Image", "save", lambda place: draw(place, place.cache)),
+    "Pillow writes for a page": ("PIL.Image.Image", "save", write_page),
     "torch loads": ("torch", "load", lambda place: train(place, "--weights", weights(place))),
+    "torch exports": ("torch.onnx", "export", lambda place: export(place, "onnx")),
+    "safetensors writes": ("safetensors.torch", "save", lambda place: export(place, "safetensors")),
+    "safetensors reads": (
+        "safetensors.torch",
+        "load_file",
+        lambda place: train(place, "--weights", safetensors(place)),
+    ),
     **{
         f"timm: {name}": (f"timm{owner}", name, lambda place, words=words: train(place, *words))
         for owner, name, words in (
@@ -220,16 +320,25 @@ BOUNDARIES: dict[str, tuple[str, str, Callable[[Place], list[object]]]] = {
         )
     },
     "datasets opens": ("datasets", "load_from_disk", build_saved),
-    "ray begins": ("ray", "init", lambda place: build_on(place, "ray")),
-    "dask begins": ("distributed", "Client", lambda place: build_on(place, "dask")),
+    **{
+        f"{backend}: {name}": (owner, name, lambda place, backend=backend: build_on(place, backend))
+        for backend, owner, name in (
+            *(("ray", "ray", name) for name in ("init", "cluster_resources", "remote", "shutdown")),
+            *(("dask", "distributed", name) for name in ("Client", "as_completed")),
+            ("spark", "pyspark.sql.SparkSession.builder", "getOrCreate"),
+        )
+    },
     "the hub's cache": (
         "huggingface_hub",
         "try_to_load_from_cache",
         lambda place: train(place, "--weights", "hub:owner/name"),
     ),
-    "the hub lists": ("huggingface_hub.HfFileSystem", "ls", lambda place: ["inspect", "hf://datasets/a/b/cache"]),
+    "the hub lists": ("huggingface_hub.HfFileSystem", "ls", lambda place: push(place, "hf://datasets/a/b/cache")),
+    "the hub opens": ("huggingface_hub.HfFileSystem", "open", lambda place: ["inspect", "hf://datasets/a/b/cache"]),
 }
 MEMORY = "memory://boundaries"
+#: What a library says in this way: that nothing is there, or that another one has to look at it.
+EXPECTED = {"fsspec lists": FileNotFoundError, "the hub lists": FileNotFoundError, "simplejpeg reads": ValueError}
 
 
 def push(place: Place, url: str) -> list[object]:
@@ -238,13 +347,21 @@ def push(place: Place, url: str) -> list[object]:
 
 @pytest.fixture
 def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine that keeps nothing and tries nothing again, with a cache in its memory, and a profile of AWS."""
+    """A machine that keeps nothing and tries nothing again, with a cache in its memory, and a profile of AWS.
+
+    Libraries are looked up anew.
+    """
     monkeypatch.setenv("TPUCACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_PROFILE", "somebody")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     monkeypatch.setattr(url_folder, "_RETRIES", 0)
+    monkeypatch.setattr(kaggle, "_TRIES", 0)
+    monkeypatch.setenv("KAGGLE_API_TOKEN", "a")
+    monkeypatch.chdir(tmp_path)
+    for cached in (pillow._register, tfrecords._reader):
+        cached.cache_clear()
     files = fsspec.filesystem("memory")
     for path in place.cache.iterdir():
         if path.is_file():
@@ -267,18 +384,20 @@ def bare(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_an_error_of_a_library_is_one_line(
     bare: None, timm: None, clusters: None, place: Place, boundary: str, kind: type[Exception], text: str
 ) -> None:
-    assume(boundary != "fsspec lists" or not issubclass(kind, FileNotFoundError))  # which says that nothing is there
-    error = kind(text)
+    assume(not issubclass(kind, EXPECTED.get(boundary, ())))
+    calls: list[object] = []
     owner, name, command = BOUNDARIES[boundary]
     with pytest.MonkeyPatch.context() as patch:
-        if boundary.startswith("obstore: "):
+        if boundary.startswith("obstore"):
             patch.setattr(objects, "_profile_keys", lambda: None)
             patch.setenv("AWS_ACCESS_KEY_ID", "a")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        patch.setattr(f"{owner}.{name}", raising(error))
         cloud._open.cache_clear()
         shutil.rmtree(place.empty, ignore_errors=True)
-        status, said = run(*command(place))
+        words = command(place)
+        patch.setattr(f"{owner}.{name}", raising(kind(text), calls))
+        status, said = run(*words)
+    assert calls, said
     assert status in (1, 2), (status, said)
     assert "Traceback" not in said
     last = said.rstrip("\n").rpartition("\n")[2]

@@ -21,6 +21,7 @@ from patience import PATIENCE
 
 from tpucache import DamageError
 from tpucache import native as native_module
+from tpucache.loading.reading import crops
 from tpucache.native import Native, compile_loops
 from tpucache.store.codecs import encode, unpack_rows
 from tpucache.store.codecs.dct import libraries
@@ -71,6 +72,16 @@ def unpack(field: Field, records: list[bytes], rows: np.ndarray[Any, Any], out: 
 
 def empty(field: Field, rows: int) -> np.ndarray[Any, Any]:
     return np.full((rows, field.packed.nbytes), UNTOUCHED, np.uint8)
+
+
+def test_whatever_llvmlite_raises_numpy_does_the_work(monkeypatch, caplog):
+    def fail(*_: object) -> None:
+        raise AttributeError("another version")
+
+    monkeypatch.setattr("llvmlite.binding.parse_assembly", fail)
+    for compiled in (native_module._compiled, crops._compiled):
+        assert compiled.__wrapped__() is None
+    assert caplog.text.count("another version") == 2
 
 
 @pytest.mark.slow

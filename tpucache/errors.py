@@ -110,7 +110,9 @@ class UnfinishedError(TpucacheError):
 
 
 @contextlib.contextmanager
-def calling(library: str, kind: type[TpucacheError], advice: str) -> Iterator[None]:
+def calling(
+    library: str, kind: type[TpucacheError] = DependencyError, advice: str = "Install another version of it"
+) -> Iterator[None]:
     """Return a context that turns any error of a library into an error of `kind`, in one line.
 
     Errors of tpucache and MemoryError are not changed.

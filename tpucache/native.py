@@ -135,7 +135,7 @@ def native() -> Native | None:
 def _compiled() -> Native | None:
     try:
         return compile_loops()
-    except (ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
         _log.warning("batches are copied and unpacked by numpy: with `pip install llvmlite` it is faster (%s)", error)
         return None
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import UsageError
+from tpucache.errors import UsageError, calling
 from tpucache.insight.comparison import confirm_copies
 from tpucache.insight.hashing import hashes
 from tpucache.insight.labels import Predictions, read_predictions, suspects
@@ -358,6 +358,7 @@ class _Sprites:
         tile = (-(-width // _BLOCK) * _BLOCK, -(-height // _BLOCK) * _BLOCK)
         return cls(own.records, own.positions, (width, height), tile)
 
+    @calling("Pillow")
     def add(self, at: int) -> None:
         """Draw the picture of a sample, unless it is drawn already."""
         from PIL import Image
@@ -376,6 +377,7 @@ class _Sprites:
         picture = draw_record({IMAGE: fields[IMAGE]}, (), max(self.size))
         self._open.paste(picture, (place % _ACROSS * self.tile[0], place // _ACROSS * self.tile[1]))
 
+    @calling("Pillow")
     def close(self) -> None:
         """Compress the sprite that is being drawn."""
         if self._open is not None:

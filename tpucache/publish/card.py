@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpucache.errors import calling
 from tpucache.publish.rules import METADATA_NAME
 from tpucache.publish.wheels import PackageWheel, needed_packages, wheel_name
 from tpucache.report.inspect import recipe_texts, version_texts
@@ -83,7 +84,8 @@ def make_card(
         "skipped": [(skipped.path, skipped.reason) for skipped in manifest.skipped[:_SKIPPED]],
         "more_skipped": _more(len(manifest.skipped), _SKIPPED),
     }
-    return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
+    with calling("jinja2"):
+        return fill("tpucache.publish", "card.md.jinja", values, to_markdown)
 
 
 def to_markdown(value: object) -> str:

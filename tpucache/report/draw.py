@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DependencyError
+from tpucache.errors import DependencyError, calling
 from tpucache.redact import printable
 from tpucache.report.text import class_name, cut
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
@@ -116,6 +116,7 @@ def draw_text(
     draw.text(at, fitted, fill, font, **options)
 
 
+@calling("Pillow")
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
     """Return a record's image with its other fields drawn over it; its longer side has `side` pixels.
 
@@ -269,6 +270,7 @@ def fitted_size(shape: Sequence[int], side: int) -> tuple[int, int]:
     return max(1, round(shape[1] * scale)), max(1, round(shape[0] * scale))
 
 
+@calling("Pillow")
 def draw_sheet(layout: Layout, title: str, line: str, cells: Iterable[Cell], heads: Sequence[str] = ()) -> Image.Image:
     """Return a sheet of cells under a title and a line; `heads` are titles of the pictures of a sample."""
     sheet = Image.new("RGB", (layout.inner + 2 * _MARGIN, layout.height), _PAPER)

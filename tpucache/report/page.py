@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import TpucacheError
+from tpucache.errors import TpucacheError, calling
 from tpucache.redact import printable
 from tpucache.report.template import fill
 from tpucache.runs import check_no_run_file
@@ -77,7 +77,8 @@ def make_page(
 
 def fill_template(template: str, values: Mapping[str, object], package: str = _PACKAGE) -> str:
     """Return a package's template, filled with values. Raises DependencyError without jinja2."""
-    return fill(package, template, values, escape)
+    with calling("jinja2"):
+        return fill(package, template, values, escape)
 
 
 def escape(value: object) -> str:
@@ -112,7 +113,8 @@ def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str,
     side = {"drawn": _DRAWN_SIDE, "small": max(fields[IMAGE].shape[:2])}.get(look, _PLAIN_SIDE)
     drawn, target = draw_record(fields, classes, side, _DENSE), io.BytesIO()
     kind = "png" if look == "small" else "jpeg"
-    drawn.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
+    with calling("Pillow"):
+        drawn.save(target, kind, **({} if kind == "png" else {"quality": _QUALITY}))
     data = base64.b64encode(target.getvalue()).decode()
     return Picture(f"data:image/{kind};base64,{data}", drawn.width, drawn.height, text, head)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tpucache.errors import TpucacheError, UsageError
+from tpucache.errors import TpucacheError, UsageError, calling
 from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size
 from tpucache.report.records import Records
 from tpucache.report.text import describe_label
@@ -69,10 +69,13 @@ def contact_sheet(cache: str | Path) -> bytes | None:
     if Records(cache).image is None:
         return None
     target = io.BytesIO()
-    preview_cache(cache, side=128).save(target, "PNG")
+    sheet = preview_cache(cache, side=128)
+    with calling("Pillow"):
+        sheet.save(target, "PNG")
     return target.getvalue()
 
 
+@calling("Pillow")
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
     """Write a picture, in the format of its path's suffix, and return the path.
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import nn
 
-from tpucache.errors import DependencyError, TrainingError, UsageError
+from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.redact import printable
 from tpucache.store.fields import IMAGE
 from tpucache.store.files import write_atomically
@@ -183,7 +183,9 @@ def _safetensors(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     # safetensors refuses tensors that share memory.
-    data: bytes = save({name: each.detach().clone().contiguous() for name, each in model.state_dict().items()})
+    tensors = {name: each.detach().clone().contiguous() for name, each in model.state_dict().items()}
+    with calling("safetensors", TrainingError, "Export as onnx, or install another version of it"):
+        data: bytes = save(tensors)
     return data
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from tpucache.errors import DependencyError, TrainingError, UsageError
+from tpucache.errors import DependencyError, TrainingError, UsageError, calling
 from tpucache.loading.dataset import CachedDataset
 from tpucache.progress import Progress
 from tpucache.redact import PREDICTION_COLUMNS, SEPARATOR, to_cell, to_csv, to_heading
@@ -325,6 +325,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     names: dict[int, str] = {}
     scores: list[Array] = []
 
+    @calling("Pillow")
     def write(found: Sequence[tuple[int, tuple[Array, ...]]]) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)

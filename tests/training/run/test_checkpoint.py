@@ -63,3 +63,15 @@ def test_a_checkpoint_in_the_old_format_is_refused(tmp_path):
     torch.save({"model": {}}, tmp_path / "last.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(TrainingError, match=r"torch before 1\.6, which may run code"):
         load_checkpoint(tmp_path / "last.pt")
+
+
+def test_whatever_torch_raises_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+
+    def fail(*_):
+        raise RuntimeError("no storage\nfor it")
+
+    monkeypatch.setattr("torch.save", fail)
+    with pytest.raises(TrainingError, match="torch raised RuntimeError: no storage for it"):
+        save_checkpoint(tmp_path / "last.pt", {"step": 2})
+    assert load_checkpoint(tmp_path / "last.pt") == {"step": 1}

@@ -13,6 +13,7 @@ import tiny_models
 from PIL import Image
 
 from tpucache.training import RunOptions, TrainSettings, train
+from tpucache.training.watch import curves
 from tpucache.training.watch.notebook import NotebookCurves, notebook_watchers
 
 
@@ -58,11 +59,26 @@ def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook, m
 def test_within_an_epoch_pictures_are_ten_seconds_apart():
     pytest.importorskip("matplotlib")
     now, shown = [0.0], []
-    curves = NotebookCurves(shown.append, lambda: now[0])
+    watcher = NotebookCurves(shown.append, lambda: now[0])
     for number in range(6):
         now[0] += 4
-        curves.losses(100 + number, [1.0 / (number + 1)])
+        watcher.losses(100 + number, [1.0 / (number + 1)])
     assert len(shown) == 2
+
+
+@pytest.mark.slow
+def test_a_notebook_that_shows_nothing_ends_no_run(caplog):
+    pytest.importorskip("matplotlib")
+    curves.warn_once.cache_clear()
+
+    def fail(png):
+        raise RuntimeError("the kernel is gone")
+
+    watcher = NotebookCurves(fail)
+    watcher.losses(0, [1.0, 0.5])
+    for epoch in (1, 2):
+        watcher.epoch({"epoch": epoch, "step": 2 * epoch, "valid_loss": 0.5})
+    assert caplog.text.count("RuntimeError: the kernel is gone") == 1
 
 
 def test_nothing_is_shown_in_a_terminal_or_without_matplotlib(notebook, monkeypatch):

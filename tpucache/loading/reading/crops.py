@@ -319,7 +319,7 @@ def crop_loop() -> Callable[..., None] | None:
 def _compiled() -> Callable[..., None] | None:
     try:
         loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
-    except (ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
         _log.warning("images are cropped by numpy: with `pip install llvmlite` it is faster (%s)", error)
         return None
     return loop

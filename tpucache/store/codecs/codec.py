@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import BuildError, DamageError, DependencyError, FormatError, UsageError, calling
+from tpucache.errors import BuildError, DamageError, DependencyError, FormatError, StoreError, UsageError, calling
 from tpucache.native import FileRecords
 from tpucache.store.format import MAX_IMAGE_BYTES
 from tpucache.types import Array
@@ -163,8 +163,10 @@ class Codec(ABC):
         """Decode bytes into `out`, a contiguous array of the field's dtype and shape. Raises DamageError."""
         try:
             self._decode_into(field, data, out)
-        except (ValueError, OSError, SyntaxError) as error:
-            raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+        except (StoreError, DependencyError, MemoryError):
+            raise
+        except Exception as error:  # libraries raise anything for broken bytes
+            raise _not_decoded(field, error) from error
 
     def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
         """Encode an array as one piece of bytes per frequency band, one piece without bands. Raises UsageError."""
@@ -186,8 +188,10 @@ class Codec(ABC):
             raise UsageError(f"{self.name} does not decode luma by itself")
         try:
             self._decode_luma(field, records, out)
-        except (ValueError, OSError, SyntaxError) as error:
-            raise DamageError(f"field {field.name!r} does not decode as {field.codec}: {error}") from error
+        except (StoreError, DependencyError, MemoryError):
+            raise
+        except Exception as error:  # libraries raise anything for broken bytes
+            raise _not_decoded(field, error) from error
 
     def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
         """Implement `decode_luma`. Errors are the same as for `_decode_into`. Codecs with `has_luma` override this."""
@@ -199,7 +203,7 @@ class Codec(ABC):
 
     @abstractmethod
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Decode bytes into `out`. For damaged bytes, raise ValueError, OSError or SyntaxError."""
+        """Decode bytes into `out`. For damaged bytes, raise any Exception but those of tpucache and MemoryError."""
 
 
 class PackedCodec(Codec):
@@ -239,6 +243,11 @@ class PackedCodec(Codec):
     @abstractmethod
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Implement `unpack_rows`. For damaged bytes, raise ValueError or OSError."""
+
+
+def _not_decoded(field: FieldSpec, error: Exception) -> DamageError:
+    text = str(error) or type(error).__name__
+    return DamageError(f"field {field.name!r} does not decode as {field.codec}: {text}")
 
 
 def checked(field: FieldSpec, array: Array) -> Array:

@@ -70,7 +70,9 @@ class KaggleDataset:
     """A dataset of a Kaggle account, as kagglesdk reaches it."""
 
     def __init__(self, dataset_id: str) -> None:
-        """Open no connection yet; `dataset_id` is owner/slug. Raises DependencyError without kagglesdk."""
+        """Open no connection yet; `dataset_id` is owner/slug. Raises DependencyError without kagglesdk,
+        PublishError where it cannot begin.
+        """
         try:
             from kagglesdk import KaggleClient
         except ImportError as error:
@@ -78,9 +80,15 @@ class KaggleDataset:
         self.dataset_id = dataset_id
         self._owner, _, self._slug = dataset_id.partition("/")
         user, key = os.environ.get(_USER), os.environ.get(_KEY)
-        # kagglesdk itself finds a token, and ~/.kaggle/kaggle.json.
-        self._client = KaggleClient(username=user, password=key) if user and key else KaggleClient()
         self._secrets = [secret for secret in (key, os.environ.get(_TOKEN)) if secret]
+        try:
+            # kagglesdk itself finds a token, and ~/.kaggle/kaggle.json.
+            self._client = KaggleClient(username=user, password=key) if user and key else KaggleClient()
+        except Exception as error:  # noqa: BLE001  # kagglesdk reads whatever files it finds
+            raise PublishError(
+                f"kagglesdk cannot begin: {type(error).__name__}: {self._clean(error)}. Mend the files in ~/.kaggle, "
+                f"or set {_TOKEN}, or {_USER} and {_KEY}"
+            ) from None
 
     def close(self) -> None:
         """Close the connections; the next call opens others."""

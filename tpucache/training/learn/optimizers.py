@@ -139,9 +139,9 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
         from timm.models import group_parameters
 
         matcher: Callable[..., Any] = model.group_matcher  # type: ignore[assignment]  # torch: may be a tensor
-        return {
-            name: int(layer) for name, layer in group_parameters(model, matcher(coarse=False), reverse=True).items()
-        }
+        with calling("timm", TrainingError, "Install another version of it, or leave --layer-decay out"):
+            layers = group_parameters(model, matcher(coarse=False), reverse=True)
+        return {name: int(layer) for name, layer in layers.items()}
     names = [name for name, _ in model.named_parameters()]
     order = list(dict.fromkeys(layer for layer in map(_layer, names) if layer))
     return {name: order.index(layer) if (layer := _layer(name)) else 0 for name in names}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from tpucache.errors import TrainingError
+from tpucache.errors import TrainingError, calling
 from tpucache.store.files import check_stored, open_file, write_atomically
 from tpucache.training.device.tensors import to_host
 
@@ -21,7 +21,8 @@ _SHOWN: Final = 200  # characters of a library's message, at most
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write tensors and plain values atomically; tensors are copied to the host. Raises TrainingError."""
     target = io.BytesIO()
-    torch.save(to_host(dict(content)), target)
+    with calling("torch", TrainingError, f"{path} was not written; the checkpoint before it is kept"):
+        torch.save(to_host(dict(content)), target)
     try:
         write_atomically(Path(path), target.getvalue())
     except OSError as error:

@@ -50,11 +50,11 @@ def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None
     try:
         return to_png(size, paint)
     except ImportError:
-        _warn_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
+        warn_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # the run continues after any error of matplotlib
-        _warn_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
+        warn_once(f"{name} is left out: matplotlib raised {type(error).__name__}: {' '.join(str(error).split())}")
     return None
 
 
@@ -88,7 +88,8 @@ def fitting_decay(steps: int) -> float:
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning, the first time that it is given."""
     _log.warning(message)
 
 

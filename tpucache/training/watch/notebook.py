@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.curves import curves_size, paint_curves, try_png
+from tpucache.training.watch.curves import curves_size, paint_curves, warn_once, try_png
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
@@ -47,7 +47,10 @@ class NotebookCurves:
         paint = functools.partial(paint_curves, losses=self._losses, rows=self._rows, first=self._first or 0)
         picture = try_png("the picture of the curves", curves_size(self._rows), paint)
         if picture is not None:
-            self._show(picture)
+            try:
+                self._show(picture)
+            except Exception as error:  # noqa: BLE001  # whatever a notebook raises, the run continues
+                warn_once(f"the picture of the curves is not shown: {type(error).__name__}: {error}")
         self._drawn = self._clock()
 
 

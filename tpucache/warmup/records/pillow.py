@@ -181,7 +181,8 @@ def decode_jpeg(
     eighths = _eighths(size, least)
     width, height = (math.ceil(side * eighths / SCALES) for side in size)
     try:
-        pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB", min_height=height, min_width=width)
+        with _as_broken():
+            pixels = simplejpeg.decode_jpeg(data, "GRAY" if is_grey else "RGB", min_height=height, min_width=width)
     except ValueError:
         return None
     if pixels.shape[:2] != (height, width):
@@ -248,11 +249,13 @@ def is_heif(data: bytes) -> bool:
 
 
 def register_heif(path: str, what: str = "") -> None:
-    """Let Pillow read HEIF files. Raises SampleError, which names the library, if it is not installed."""
+    """Let Pillow read HEIF files. Raises SampleError, which names the library, if it is not installed or fails."""
     try:
         _register()
     except ImportError as error:
         raise SampleError(path, f"{what}is a HEIC file: `pip install pillow-heif` to read it ({error})") from error
+    except Exception as error:
+        raise SampleError(path, f"{what}is a HEIC file, and pillow-heif cannot read it: {error}") from error
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache import signals
-from tpucache.errors import BuildError, DependencyError, TpucacheError
+from tpucache.errors import BuildError, DependencyError, TpucacheError, calling
 from tpucache.warmup.build_options import WorkerOptions
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class Executor(WorkerOptions):
             return self.jobs
         import joblib
 
-        return int(joblib.cpu_count())
+        with calling("joblib"):
+            return int(joblib.cpu_count())
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
         """Yield results in the order in which tasks finish. Tasks are drawn from the iterator when workers are free.
@@ -135,7 +136,8 @@ class Executor(WorkerOptions):
         from joblib.externals.loky.backend import resource_tracker as loky_tracker
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
-        workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
+        with calling("joblib"):
+            workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
         run, is_over = _Pickled(_Place.here().run), threading.Event()
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
         for tracker in (multiprocessing.resource_tracker, loky_tracker):  # if started later, it would unblock signals
