@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 import threading
 import time
@@ -18,13 +19,14 @@ from patience import PATIENCE
 Fault = Callable[[str, int], str | None]
 
 STALL_SECONDS = 5.0
+_COUNTER = itertools.count()
 
 
 class Server(ThreadingHTTPServer):
     """Serves the files of a folder at `url`.
 
     `fault` returns "cut", "503", "403", "404", "stall", "flip" (a byte of the answer), "whole" (status 200) or None.
-    `ranges` are the names and spans that were asked for.
+    `ranges` are the names and spans that were asked for. With `is_weak` each answer has another ETag, a weak one.
     """
 
     daemon_threads = True
@@ -35,6 +37,7 @@ class Server(ThreadingHTTPServer):
         self.folder = folder
         self.fault: Fault = lambda name, number: None
         self.delay = 0.0
+        self.is_weak = False
         self.requests: Counter[str] = Counter()
         self.counting = threading.Lock()
         self.ranges: list[tuple[str, int, int]] = []
@@ -81,8 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._end(int(fault))
             return
         data = path.read_bytes()
-        tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
-        if self.headers.get("If-Match", tag) != tag:
+        tag = f'W/"{next(_COUNTER)}"' if server.is_weak else f'"{hashlib.sha256(data).hexdigest()[:16]}"'
+        if self.headers.get("If-Match", tag) != tag:  # a weak one never matches
             self._end(412)
             return
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))

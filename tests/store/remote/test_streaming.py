@@ -323,6 +323,11 @@ def test_a_shard_that_changes_while_it_is_read_is_refused(opened: Opened, cache:
         server.close()
 
 
+def test_weak_tags_that_differ_for_equal_bytes_refuse_nothing(opened: Opened, cache: Path, server: Server) -> None:
+    server.is_weak = True
+    assert batches(opened()) == batches(CachedDataset(cache))
+
+
 @pytest.mark.parametrize("call", ["ftruncate", "writev"])
 def test_a_file_that_may_not_grow_is_one_error_or_none(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str
