@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import struct
 import sys
 import threading
 import zipfile
@@ -45,6 +46,11 @@ _COPYING: Final = {
 
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"
+#: The records at the end of a zip archive: of 64 bits, where that is, and of 32 bits. Sizes and places are read alone.
+_ZIP_END64: Final = struct.Struct("<40x2Q")
+_ZIP_LOCATOR: Final = struct.Struct("<4s4xQ4x")
+_ZIP_END: Final = struct.Struct("<4s8x2LH")
+_ZIP_ENDS: Final = _ZIP_END64.size + _ZIP_LOCATOR.size + _ZIP_END.size
 
 _NPY_MAGIC: Final = b"\x93NUMPY\x01\x00"
 #: A header as numpy writes it. It is a Python literal, but it is only matched, never evaluated.
@@ -173,11 +179,32 @@ def check_stored(file: BinaryIO) -> None:
         raise zipfile.BadZipFile("it is no zip archive from its first byte on")
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
+    if not _has_one_directory(file):
+        raise ValueError("its list of members is not where its end says, and is never written so")
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
         raise ValueError("it has compressed members, and is never written so")
     if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
         raise ValueError("its members are longer than the file")
     file.seek(0)
+
+
+def _has_one_directory(file: BinaryIO) -> bool:
+    """Return whether every reader of an archive finds the same list of members: right before the end, which names it.
+
+    Python looks for the list before the end, torch where the end says; a file may have one at each place.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _ZIP_ENDS))
+    ends = file.read().rjust(_ZIP_ENDS, b"\0")
+    magic, length, start, comment = _ZIP_END.unpack_from(ends, _ZIP_ENDS - _ZIP_END.size)
+    at = size - _ZIP_END.size
+    locator, place = _ZIP_LOCATOR.unpack_from(ends, _ZIP_END64.size)
+    if locator == b"PK\6\7":
+        at = size - _ZIP_ENDS
+        if place != at:
+            return False
+        length, start = _ZIP_END64.unpack_from(ends)
+    return bool(magic == b"PK\5\6" and not comment and start + length == at)
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

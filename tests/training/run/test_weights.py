@@ -87,6 +87,27 @@ def test_safetensors_are_read_by_their_package_and_missing_it_is_one_clear_error
     assert read_weights(path)["b"].tolist() == [1.5, 2.5]
 
 
+def with_two_lists(packed: bytes, where: str) -> bytes:
+    """Return an archive whose list of compressed members torch finds, and Python one of stored members."""
+    end = packed.rindex(b"PK\5\6")
+    count, length, start = struct.unpack_from("<HLL", packed, end + 10)
+    stored = bytearray(packed[start:end])
+    at = 0
+    while at < length:
+        struct.pack_into("<H", stored, at + 10, zipfile.ZIP_STORED)
+        struct.pack_into("<2L", stored, at + 20, 1, 1)
+        at += 46 + sum(struct.unpack_from("<3H", stored, at + 28))
+    if where == "before the end":
+        return packed[:end] + stored + packed[end:]
+
+    def end_of(place: int) -> bytes:
+        return b"PK\6\6" + struct.pack("<Q2H2L4Q", 44, 45, 45, 0, 0, count, count, length, place)
+
+    locator = b"PK\6\7" + struct.pack("<LQL", 0, end, 1)
+    shown = end_of(start) + stored + end_of(end + 56)
+    return packed[:end] + shown + locator + b"PK\5\6" + struct.pack("<4H2LH", 0, 0, count, count, length, end + 56, 0)
+
+
 def test_weights_take_no_more_memory_than_their_file(tmp_path):
     saved = io.BytesIO()
     torch.save({"a": torch.zeros(1 << 16)}, saved)
@@ -95,6 +116,11 @@ def test_weights_take_no_more_memory_than_their_file(tmp_path):
             packed.writestr(name, plain.read(name))
     with pytest.raises(UsageError, match=r"packed\.pt cannot be read as weights: it has compressed members"):
         read_weights(tmp_path / "packed.pt")
+    for where in ("before the end", "in a record of 64 bits"):
+        (tmp_path / "two.pt").write_bytes(with_two_lists((tmp_path / "packed.pt").read_bytes(), where))
+        assert torch.load(tmp_path / "two.pt")["a"].shape == (1 << 16,)  # it follows the other list
+        with pytest.raises(UsageError, match=r"two\.pt cannot be read as weights: its list of members is not where"):
+            read_weights(tmp_path / "two.pt")
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, tmp_path / "wide.pt")
     with pytest.raises(UsageError, match=r"wide\.pt: 'a' has more values than the file"):
         read_weights(tmp_path / "wide.pt")
