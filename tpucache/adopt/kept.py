@@ -102,8 +102,7 @@ class Kept:
         try:
             if not (directory / MANIFEST_NAME).is_file():
                 return None
-            check_own(self.folder)
-            check_own(directory)
+            check_own(directory, self.folder.parents[1])
             use = Use(directory)  # before the cache is opened, so that nobody removes it
             cache = Cache.open(directory)
             _check_sizes(cache)
@@ -164,7 +163,7 @@ class Kept:
         """Make the folder of the caches. Raise BuildError for an OSError here or in the body."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            check_own(self.folder)
+            check_own(self.folder, self.folder.parents[1])
             yield
         except OSError as error:
             raise BuildError(

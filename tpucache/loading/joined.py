@@ -158,12 +158,12 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
     """Return a folder with a version's manifest and links to its files, made once for the places that these are at."""
-    from tpucache.store.remote.cache import default_directory
+    from tpucache.store.remote.cache import default_directory, own_folder
 
-    place = default_directory() / _JOINED / version.identity[:32]
+    below = default_directory()
+    place = own_folder(below / _JOINED, below) / version.identity[:32]
     wanted = {name: os.path.realpath(path) for name, path in found.items()}
     if _links(place) != wanted or not _has(place / MANIFEST_NAME, len(version.text.encode())):
-        place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as aside:
             made, old = Path(aside, "made"), Path(aside, "old")
             made.mkdir()

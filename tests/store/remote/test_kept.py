@@ -208,6 +208,16 @@ def test_a_link_that_somebody_left_in_the_folder_reaches_no_file_elsewhere(
     assert victim.read_bytes() == b"precious" * 1000
 
 
+def test_a_link_in_place_of_the_notes_of_urls_is_refused(opened: Opened, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "urls").symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=r"urls is a link, or belongs to another user"):
+        opened()
+    assert not [*elsewhere.iterdir()]
+
+
 def test_clearing_leaves_no_state_beside_missing_shards(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
 ) -> None:

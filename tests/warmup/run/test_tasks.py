@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,6 +152,26 @@ def test_a_receipt_returns_the_shard_as_it_was_sealed(context: BuildContext, blo
     for shard in build(context, block):
         assert plain(load_receipt(context.shards, context.work, 2, shard.entry.part)) == plain(shard)
     assert load_receipt(context.shards, context.work, 1, Part(0)) is None
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_of_what_is_kept_changes_what_is_read_of_it(context: BuildContext, block: Block) -> None:
+    (shard, *_), part = build(context, block), Part(0)
+    names = ("chunk-00002-000000.json", "shard-00002-v0000.npz")
+    reads: list[Callable[[], object]] = [
+        lambda: load_chunk(context.work, 2, 0, PARTS),
+        lambda: (kept := load_receipt(context.shards, context.work, 2, part)) and plain(kept),
+    ]
+    assert reads[1]() == plain(shard)
+    for name, read in zip(names, reads, strict=True):
+        path, right = context.work / name, read()
+        whole = path.read_bytes()
+        for bit in range(0, 8 * len(whole), 7):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            assert read() in (None, right), (name, bit)
+        path.write_bytes(whole)
 
 
 @pytest.mark.slow

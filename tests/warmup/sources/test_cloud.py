@@ -180,6 +180,17 @@ def test_a_parquet_file_that_is_replaced_at_equal_size_is_copied_again(tables: S
     assert labels_at(f"{tables.url}/some.parquet") == [("some.parquet#0", 2), ("some.parquet#1", 2)]
 
 
+def test_a_link_in_place_of_the_folder_of_copies_is_refused(tables: Server, tmp_path: Path) -> None:
+    """Whoever made it may put other files in place of those that are copied."""
+    write_rows(tables.folder / "some.parquet", 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "kept").mkdir(exist_ok=True)
+    (tmp_path / "kept" / "sources").symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=r"sources is a link, or belongs to another user"):
+        labels_at(f"{tables.url}/some.parquet")
+
+
 def test_a_server_that_states_no_version_is_read_again(tables: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rows(tables.folder / "some.parquet", 1)
     asked = Remote.version

@@ -111,6 +111,31 @@ def test_a_build_that_is_continued_asks_the_stream_for_nothing(
     assert not [*copies.iterdir()]
 
 
+@pytest.mark.parametrize("place", [b"IHDR", b'"label": '])
+def test_a_copy_that_was_changed_between_two_runs_is_made_again(
+    tmp_path: Path, copies: Path, monkeypatch: pytest.MonkeyPatch, place: bytes
+) -> None:
+    """Its size and the number of its items are as they were."""
+    stream, recipe = Stream(items()), Recipe(size=8)
+
+    def stop(*_: object) -> None:
+        raise UnfinishedError("the time is up")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DatasetSource, "load", stop)
+        with pytest.raises(UnfinishedError):
+            build_cache(stream, tmp_path / "a", recipe, jobs=1)
+    (path,) = copies.rglob("items")
+    data = bytearray(path.read_bytes())
+    data[data.rindex(place) + len(place)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"it was changed after it was made.*: run this again"):
+        build_cache(stream, tmp_path / "a", recipe, jobs=1)
+    found = build_cache(stream, tmp_path / "a", recipe, jobs=1)
+    assert stream.times == 2
+    assert found.fingerprint == build_cache(items(), tmp_path / "b", recipe, jobs=1).fingerprint
+
+
 def test_a_copy_that_is_not_whole_is_made_again(tmp_path: Path, copies: Path) -> None:
     stream = Stream([*items(5), RuntimeError("the network is gone")])
     for _ in range(2):

@@ -106,7 +106,7 @@ class RemoteCache(Cache):
                 directory, manifest = _read_manifest(remote, url, below, _FRESH_SECONDS if max_age is None else max_age)
                 if number is not None:
                     directory, manifest = _read_version(remote, manifest, number, below)
-                check_own(directory)
+                check_own(directory, below)
                 with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
                     deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
             except OSError as error:
@@ -232,7 +232,7 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
     """Return the folder of a cache, and its manifest, which one process reads for all of this machine."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
-    note.parent.mkdir(parents=True, exist_ok=True)
+    own_folder(note.parent, below)
     with only_one(note.with_suffix(".lock")):
         known, age = _read_note(note)
         if known is not None and age < max_age and (found := _known(below, known)):
@@ -246,9 +246,7 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
                 raise
             _log.warning("%s. What this machine has of it since an earlier time is used", error)
             return found
-        directory = below / manifest.identity
-        directory.mkdir(exist_ok=True)
-        check_own(directory)
+        directory = own_folder(below / manifest.identity, below)
         if not _known(below, manifest.identity):
             write_atomically(directory / MANIFEST_COPY, data)
         write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
@@ -260,22 +258,32 @@ def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) ->
     if number < newest.number and (found := _known(below, newest.parents[number - 1])):
         return found
     manifest = earlier_version(newest, number, remote.shown, remote.small_file)
-    directory = below / manifest.identity
-    directory.mkdir(exist_ok=True)
-    check_own(directory)
+    directory = own_folder(below / manifest.identity, below)
     if not _known(below, manifest.identity):
         write_atomically(directory / MANIFEST_COPY, manifest.text.encode())
     return directory, manifest
 
 
-def check_own(directory: Path) -> None:
-    """Raise StoreError for a link, or a folder of another user, who could replace the files in it."""
-    found, below = directory.lstat(), directory.parent.stat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), below.st_uid):
-        raise StoreError(
-            f"{directory} is a link, or belongs to another user, who may change what is read: give a folder of your "
-            "own in its place"
-        )
+def own_folder(directory: Path, below: Path) -> Path:
+    """Return a folder, which is made if it is not there. Raises StoreError as `check_own`, and OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    check_own(directory, below)
+    return directory
+
+
+def check_own(directory: Path, below: Path) -> None:
+    """Raise StoreError for a link, or a folder of another user, on the way to a folder from one that the user chose.
+
+    Its owner could replace the files that lie there. That of `below` is trusted.
+    """
+    owners = os.geteuid(), below.stat().st_uid
+    for folder in (directory, *directory.parents)[: len(directory.relative_to(below).parts)]:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            raise StoreError(
+                f"{folder} is a link, or belongs to another user, who may change what is read: give a folder of your "
+                "own in its place"
+            )
 
 
 def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:

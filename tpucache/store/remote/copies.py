@@ -31,7 +31,7 @@ from tpucache.store.files import (
     sha256_file,
     write_atomically,
 )
-from tpucache.store.remote.cache import COPIES, URL_NOTE, check_own, default_directory, only_one
+from tpucache.store.remote.cache import COPIES, URL_NOTE, default_directory, only_one, own_folder
 from tpucache.store.remote.local import STATE_NAME
 from tpucache.store.remote.url_folder import Remote
 from tpucache.strict_json import parse_json
@@ -99,8 +99,7 @@ def _hold(below: Path) -> OpenFile:
     Raises OSError, StoreError.
     """
     while True:
-        below.mkdir(parents=True, exist_ok=True)
-        check_own(below)
+        own_folder(below, below.parents[1])
         use = OpenFile.of(OpenFolder(below).open(STATE_NAME, os.O_RDWR | os.O_CREAT))
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)

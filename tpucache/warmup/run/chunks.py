@@ -15,7 +15,10 @@ import itertools
 import json
 import operator
 import re
+import struct
 import uuid
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +40,14 @@ IN_SOURCE: Final = "source"
 RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
 
 
+#: The key of a chunk's metadata with the CRC-32 of all else in it. Version 0.2 wrote none.
+_CHECKSUM: Final = "crc32"
+_OF_02: Final = {"note", "lengths", "crcs"}
+#: What is raised for a receipt that was not made, or is damaged: zipfile raises RuntimeError for some headers.
+_DAMAGED: Final = (
+    *(FileNotFoundError, EOFError, KeyError, TypeError, ValueError, RuntimeError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 #: The array of a receipt that holds its JSON.
 _METADATA: Final = "told"
 
@@ -154,7 +165,7 @@ def save_chunk(
             temporary.replace(_records_path(work, block, chunk, part))
         lengths, crcs = ({str(part): each for part, each in by.items()} for by in (stored.lengths, stored.crcs))
         content = {"note": stored.info.to_dict(), "lengths": lengths, "crcs": crcs}
-        temporary.write_text(json.dumps(content))
+        temporary.write_text(json.dumps({**content, _CHECKSUM: _checksum(content)}))
         temporary.replace(_metadata_path(work, block, chunk, whole))
     finally:
         temporary.unlink(missing_ok=True)
@@ -164,13 +175,21 @@ def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole:
     """Return the metadata of a chunk, or of the beginning of one, or None if a file of these parts is missing."""
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
+        if _CHECKSUM not in content and content.keys() != _OF_02:
+            return None
+        if content.pop(_CHECKSUM, _checksum(content)) != _checksum(content):
+            return None
         lengths = {Part.parse(part): values for part, values in content["lengths"].items()}
         crcs = {Part.parse(part): values for part, values in content["crcs"].items()}
         if any(_records_path(work, block, chunk, part).stat().st_size != sum(lengths[part]) for part in parts):
             return None
         return StoredChunk(ChunkInfo.from_dict(content["note"]), lengths, crcs)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # not made, or torn by a power cut
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # not made, or torn by a power cut
         return None
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def read_records(
@@ -228,7 +247,7 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
-    """Return a finished shard, or None if there is no receipt, or if its shard is neither here nor at the URL."""
+    """Return a finished shard, or None if there is no whole receipt, or if its shard is neither here nor at the URL."""
     try:
         with np.load(receipt_path(work, block, part), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
@@ -238,7 +257,7 @@ def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard 
             if not sent_path(work, block, part).exists() and (cache / entry.name).stat().st_size != entry.bytes:
                 return None
             return BuiltShard(entry, archive["rows"], ChunkInfo.from_dict(metadata["note"]))
-    except FileNotFoundError:
+    except _DAMAGED:
         return None
 
 

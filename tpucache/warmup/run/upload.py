@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import queue
 import threading
 import time
@@ -22,7 +23,7 @@ from tpucache.store.copying import folder_path
 from tpucache.store.files import as_url, is_kaggle
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME, Part
 from tpucache.store.manifest import Manifest, ShardEntry
-from tpucache.store.remote.cache import default_directory
+from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.warmup.run.chunks import RECEIPT_NAME, BuiltShard, load_receipt
 from tpucache.warmup.run.folder import finished_cache, is_worked_on, remove_folder
 from tpucache.warmup.run.kaggle_place import KagglePlace
@@ -75,8 +76,14 @@ class Place(Protocol):
 
 
 def local_folder(url: str) -> Path:
-    """Return the default local folder in which a cache for a URL is built."""
-    return default_directory() / _BUILDS / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:32]
+    """Return the default local folder in which a cache for a URL is built.
+
+    Raises StoreError where another user has made the folder of all builds.
+    """
+    below = default_directory()
+    if os.path.lexists(below / _BUILDS):
+        check_own(below / _BUILDS, below)
+    return below / _BUILDS / hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:32]
 
 
 def open_place(url: str, folder: Path, companions: Companions | None = None) -> Place:

@@ -80,10 +80,11 @@ def kept_listings() -> KeptListings | None:
 
 
 def sources_folder() -> Path:
-    """Return this machine's folder for copies of sources."""
-    from tpucache.store.remote.cache import COPIES, default_directory
+    """Return this machine's folder for copies of sources, which is made. Raises StoreError if it is another user's."""
+    from tpucache.store.remote.cache import COPIES, default_directory, own_folder
 
-    return default_directory() / COPIES
+    below = default_directory().expanduser().absolute()
+    return own_folder(below / COPIES, below)
 
 
 def digest(name: str) -> str:

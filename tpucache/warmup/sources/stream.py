@@ -14,6 +14,7 @@ import shutil
 import struct
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,7 +29,8 @@ from tpucache.warmup.sources.kept import kept_listings, sources_folder
 from tpucache.warmup.sources.source import Item, Label
 
 _ITEMS, _STARTS = "items", "starts.npy"
-_LENGTH: Final = struct.Struct("<I")
+#: An item begins with the length of its head, and the CRC-32 of its head and of its fields.
+_START: Final = struct.Struct("<3I")
 #: The bytes of an item that are read for its label; usually they are enough.
 _FIRST: Final = 4096
 
@@ -52,7 +54,6 @@ class Copy:
         kept = kept_listings()
         try:
             if kept is None:
-                sources_folder().mkdir(parents=True, exist_ok=True)
                 self._folder = Path(tempfile.mkdtemp(prefix="stream-", dir=sources_folder()))
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
                 return self._write(items)
@@ -85,7 +86,9 @@ class Copy:
             return decode(
                 lambda at, size: os.pread(file.number, min(size, stop - start - at), start + at), stop - start
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+            if not isinstance(error, OSError):  # the next run copies it again
+                (self._folder / _STARTS).unlink(missing_ok=True)
             raise SourceError(
                 f"the copy of {self._name} in {self._folder} cannot be read ({error}): run this again"
             ) from error
@@ -132,15 +135,23 @@ def _encoded(item: Item | SampleError) -> Iterator[bytes]:
         ]
         head = {"fields": fields, "label": item.label, "columns": dict(item.columns)}
     data = json.dumps(head).encode()
-    yield _LENGTH.pack(len(data))
+    yield _START.pack(len(data), zlib.crc32(data), functools.reduce(_add_crc, parts, 0))
     yield data
     yield from parts
 
 
+def _add_crc(crc: int, data: bytes) -> int:
+    return zlib.crc32(data, crc)
+
+
 def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
     """Return what is said of an item before its fields, given its first bytes. Raises SampleError for an error."""
-    end = _LENGTH.size + _LENGTH.unpack_from(first)[0]
-    head = parse_json((first if len(first) >= end else read(0, end))[_LENGTH.size : end])
+    length, crc, _ = _START.unpack_from(first)
+    end = _START.size + length
+    data = (first if len(first) >= end else read(0, end))[_START.size : end]
+    if zlib.crc32(data) != crc:
+        raise ValueError("it was changed after it was made")
+    head = parse_json(data)
     if "error" in head:
         raise SampleError(path, head["error"])
     return head
@@ -151,8 +162,11 @@ def _label(head: Any) -> Label:
 
 
 def _decoded(data: bytes, path: str) -> Item:
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     head = _head(data, lambda at, size: data[at : at + size], path)
+    length, _, crc = _START.unpack_from(data)
+    end = _START.size + length
+    if zlib.crc32(memoryview(data)[end:]) != crc:
+        raise ValueError("it was changed after it was made")
     fields: dict[str, Any] = {}
     for name, size, *kind in head["fields"]:
         part, end = data[end : end + size], end + size
