@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,13 +117,15 @@ def test_a_copy_that_was_changed_between_two_runs_is_made_again(
     tmp_path: Path, copies: Path, monkeypatch: pytest.MonkeyPatch, place: bytes
 ) -> None:
     """Its size and the number of its items are as they were."""
-    stream, recipe = Stream(items()), Recipe(size=8)
+    stream, recipe, load, loads = Stream(items()), Recipe(size=8), DatasetSource.load, itertools.count()
 
-    def stop(*_: object) -> None:
-        raise UnfinishedError("the time is up")
+    def limited(self: DatasetSource, sample: Any) -> Item:
+        if next(loads) > 5:
+            raise UnfinishedError("the time is up")
+        return load(self, sample)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetSource, "load", stop)
+        patch.setattr(DatasetSource, "load", limited)
         with pytest.raises(UnfinishedError):
             build_cache(stream, tmp_path / "a", recipe, jobs=1)
     (path,) = copies.rglob("items")

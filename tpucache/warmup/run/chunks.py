@@ -11,6 +11,7 @@ records that, and the chunks of its block are removed.
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import json
 import operator
@@ -26,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tpucache.store.files import write_atomically
+from tpucache.store.files import read_file, write_atomically
 from tpucache.store.format import Part, shard_name
 from tpucache.store.manifest import ShardEntry, Skipped
 from tpucache.store.samples import encode_columns
@@ -249,7 +250,8 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
     """Return a finished shard, or None if there is no whole receipt, or if its shard is neither here nor at the URL."""
     try:
-        with np.load(receipt_path(work, block, part), allow_pickle=False) as archive:
+        data = read_file(receipt_path(work, block, part))
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             metadata = json.loads(archive[_METADATA].tobytes())
             entry = ShardEntry(**metadata["entry"])
             if entry.name != shard_name(part, block):
