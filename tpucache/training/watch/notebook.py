@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tpucache.training.run.history import Row, Watcher
-from tpucache.training.watch.curves import curves_size, paint_curves, warn_once, try_png
+from tpucache.training.watch.curves import curves_size, paint_curves, try_png, warn_once
 
 _EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 
