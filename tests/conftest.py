@@ -60,15 +60,18 @@ SAMPLES = 150
 
 # The same examples in every run, however long a busy machine takes; --hypothesis-profile default looks for others.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("steady"), max_examples=25)
 hypothesis.settings.load_profile("steady")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose a place for the tests' files; list what is skipped, and why, where CI is set."""
+    """Choose a place for files, and the number of examples; list what is skipped, and why, where CI is set."""
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     if os.environ.get("CI"):
         config.option.reportchars += "s"
+    if "not thorough" in config.option.markexpr:
+        hypothesis.settings.load_profile("few")
     if not hasattr(config, "workerinput"):
         start_forks(config)
 

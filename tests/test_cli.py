@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from thorough import thorough
 
 import tpucache
 from tpucache.cli import main
@@ -165,7 +166,7 @@ def installed_command(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("safe", [False, *thorough(True)])
 @pytest.mark.parametrize("module", [False, True], ids=["tpucache", "python -m tpucache"])
 def test_the_installed_command_imports_from_the_working_folder_as_python_m_does(photos, tmp_path, module, safe):
     program = ["-m", "tpucache"] if module else [installed_command(tmp_path)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.store.manifest import Manifest
@@ -107,15 +108,11 @@ def unmarked(folder: Path) -> list[object]:
 
 
 ALL = [
-    black,
-    opaque,
-    one_class,
+    *thorough(black, opaque, one_class),
     one_sample,
-    empty_class,
-    one_number,
+    *thorough(empty_class, one_number),
     one_sample_with_a_number,
-    one_pixel,
-    unmarked,
+    *thorough(one_pixel, unmarked),
 ]
 
 

@@ -74,6 +74,7 @@ def test_a_crop_keeps_the_middle_and_the_shape_of_things():
     assert (cut[0, :, 0] == np.arange(20, 40)).all()
 
 
+@pytest.mark.thorough
 def test_bench_says_what_it_is_against(photos, dataset, monkeypatch, capsys):
     for name, value in (("rounds", 1), ("seconds", 0.02)):
         monkeypatch.setitem(run_bench.__kwdefaults__, name, value)

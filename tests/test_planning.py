@@ -72,6 +72,7 @@ def row(**changed: Any) -> PlanRow:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_there_is_a_row_for_each_codec_size_and_number_of_variants_and_for_each_size_read_of_bands(
     planned: CachePlan,
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_device_is_idle_for_the_share_of_the_images_that_are_not_read(photos: 
         assert found.idle == max(0.0, 1 - found.images_per_second / rate)
 
 
+@pytest.mark.thorough
 def test_the_whole_build_is_in_proportion_to_the_small_ones(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = planning._Trial._build
 

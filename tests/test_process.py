@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from thorough import thorough
 
 from tpucache import Recipe, build_cache, process, signals, verify_cache
 from tpucache.progress import Progress
@@ -34,7 +35,9 @@ def run(words: list[str | Path], folder: Path, shell: str = "") -> subprocess.Co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", "<&- >&- 2>&-", "2>/dev/full", "2</dev/null"])
+@pytest.mark.parametrize(
+    "closed", [*thorough("2>&-", ">&-", "<&-"), "<&- >&- 2>&-", "2>/dev/full", *thorough("2</dev/null")]
+)
 def test_a_cache_is_built_whatever_standard_file_is_closed_or_full(closed: str, photos: Path, tmp_path: Path) -> None:
     jobs = "2" if closed.count("-") == 3 else "1"
     done = run(["warmup", photos, "cache", "--size", "8", "--jobs", jobs], tmp_path, f"{{}} {closed}")
@@ -44,7 +47,7 @@ def test_a_cache_is_built_whatever_standard_file_is_closed_or_full(closed: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("buffering", ["", *thorough("1")])
 def test_the_status_of_a_failure_is_kept_where_nobody_can_be_told(buffering: str, tmp_path: Path) -> None:
     done = run(["verify", "nothing"], tmp_path, f"PYTHONUNBUFFERED={buffering} {{}} 2> /dev/full")
     assert done.returncode == 1
@@ -54,7 +57,7 @@ def test_the_status_of_a_failure_is_kept_where_nobody_can_be_told(buffering: str
 @pytest.mark.parametrize(
     "words", [["inspect"], ["inspect", "--json"], ["verify"], ["--help"], ["train", "--help"]], ids=str
 )
-@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("buffering", ["", *thorough("1")])
 def test_output_that_cannot_be_written_is_one_line_and_status_one(
     words: list[str], buffering: str, cache: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from interrupting import PLACES
+from thorough import thorough
 
 from tpucache import signals
 from tpucache.cli import main
@@ -316,7 +317,7 @@ globals()[sys.argv[1]]() if sys.argv[1].startswith("ends") else signals.run(glob
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "status", "said"),
-    [("cleans", 3, LINE), ("swallows", 3, LINE), ("ends", 5, ""), ("ends_late", 5, "")],
+    [*thorough(("cleans", 3, LINE)), ("swallows", 3, LINE), *thorough(("ends", 5, "")), ("ends_late", 5, "")],
 )
 def test_a_command_that_is_not_at_its_end_soon_is_ended(work: str, status: int, said: str) -> None:
     done = subprocess.run(

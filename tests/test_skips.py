@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from thorough import thorough
 
 TESTS = Path(__file__).parent
 SKIPPED = """
@@ -23,8 +24,14 @@ MACHINE = SKIPPED.format(skip="pytest.skip('no browser is found')")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "in_ci", "status"),
-    [(MISSING, True, 1), (WHOLE_FILE, True, 2), (MACHINE, True, 0), (MISSING, False, 0)],
-    ids=["a test", "a file", "what the machine lacks", "not in CI"],
+    [
+        pytest.param(MISSING, True, 1, id="a test"),
+        *thorough(
+            pytest.param(WHOLE_FILE, True, 2, id="a file"),
+            pytest.param(MACHINE, True, 0, id="what the machine lacks"),
+            pytest.param(MISSING, False, 0, id="not in CI"),
+        ),
+    ],
 )
 def test_a_skip_for_a_missing_package_fails_in_ci_alone(program, in_ci, status, tmp_path) -> None:
     (tmp_path / "test_a.py").write_text(program)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from once import once
 from patience import PATIENCE
+from thorough import thorough
 
 from scripts.checks.wings import WINGS, copy_without
 from tpucache.cli import make_parser
@@ -44,8 +45,16 @@ class Done(NamedTuple):
     said: str
 
 
-Run = Callable[[Iterable[Sequence[object]]], list[Done]]
-
+#: Commands of the core, one after the other.
+OF_THE_CORE = (
+    ("warmup", "{photos}", "made", "--size", "16", "--limit", "8", "--jobs", "1"),
+    ("inspect", "made"),
+    ("verify", "made"),
+    ("preview", "made", "-o", "sheet.png"),
+    ("report", "made", "-o", "page.html"),
+    ("doctor", "--no-xla"),
+    ("push", "made", "pushed"),
+)
 #: The commands that need a wing, with their words after a cache: what they show of the missing wing, and their status.
 MISSING = {
     "training": [
@@ -64,53 +73,46 @@ MISSING = {
 }
 
 
-@pytest.fixture(scope="module", params=WINGS)
+@pytest.fixture(scope="module", params=["training", *thorough(*{*WINGS} - {"training"})])
 def wing(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def run(wing: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The function `run(commands)`: what they do, one after the other, in a process that has no such wing."""
-    environment = copy_without(wing, tmp_path_factory.mktemp("copy"))
-    folder = tmp_path_factory.mktemp("work")
+def done(
+    wing: str, photos: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Done], list[Done]]:
+    """What commands of the core do, and those that need the wing, in one process that has no such wing."""
 
-    def run(commands: Iterable[Sequence[object]]) -> list[Done]:
-        words = [[*map(str, each)] for each in commands]
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps(words)], cwd=folder, env=environment, capture_output=True,
-            text=True, check=False, timeout=PATIENCE,
+    def run(folder: Path) -> None:
+        (folder / "run.json").write_text("{}")
+        needing = [[word.format(cache=cache, run=folder) for word in words] for words, _ in MISSING[wing]]
+        words = [*([word.format(photos=photos) for word in each] for each in OF_THE_CORE), *needing, ["--help"]]
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, json.dumps(words)], cwd=folder,
+            env=copy_without(wing, tmp_path_factory.mktemp("copy")), capture_output=True, text=True, check=False,
+            timeout=PATIENCE,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return [Done(each, *found) for each, found in zip(words, json.loads(done.stdout), strict=True)]
+        assert ended.returncode == 0, ended.stderr
+        results = [[each, *of] for each, of in zip(words, json.loads(ended.stdout), strict=True)]
+        (folder / "results.json").write_text(json.dumps(results))
 
-    return run
-
-
-def test_commands_of_the_core_work_without_a_wing(run: Run, photos: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    commands = (
-        ("warmup", photos, cache, "--size", "16", "--limit", "8", "--jobs", "1"),
-        ("inspect", cache),
-        ("verify", cache),
-        ("preview", cache, "-o", tmp_path / "sheet.png"),
-        ("report", cache, "-o", tmp_path / "page.html"),
-        ("doctor", "--no-xla"),
-        ("push", cache, tmp_path / "pushed"),
-    )
-    assert [done for done in run(commands) if done.status] == []
+    folder = once(tmp_path_factory, f"without-{wing}", run)
+    found = [Done(*each) for each in json.loads((folder / "results.json").read_text())]
+    return found[: len(OF_THE_CORE)], found[len(OF_THE_CORE) :]
 
 
-def test_what_needs_a_missing_wing_says_so_in_one_line(wing: str, run: Run, cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    places = {"cache": cache, "run": tmp_path}
-    wanted = [[word.format(**places) for word in words] for words, _ in MISSING[wing]]
-    *found, listed = run([*wanted, ["--help"]])
-    assert [done.status for done in found] == [status for _, status in MISSING[wing]], found
-    for done in found:
-        assert f"tpucache.{wing} is missing" in done.said.splitlines()[-1]
-        assert "Traceback" not in done.said
+def test_commands_of_the_core_work_without_a_wing(done: tuple[list[Done], list[Done]]) -> None:
+    assert [each for each in done[0] if each.status] == []
+
+
+def test_what_needs_a_missing_wing_says_so_in_one_line(wing: str, done: tuple[list[Done], list[Done]]) -> None:
+    *found, listed = done[1]
+    assert [each.status for each in found] == [status for _, status in MISSING[wing]], found
+    for each in found:
+        assert f"tpucache.{wing} is missing" in each.said.splitlines()[-1]
+        assert "Traceback" not in each.said
     text = " ".join(listed.printed.split())
     for group in COMMANDS.values():
         for name, (module, said) in group.items():

@@ -149,6 +149,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_forked_workers_of_a_dataloader_read_what_is_built_meanwhile(
     root: Path, tmp_path: Path, run_forking: Any
 ) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from thorough import thorough
 
 import tpucache
 from tpucache import CachedLoader, DamageError, PictureDataset, Recipe, SampleError, UsageError
@@ -98,7 +99,7 @@ def test_the_second_use_builds_nothing(no_build: Any) -> None:
     assert len(opened(Pictures())) == COUNT
 
 
-@pytest.mark.parametrize("changed", [0, UNSEEN, COUNT - 1])
+@pytest.mark.parametrize("changed", [*thorough(0), UNSEEN, *thorough(COUNT - 1)])
 def test_without_an_identity_each_change_is_noticed(changed: int, kept: Path) -> None:
     opened(Pictures())
     assert colours(opened(Pictures((changed,))))[changed] == [changed, 255, 9]
@@ -123,7 +124,7 @@ def test_a_changed_label_is_noticed() -> None:
     assert opened(Items((image, 0), (image, 1), (image, 1))).targets == [0, 1, 1]
 
 
-@pytest.mark.parametrize("other", [Pictures((COUNT - 1,)), Pictures(count=COUNT - 1)])
+@pytest.mark.parametrize("other", [Pictures((COUNT - 1,)), *thorough(Pictures(count=COUNT - 1))])
 def test_with_an_identity_another_set_is_noticed(other: Pictures, kept: Path) -> None:
     opened(Pictures(), identity="birds")
     assert colours(opened(other, identity="birds")) == colours(opened(other))
@@ -224,6 +225,7 @@ def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_workers_build_and_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpucache.warmup.run.executors.ALONE_SECONDS", 0.0)
     for _ in range(2):

@@ -83,6 +83,7 @@ def test_the_batches_for_keras_are_those_of_a_whole_epoch(photos: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_data_module_of_lightning_gives_each_rank_its_part(photos: Path) -> None:
     needs("lightning")
     (text,) = blocks("lightning")

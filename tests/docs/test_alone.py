@@ -43,6 +43,7 @@ def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_the_page_about_jax_runs_with_numpy_and_jax_alone(packed, tmp_path, jax_alone):
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "jax.md").read_text(), re.DOTALL | re.MULTILINE)

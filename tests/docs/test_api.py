@@ -63,6 +63,7 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_examples_for_jax_run(tmp_path, run_with_jax):
     """In a process of its own: in one with JAX, every later fork warns."""
     (tmp_path / "page.py").write_text(program(FOLDER / "jax.md"))

@@ -97,6 +97,7 @@ def values_of(rows):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_competition_works_word_by_word_and_survives_two_kills(competition, monkeypatch):
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for language, text in blocks:

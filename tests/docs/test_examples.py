@@ -159,6 +159,7 @@ def test_what_agents_are_told_works_word_by_word(photos, tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsys):
     shutil.copytree(photos, tmp_path / "photos" / "train")
     monkeypatch.chdir(tmp_path)
@@ -170,6 +171,7 @@ def test_the_quick_start_works_word_by_word(photos, tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_example_of_the_kaggle_page_publishes_to_the_stand_in(photos, tmp_path, monkeypatch, capsys):
     shutil.copytree(photos, tmp_path / "photos" / "train")
     monkeypatch.chdir(tmp_path)

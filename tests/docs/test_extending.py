@@ -59,6 +59,7 @@ def test_the_page_has_a_part_of_each_group_and_a_command_with_it():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_commands_of_the_page_run_with_the_parts_that_it_shows(
     folder: Path, photos: Path, torch_forks: Any
 ) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from thorough import thorough
 
 PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
 PLAIN = 'open_device("torch")'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", [PLAIN, pytest.param('open_device("xla")', marks=pytest.mark.xla)])
+@pytest.mark.parametrize("device", [PLAIN, *thorough(pytest.param('open_device("xla")', marks=pytest.mark.xla))])
 def test_the_loop_of_the_page_trains(cache, tmp_path, device, xla_forks, xla_flags):
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert PLAIN in code

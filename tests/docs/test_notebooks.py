@@ -140,6 +140,7 @@ def test_the_second_trains_on_it_and_says_so_without_a_tpu(built, tmp_path, monk
     assert "'epoch': 2," in out
 
 
+@pytest.mark.thorough
 def test_the_second_runs_with_numpy_and_torch_alone_also_without_variants(photos, tmp_path, run_torch_alone):
     directory = tmp_path / "input" / "my-cache"
     tpucache.build_cache(photos, directory, tpucache.Recipe(size=16), jobs=1)
@@ -162,6 +163,7 @@ def test_the_third_trains_on_it_with_jax(built, tmp_path, run_with_jax):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.thorough
 def test_the_fourth_ends_with_a_submission(photos, tmp_path):
     data = tmp_path / "data"
     for name in ("train", "test"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough
 
 from tpucache.errors import UsageError
 from tpucache.insight import Hashes, Pairs, groups, hashes, matching, pairs
@@ -71,7 +72,7 @@ def test_an_exact_search_finds_the_pairs_that_all_comparisons_find(
     assert (found.search, found.share) == ("exact", 1.0)
 
 
-@pytest.mark.parametrize("is_one_set", [True, False])
+@pytest.mark.parametrize("is_one_set", [True, *thorough(False)])
 def test_a_search_by_bands_finds_the_share_that_it_states(noise: np.random.Generator, is_one_set: bool) -> None:
     one = random_hashes(noise, 600)
     two = random_hashes(noise, 600)

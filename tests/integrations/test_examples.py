@@ -33,6 +33,7 @@ def test_an_example_sees_every_image(cache, run_example, needs, name):
     assert run_example(name, cache) == images
 
 
+@pytest.mark.thorough
 def test_workers_may_be_spawned(cache, run_example):
     assert run_example("with_dataloader.py", cache, "spawn") == WHOLE
 

@@ -16,6 +16,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from patience import wait_for
 from PIL import Image
+from thorough import thorough
 
 import tpucache.jax
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
@@ -48,7 +49,7 @@ def make_cache(codec, tmp_path_factory):
     return directory
 
 
-@pytest.fixture(scope="module", params=["raw", "yuv420", "dct-lz4"])
+@pytest.fixture(scope="module", params=["raw", *thorough("yuv420"), "dct-lz4"])
 def each_cache(request, tmp_path_factory):
     """The images raw and as what a device finishes; the two dct codecs unpack to the same."""
     return make_cache(request.param, tmp_path_factory)
@@ -123,7 +124,7 @@ def test_normalised_images_are_those_of_torch(each_cache):
         torch.testing.assert_close(found, normalised(dataset, expected), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mixes", [{}, {"mixup": 0.4, "views": 2}, {"cutmix": 1.0}])
+@pytest.mark.parametrize("mixes", [{"mixup": 0.4, "views": 2}, *thorough({}, {"cutmix": 1.0})])
 def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
     settings = AugmentSettings(**{**ALL.__dict__, **mixes})
     dataset = CachedDataset(cache)
@@ -144,7 +145,7 @@ def test_augmented_images_and_mixed_labels_are_those_of_torch(cache, mixes):
             assert torch.equal(own[1], targets)
 
 
-@pytest.mark.parametrize("chosen", [{"rand_augment": 2, "views": 2}, {"trivial_augment": True}])
+@pytest.mark.parametrize("chosen", [*thorough({"rand_augment": 2, "views": 2}), {"trivial_augment": True}])
 def test_random_operations_are_those_of_torch(cache, chosen):
     settings, dataset = AugmentSettings(**chosen), CachedDataset(cache)
     statistics = dataset.manifest.statistics
@@ -261,7 +262,7 @@ def shuffled(cache, **options):
 
 
 @pytest.mark.parametrize("make", [shuffled, mixture])
-@pytest.mark.parametrize("taken", [0, 1, 2, 5, 6, 8])
+@pytest.mark.parametrize("taken", [*thorough(0), 1, *thorough(2, 5), 6, *thorough(8)])
 def test_a_state_counts_the_batches_handed_out_and_not_those_read_ahead(cache, make, taken):
     whole = feed(make(cache))
     expected = [names for _ in range(3) for names in names_of(whole)]
@@ -523,7 +524,7 @@ def test_the_same_work_is_compiled_once(cache):
     assert [event for event in events if "compile" in event]  # or they would not be noticed
 
 
-@pytest.mark.parametrize("codec", ["raw", "yuv420", "dct-zstd"])
+@pytest.mark.parametrize("codec", [*thorough("raw", "yuv420"), "dct-zstd"])
 def test_other_sizes_and_crops_are_those_of_torch(codec):
     field = Field("image", codec, "|u1", (40, 56, 3), *((90, "420") if codec.startswith("dct") else ()))
     rng = np.random.default_rng(4)

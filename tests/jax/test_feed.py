@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
-def test_batches_for_jax_are_right(run_with_jax, tmp_path):
+def test_batches_for_jax_are_right(run_with_jax, pytestconfig, tmp_path):
     words = [
         "-m",
         "pytest",
@@ -21,5 +21,7 @@ def test_batches_for_jax_are_right(run_with_jax, tmp_path):
         f"--basetemp={tmp_path}",
         Path(__file__).with_name("feeding.py"),
     ]
+    if "not thorough" in pytestconfig.option.markexpr:
+        words += ["-m", "not thorough"]
     done = run_with_jax(*words, devices=4)
     assert done.returncode == 0, done.stdout + done.stderr

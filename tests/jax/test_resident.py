@@ -13,9 +13,11 @@ from resident_orders import make_caches
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")]
 
 
-def test_records_that_stay_on_eight_devices_of_jax_are_right(run_with_jax, tmp_path, tmp_path_factory):
+def test_records_that_stay_on_eight_devices_of_jax_are_right(run_with_jax, pytestconfig, tmp_path, tmp_path_factory):
     caches = once(tmp_path_factory, "resident-orders", make_caches)
     program = Path(__file__).with_name("resident.py")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}", program]
+    if "not thorough" in pytestconfig.option.markexpr:
+        words += ["-m", "not thorough"]
     done = run_with_jax(*words, devices=8, RESIDENT_CACHES=caches)
     assert done.returncode == 0, done.stdout + done.stderr

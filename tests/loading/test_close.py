@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, UsageError
 
@@ -116,7 +117,7 @@ stat.kept = kept  # a module that is taken apart after os, and after tpucache
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["loaders", "ahead"])
+@pytest.mark.parametrize("what", [*thorough("loaders"), "ahead"])
 def test_what_lives_until_the_interpreter_ends_goes_without_a_word(cache, what, run_with_torch):
     done = run_with_torch(KEPT, cache, what, finalise=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from thorough import thorough
 from torch.utils.data import DataLoader, Subset
 
 from tpucache import CachedDataset, CachedLoader, DamageError, NotACacheError, Recipe, UsageError, build_cache
@@ -40,9 +41,7 @@ if __name__ == "__main__":
         sys.exit(f"{name} could be imported")
     dataset = CachedDataset(sys.argv[1], variant=2)
     digests = {digest(DataLoader(dataset, 32))}
-    # Two workers take turns; those that do not fork import torch again, each for seconds, and one shows what it reads.
-    for method, workers in (("fork", 2), ("spawn", 1), ("forkserver", 1)):
-        digests.add(digest(DataLoader(dataset, 32, num_workers=workers, multiprocessing_context=method)))
+    digests.add(digest(DataLoader(dataset, 32, num_workers=int(sys.argv[3]), multiprocessing_context=sys.argv[2])))
     print(*digests)
 """
 
@@ -70,8 +69,12 @@ def test_a_clean_sample_is_the_presized_photograph(cache, photos):
     assert dataset.classes[label] == Path(path).parts[0]
 
 
+# Two workers take turns; those that do not fork import torch again, each for seconds, and one shows what it reads.
 @pytest.mark.slow
-def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(cache, tmp_path, torch_forks):
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1), *thorough(("forkserver", 1))])
+def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(
+    cache, tmp_path, torch_forks, method, workers
+):
     published = shutil.copytree(cache, tmp_path / "published")
     for path in (published, *published.iterdir()):
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -80,7 +83,7 @@ def test_samples_are_the_same_under_any_worker_without_the_writers_libraries(cac
     script = tmp_path / "read_everywhere.py"
     script.write_text(f"{BLOCK_IMPORTS}\n{READ_EVERYWHERE}")  # for the fork, too, which has begun already
     path = os.pathsep.join([str(tmp_path), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = torch_forks.run([str(script), str(published)], {**os.environ, "PYTHONPATH": path})
+    done = torch_forks.run([str(script), str(published), method, str(workers)], {**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 1
     assert sorted(path.name for path in published.iterdir()) == before
@@ -142,7 +145,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", *thorough("spawn")])
 def test_workers_that_persist_see_each_epoch(cache, method, run_with_torch):
     done = run_with_torch(PERSISTING, method, cache)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, UsageError, build_cache
 from tpucache.loading import loader as loader_module
@@ -99,7 +100,7 @@ def test_a_state_of_another_window_is_refused(cache: Path, window: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("shuffle", [True, "block"])
+@pytest.mark.parametrize("shuffle", [*thorough(True), "block"])
 def test_an_epoch_continues_in_its_order_when_variants_were_added(
     photos: Path, tmp_path: Path, black: str, shuffle: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough
 from torch.utils.data import DataLoader, RandomSampler
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, UsageError
@@ -211,6 +212,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_spawned_process_reads_what_its_parent_would_read(cache: Path, tmp_path: Path, run_with_torch: Any) -> None:
     done = run_with_torch(SPAWNED, cache, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -268,7 +270,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "keeps"), [("fork", "yes"), ("fork", "no"), ("spawn", "no")])
+@pytest.mark.parametrize(("method", "keeps"), [("fork", "yes"), ("fork", "no"), *thorough(("spawn", "no"))])
 def test_workers_warn_once_also_where_each_epoch_has_new_ones(
     cache: Path, run_with_torch: Any, method: str, keeps: str
 ) -> None:

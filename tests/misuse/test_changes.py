@@ -162,6 +162,7 @@ def test_time_limits_of_no_length_from_Python(lab):
     check_photos(CachedDataset("cache"), class_of, range(COUNT))
 
 
+@pytest.mark.thorough
 def test_another_source_or_recipe_for_an_unfinished_cache(lab, apart):
     cache = lab.folder / "cache"
     unfinished(apart, cache)
@@ -171,6 +172,7 @@ def test_another_source_or_recipe_for_an_unfinished_cache(lab, apart):
     check_photos(CachedDataset(cache), class_of, range(COUNT))
 
 
+@pytest.mark.thorough
 def test_photographs_that_change_while_a_cache_is_unfinished(lab, apart):
     photos, cache = lab.copy(lab.shared.photos, "photos"), lab.folder / "cache"
     unfinished(apart, cache, photos)
@@ -180,6 +182,7 @@ def test_photographs_that_change_while_a_cache_is_unfinished(lab, apart):
     assert_refused(done, "0000.png")
 
 
+@pytest.mark.thorough
 def test_two_runs_into_one_cache_at_once(lab, apart):
     with ThreadPoolExecutor(2) as threads:
         ends = list(threads.map(lambda _: apart.warmup(lab.shared.photos, lab.folder / "cache", *INVERT), range(2)))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lab import COUNT, SIDE, check_photos, class_of, without
 from refusals import assert_refused, refuses, succeeded
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, RecipeError, TpucacheError, build_cache
 
@@ -29,7 +30,8 @@ def test_commands_and_options_that_are_not_there(lab):
 @pytest.mark.parametrize(
     ("status", "option"),
     [
-        *((1, f"--size={size}") for size in (0, -5, 99999)),
+        (1, "--size=0"),
+        *thorough(*((1, f"--size={size}") for size in (-5, 99999))),
         *((2, f"--size={size}") for size in ("4x", "1x2x3")),
         *((1, option) for option in ("--variants=-1", "--variants=9999", "--seed=-1", "--quality=0", "--shard-mb=0")),
         *((2, option) for option in ("--jobs=0", "--max-boxes=0", "--white-level=0", "--target=s3")),
@@ -123,6 +125,7 @@ def test_a_picture_written_over_a_file_of_the_cache(lab):
         assert_refused(done, "manifest.json|index.npy", status=2)
 
 
+@pytest.mark.thorough
 def test_warmup_without_its_libraries(lab, apart):
     for library in ("lmdb", "PIL", "albumentations"):
         words = ("--variants", 1) if library == "albumentations" else ()
@@ -130,12 +133,14 @@ def test_warmup_without_its_libraries(lab, apart):
         assert_refused(done, f"{library}|pillow", "install")
 
 
+@pytest.mark.thorough
 def test_warmup_without_the_fast_libraries(lab, apart):
     fast = without("simplejpeg", "cykooz_resizer", "cv2")
     succeeded(apart.warmup(lab.shared.photos, "cache", first=fast))
     check_photos(CachedDataset("cache"), class_of, range(COUNT))
 
 
+@pytest.mark.thorough
 def test_codecs_without_their_libraries(lab, apart):
     for codec, library in (("zstd", "zstandard"), ("jpeg", "PIL")):
         succeeded(lab.warmup(lab.shared.photos, codec, "--codec", codec))
@@ -151,7 +156,7 @@ def test_torch_xla_and_remote_files_without_their_libraries(lab, apart):
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *thorough(signal.SIGTERM)])
 def test_a_warmup_that_is_interrupted_says_that_the_same_command_continues(lab, apart, number):
     """The signal comes while the fifth photograph is augmented."""
     body = "    global calls\n    calls += 1\n    if calls == 5:\n        os.kill(os.getpid(), {})\n    return image\n"

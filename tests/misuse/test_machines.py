@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from lab import SECONDS, assert_same
 from refusals import assert_refused, refuses, succeeded
@@ -39,6 +40,7 @@ def handles_signals(process: int) -> bool:
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.thorough
 def test_a_signal_at_any_moment_is_one_line_and_status_three(lab):
     words = [sys.executable, "-m", "tpucache", "bench", str(lab.shared.cache), "--batch-size", "4"]
     environment = {**os.environ, "PYTHONPATH": str(Path(tpucache.__file__).parents[1])}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from lab import SIDE, Lab, pixels, write_csv
 from PIL import Image
 from refusals import assert_refused, succeeded
@@ -39,6 +40,7 @@ def test_an_optimizer_without_a_rate(lab):
     assert rates["adamw"] < 0.1 * rates["sgd"]
 
 
+@pytest.mark.thorough
 def test_prices_as_labels(lab):
     prices = np.linspace(1e5, 5.5e5, _GREYS)
     paths = greys(lab.folder / "p")

@@ -234,6 +234,7 @@ print("three epochs")
 """
 
 
+@pytest.mark.thorough
 def test_forked_processes_and_workers_that_stay_read_what_was_written(lab, run_with_torch):
     done = run_with_torch(FORKING, Path(__file__).parent, lab.shared.cache, lab.shared.augmented)
     assert (done.stdout.split("\n"), done.stderr) == (["0", "0", "0", "0", "three epochs", ""], "")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
+from thorough import thorough
 
 from tpucache import UsageError
 from tpucache.ondevice import operations as op
@@ -239,7 +240,7 @@ def test_at_most_one_of_eight_images_in_a_row_is_equalized_and_any_of_them_may_b
     assert np.abs(np.corrcoef(chosen.sum(1).T) - np.eye(4)).max() < 0.3
 
 
-@pytest.mark.parametrize("batch", [1, 5, 8, 12, 16])
+@pytest.mark.parametrize("batch", [1, 5, 8, *thorough(12, 16)])
 @pytest.mark.parametrize("views", [1, 2])
 def test_batches_of_any_size_are_equalized_alike(batch, views):
     settings = AugmentSettings(rand_augment=1, views=views)

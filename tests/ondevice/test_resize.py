@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from thorough import thorough
 
 from tpucache.errors import UsageError
 from tpucache.geometry import lanczos
@@ -73,7 +74,9 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
-@pytest.mark.parametrize("size", [(16, 16), (32, 24), (56, 56), (64, 90), (128, 140)])
+@pytest.mark.parametrize(
+    "size", [(16, 16), (32, 24), (64, 90), *thorough(pytest.param((56, 56)), pytest.param((128, 140)))]
+)
 def test_coefficients_become_what_pillow_makes_of_the_decoded_image(
     layout: CoefficientLayout, fit: Any, size: tuple[int, int]
 ) -> None:

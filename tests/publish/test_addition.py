@@ -165,6 +165,7 @@ def test_parents_that_are_missing_swapped_or_damaged_are_refused_by_name(
         find_version(f"kaggle:{_ID}", 3, [place])
 
 
+@pytest.mark.thorough
 def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
     versions: tuple[Path, Path], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_new_dataset_is_created_and_checked_page_by_page(bundle, kaggle):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_one_that_exists_gets_a_new_version(bundle, kaggle):
     send(bundle)
     result = send(bundle, PublishOptions(message="more of it", public=True))

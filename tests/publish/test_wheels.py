@@ -39,6 +39,7 @@ def write_own(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_wheel_installs_offline_and_is_the_package_that_runs(tmp_path):
     path = write_own(tmp_path)
     assert path.name == f"tpucache-{tpucache.__version__}-py3-none-any.whl"

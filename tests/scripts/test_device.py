@@ -29,6 +29,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     return argparse.Namespace(**OPTIONS, bf16=True, compile=False)
 
 
+@pytest.mark.thorough
 def test_every_way_is_measured_in_three_ways(options: argparse.Namespace, cache: Path, tmp_path: Path) -> None:
     for kind in bench.KINDS:
         (tmp_path / f"cache-{kind}").symlink_to(cache)

@@ -21,6 +21,7 @@ SIZES = {"tpucache dct-lz4": 24_055.3, "ffcv jpeg90": 25_000.0}
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_row_has_the_bytes_the_loss_the_rates_and_their_ratios_round_by_round(tmp_path: Path) -> None:
     psnr = {"tpucache dct-lz4 2": 38.51, "tpucache dct-lz4 1": 38.51, "ffcv jpeg90 2": None}
     formats = [to_format(name, READERS, size, psnr, FINISH) for name, size in SIZES.items()]

@@ -85,6 +85,7 @@ def test_there_is_a_target_for_each_kind_of_input() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_command_tries_each_input_in_a_process_of_its_own(monkeypatch, capsys) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["fuzz", "--only", "index", "--inputs", "3"])

@@ -46,6 +46,7 @@ def test_every_record_that_is_not_read_ahead_takes_a_latency(dataset: CachedData
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_requests_under_way_and_the_bandwidth_are_limits(dataset: CachedDataset) -> None:
     two = replace(SLOW, requests=2)
     assert seconds(dataset, two, threads=16)[0] == pytest.approx(640 / 2 * SLOW.latency, rel=0.05)

@@ -13,6 +13,7 @@ import lmdb
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from tpucache.errors import FormatError
 from tpucache.store import pages
@@ -208,7 +209,7 @@ PAGE_SIZE_AT = 16 + 24
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @example(changes=[(PAGE + PAGE_SIZE_AT + 1, b"\0")], length=16 * PAGE)
 @given(
     changes=st.lists(st.tuples(PLACES, st.binary(min_size=1, max_size=2)), max_size=4),

@@ -27,7 +27,7 @@ def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
     """
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def run(*arguments: str | Path, devices: int = 1, asked: bool = True, **more: str) -> Run:
+    def run(*arguments: object, devices: int = 1, asked: bool = True, cwd: Path | None = None, **more: str) -> Run:
         words = [str(argument) for argument in arguments]
         environment = {
             **os.environ,
@@ -37,12 +37,14 @@ def python(xla_forks: Any, xla_flags: str) -> Callable[..., Run]:
             **more,
         }
         if asked:
-            done: Run = xla_forks.run(words, {**environment, "PJRT_DEVICE": "CPU"})
+            done: Run = xla_forks.run(words, {**environment, "PJRT_DEVICE": "CPU"}, cwd=cwd)
             return done
         environment.pop("PJRT_DEVICE", None)
         # Importing torch_xla sets PJRT_DEVICE, so that a fork of what has imported it would not be without.
         command = [sys.executable, *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        return subprocess.run(
+            command, env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
 
     return run
 

@@ -166,25 +166,31 @@ def command(words: str, cache: Path, folder: Path, cores: int, run: str = "stopp
 
 def alone(cache: Path, folder: Path) -> dict[str, Any]:
     """Learn with both cores of one host, once without a stop."""
-    found: dict[str, Any] = {"mixed": learn(cache, folder / "mixed", MIXED, 2)}
-    found["plain"] = learn(cache, folder / "plain", PLAIN, 2)
+    found: dict[str, Any] = {"plain": learn(cache, folder / "plain", PLAIN, 2)}
     found["dropping"] = learn(cache, folder / "dropping", DROPPING, 2)
     command(COMMAND, cache, folder, 2)
     command(PREDICT, cache, folder, 2)
     return found
 
 
-def host(cache: Path, folder: Path) -> dict[str, Any]:
-    """Learn as one of two hosts; stop by a signal to one of them, continue, and predict."""
-    rank = int(os.environ["HOST"])
-    with a_pod(folder / "sent", rank) as exchange:
-        found: dict[str, Any] = {
+def short(cache: Path, folder: Path) -> dict[str, Any]:
+    """Learn once, with both cores of one host or as one of two hosts, which are refused what they cannot do."""
+    if folder.name == "alone":
+        return {"mixed": learn(cache, folder / "mixed", MIXED, 2)}
+    with a_pod(folder / "sent", int(os.environ["HOST"])):
+        return {
             "two_cores": refusal(lambda: open_device("xla", 2)),
             "own_loss": refusal(lambda: learn(cache, folder / "own", replace(MIXED, loss="hosts:own_loss"), 1)),
             "mixed": learn(cache, folder / "mixed", MIXED, 1),
         }
+
+
+def host(cache: Path, folder: Path) -> dict[str, Any]:
+    """Learn as one of two hosts; stop by a signal to one of them, continue, and predict."""
+    rank = int(os.environ["HOST"])
+    with a_pod(folder / "sent", rank) as exchange:
         exchange.order = (1, 0)
-        found["plain"] = learn(cache, folder / "plain", PLAIN, 1)
+        found: dict[str, Any] = {"plain": learn(cache, folder / "plain", PLAIN, 1)}
         exchange.order = (0, 1)
         found["dropping"] = learn(cache, folder / "dropping", DROPPING, 1)
         with before_step(4, lambda: os.kill(os.getpid(), signal.SIGTERM) if rank else None):
@@ -199,5 +205,5 @@ if __name__ == "__main__":
     signal.alarm(240)
     idle.REPLAY_SECONDS = 0.0  # the few steps that are replayed at least are enough
     what, cache, folder = sys.argv[1:]
-    results = {"alone": alone, "host": host}[what](Path(cache), Path(folder))
+    results = {"short": short, "alone": alone, "host": host}[what](Path(cache), Path(folder))
     Path(folder, f"host-{os.environ['HOST']}.json").write_text(json.dumps(results))

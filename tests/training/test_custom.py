@@ -52,6 +52,7 @@ def train_here(cache, run, **settings):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.xla
 def test_a_text_classifier_trains_from_cached_ids_and_masks_and_is_traced(caches, python, tmp_path):
     shared = {"model": "tiny_tasks:Bag", "epochs": 8, "batch_size": 20, "lr": 0.1, "optimizer": "adamw"}

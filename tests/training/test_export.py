@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
@@ -47,7 +48,7 @@ def exported(cache, folder, kind, seeds=(0,), model="cnn"):
     return images, np.float32([row[4:] for row in rows]), folder / "out_models"
 
 
-@pytest.mark.parametrize("kind", ["classes", "regression"])
+@pytest.mark.parametrize("kind", [*thorough("classes"), "regression"])
 def test_onnx_gives_the_predictions_of_pixels_in_its_own_runtime(cache, prices, tmp_path, kind):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from stopping import differences, results
+from thorough import thorough
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
@@ -100,7 +101,7 @@ def test_the_others_wait_while_the_head_is_trained_alone_and_learn_afterwards(da
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [1, 2])
+@pytest.mark.parametrize("stop_after", [1, *thorough(2)])
 def test_training_the_head_first_is_continued_from_where_it_was_killed(dataset, first, tmp_path, stop_after):
     settings = {"weights": str(first), "head_epochs": 2, "epochs": 4, "ema": 0.5}
     run(tmp_path / "whole", dataset, **settings)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from patience import PATIENCE
 from PIL import Image
+from thorough import thorough
 
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
@@ -41,7 +42,9 @@ def few(tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize(("count", "batch", "steps"), [(20, 16, 40), (40, 16, 40), (320, 16, 100)])
+@pytest.mark.parametrize(
+    ("count", "batch", "steps"), [*thorough((20, 16, 40)), (40, 16, 40), *thorough((320, 16, 100))]
+)
 def test_few_samples_train_without_an_option(few, tmp_path, monkeypatch, capsys, count, batch, steps):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")  # another machine may have a TPU
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

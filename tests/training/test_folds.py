@@ -15,6 +15,7 @@ import tiny_tasks
 import torch
 from PIL import Image
 from stopping import Killed, Moment, differences
+from thorough import thorough
 
 from tpucache import (
     CachedDataset,
@@ -156,7 +157,7 @@ def kill():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.8, 1])
+@pytest.mark.parametrize("share", [*thorough(0.1, 0.4), 0.6, *thorough(0.8, 1)])
 def test_killed_anywhere_it_ends_in_the_same_files_and_trains_nothing_twice(folded, whole, tmp_path, share):
     Moment(device := CpuDevice(), int(share * whole[2]), kill)
     with pytest.raises(Killed):
@@ -181,7 +182,7 @@ def predicting_seconds(report, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.2, 0.7, 0.95])
+@pytest.mark.parametrize("share", [*thorough(0.2), 0.7, *thorough(0.95)])
 def test_a_time_limit_leaves_a_report_of_the_folds_so_far(folded, whole, tmp_path, share):
     moment = Moment(device := CpuDevice(), int(share * whole[2]))
     stop = StopRequest(100, clock=lambda: 1000.0 if moment.is_past else 0.0)
@@ -317,6 +318,7 @@ def test_what_is_no_run_of_these_folds_is_refused(folded, whole, cache, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_maps_are_scored_over_all_folds_and_turned_back_when_mirrored(tmp_path):
     items = [tiny_tasks.squares()[number] for number in range(24)]
     build_cache(items, tmp_path / "plain", Recipe(size=16), jobs=1)

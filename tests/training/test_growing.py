@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE, wait_for
+from thorough import thorough
 
 from tpucache.errors import NoRoomError, UnfinishedError
 from tpucache.loading.dataset import CachedDataset
@@ -214,7 +215,7 @@ for one, other in zip(found, batches(CachedDataset(cache)), strict=True):
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_batches_on_the_cores_of_xla_are_those_of_the_finished_cache(
     cores: int, python: Any, photos: Path, tmp_path: Path
 ) -> None:

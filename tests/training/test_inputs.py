@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from thorough import thorough
 from torch import nn
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
@@ -102,7 +103,7 @@ def test_a_model_learns_from_columns_and_predicts_with_the_statistics_of_its_tra
 
 @pytest.mark.slow
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [1, *thorough(8)])
 def test_losses_and_predictions_on_xla_are_those_of_plain_torch(dataset, python, tmp_path, cores):
     words = ["-m", "tpucache", "train", dataset.directory, "--valid", dataset.directory, "--model", SETTINGS.model]
     words += ["--inputs", "age,sex", "--epochs", 2, "--batch-size", 16, "--lr", "0.3"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UnfinishedError, UsageError, build_cache
 from tpucache.ondevice.settings import AugmentSettings
@@ -124,7 +125,7 @@ def kill():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 2, 4, 5])
+@pytest.mark.parametrize("stop", [*thorough(1), 2, *thorough(4, 5)])
 def test_a_run_killed_anywhere_resumes_to_the_same_weights(cache, tmp_path, stop):
     dataset = CachedDataset(cache, "epoch")
     train_set, valid_set = dataset.select(range(130)), CachedDataset(cache, indices=range(130, 150))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from streams import StandIn, install
+from thorough import thorough
 
 from tpucache import CachedDataset, TrainingError, UnfinishedError, UsageError
 from tpucache.cli import main
@@ -57,7 +58,7 @@ def test_no_rate_is_suggested_where_the_loss_does_not_fall(losses):
         suggest(np.geomspace(1e-6, 10, 100)[: len(losses)], losses)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", [*thorough("sgd"), "adamw"])
 def test_learner_and_random_numbers_are_left_exactly_as_they_were(cache, optimizer):
     dataset = CachedDataset(cache)
     learner = learner_for(dataset, optimizer=optimizer)
@@ -118,8 +119,8 @@ def test_a_loss_is_read_by_its_own_copy_which_waits_for_nothing_that_was_sent_af
         return read
 
     monkeypatch.setattr(device, "fetch", fetched)
-    found = range_test(Learner(settings, dataset, choose_task(settings, dataset), device), dataset, steps=40)
-    expected = range_test(learner_for(dataset, lr=0.1), dataset, steps=40)
+    found = range_test(Learner(settings, dataset, choose_task(settings, dataset), device), dataset, steps=24)
+    expected = range_test(learner_for(dataset, lr=0.1), dataset, steps=24)
     assert len(left) >= len(found.losses)
     assert min(left[:20]) > 0  # what was sent since is still to run
     np.testing.assert_allclose(found.losses[:10], expected.losses[:10], atol=1e-4)
@@ -148,6 +149,7 @@ def test_the_number_found_is_scaled_back_by_the_rule(cache, tmp_path):
     assert float(rows[0]["loss"]) == pytest.approx(float(rows[0]["smoothed"]))
 
 
+@pytest.mark.thorough
 def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_path, capsys):
     arguments = [
         "train",
@@ -214,6 +216,7 @@ assert compiles[0] == compiles[1], compiles
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.xla
 def test_learner_and_random_numbers_on_xla_are_left_exactly_as_they_were(cache, python, tmp_path):
     (tmp_path / "script.py").write_text(ON_XLA)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thorough import thorough
 
 from tpucache import Recipe, build_cache
 from tpucache.cli import main
@@ -41,7 +42,7 @@ def train(cache: Path, run: Path, *more: str) -> list[float]:
     return losses_of(run)
 
 
-@pytest.mark.parametrize("codec", ["dct-zstd", "yuv420"])
+@pytest.mark.parametrize("codec", [*thorough("dct-zstd"), "yuv420"])
 def test_losses_are_close_to_those_of_raw_pixels(packed: dict[str, Path], codec: str, tmp_path: Path) -> None:
     raw = train(packed["raw"], tmp_path / "raw")
     assert train(packed[codec], tmp_path / codec) == pytest.approx(raw, abs=0.02)
@@ -61,7 +62,7 @@ def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], t
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_losses_on_xla_are_those_of_plain_torch(
     packed: dict[str, Path], python: Callable[..., Any], cores: int, tmp_path: Path
 ) -> None:

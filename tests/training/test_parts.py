@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import functools
 
 import pytest
 import step_parts
 import torch
 from once import once
+from thorough import thorough
 
 from tpucache.training.device import CpuDevice
 
@@ -21,23 +22,32 @@ BIASED = 1 / (2 * 16 * 4 * 4 - 1)
 
 
 @pytest.fixture(scope="module")
-def found(python, tmp_path_factory):
-    """What every part gave on each backend."""
+def parts(python, tmp_path_factory):
+    """The function `parts(name)`: what every part gave on a backend."""
 
-    def make(folder):
-        def run(name):
-            done = python("-m", "step_parts", "xla", str(CORES[name]), folder / f"{name}.pt", devices=CORES[name])
+    def parts(name):
+        def run(folder):
+            if name == "eager":
+                return torch.save(step_parts.run(CpuDevice()), folder / "parts.pt")
+            done = python("-m", "step_parts", "xla", CORES[name], folder / "parts.pt", devices=CORES[name])
             assert done.returncode == 0, done.stderr
+            return None
 
-        torch.save(step_parts.run(CpuDevice()), folder / "eager.pt")
-        with ThreadPoolExecutor() as threads:  # most of it is compiling, by one thread each
-            list(threads.map(run, CORES))
+        return torch.load(once(tmp_path_factory, f"parts-{name}", run) / "parts.pt", weights_only=True)
 
-    folder = once(tmp_path_factory, "parts", make)
-    return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in ("eager", *CORES)}
+    return functools.cache(parts)
 
 
-@pytest.mark.parametrize("name", CORES)
+@pytest.fixture
+def found(parts, name):
+    """What every part gave on plain torch, and on the backend of a test."""
+    return {each: parts(each) for each in ("eager", name)}
+
+
+EACH = pytest.mark.parametrize("name", [*thorough("one"), "eight"])
+
+
+@EACH
 def test_bytes_are_moved_exactly_and_colours_nearly(found, name):
     expected, actual = found["eager"]["augment"], found[name]["augment"]
     assert len(expected) == 8
@@ -49,7 +59,7 @@ def test_bytes_are_moved_exactly_and_colours_nearly(found, name):
         torch.testing.assert_close(actual[key][3], targets, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 def test_random_operations_are_those_of_plain_torch_and_compile_once(found, name):
     for key, expected in found["eager"]["operations"].items():
         actual = found[name]["operations"][key]
@@ -63,7 +73,7 @@ def test_random_operations_are_those_of_plain_torch_and_compile_once(found, name
             assert one.float().std() > 30
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 def test_other_sizes_and_crops_differ_by_a_level_at_most_and_compile_once(found, name):
     for key, expected in found["eager"]["sizes"].items():
         actual = found[name]["sizes"][key]
@@ -75,7 +85,7 @@ def test_other_sizes_and_crops_differ_by_a_level_at_most_and_compile_once(found,
             assert (images.int() - own.int()).abs().max() <= 1
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 @pytest.mark.parametrize("part", ["tasks", "models"])
 def test_losses_gradients_predictions_and_networks_are_those_of_plain_torch(found, name, part):
     for key, expected in found["eager"][part].items():
@@ -83,7 +93,7 @@ def test_losses_gradients_predictions_and_networks_are_those_of_plain_torch(foun
     assert found[name]["tasks"]["mask"][-1].dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_run_of_all_parts_is_that_of_plain_torch(found, name, kind):
     expected, actual = found["eager"][kind], found[name][kind]
@@ -96,14 +106,15 @@ def test_a_run_of_all_parts_is_that_of_plain_torch(found, name, kind):
             torch.testing.assert_close(ours[key], value, atol=NOISE[kind], rtol=relative)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", ["augment", "tasks", "sgd", "adamw"])
-def test_eight_devices_give_what_one_gives(found, part):
-    one, eight = found["one"][part], found["eight"][part]
+def test_eight_devices_give_what_one_gives(parts, part):
+    one, eight = parts("one")[part], parts("eight")[part]
     for key in one.keys() - {"compiles"}:
         torch.testing.assert_close(eight[key], one[key], atol=NOISE.get(part, 1e-5), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_nothing_compiles_after_the_second_step(found, name, kind):
     compiles = found[name][kind]["compiles"]
@@ -111,7 +122,7 @@ def test_nothing_compiles_after_the_second_step(found, name, kind):
     assert name == "eight" or compiles[1] == compiles[0]
 
 
-@pytest.mark.parametrize("name", CORES)
+@EACH
 def test_scores_of_masks_compile_once(found, name):
     compiles = found[name]["scores"]["compiles"]
     assert compiles[-1] == compiles[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.cli import main
@@ -104,7 +105,7 @@ np.savez(output, compiles=compiles, **found)
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, folds, python, tmp_path, cores):
     (tmp_path / "script.py").write_text(ON_XLA.format(counts=COUNTS))
     done = python(tmp_path / "script.py", cache, folds[0], cores, tmp_path / "found.npz", devices=cores)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
 from tpucache.cli import main
@@ -129,7 +130,7 @@ class _Stop:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epoch", [1, 2, 3])
+@pytest.mark.parametrize("epoch", [*thorough(1, 3), 2])
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(banded: Path, tmp_path: Path, epoch: int) -> None:
     dataset = CachedDataset(banded)
     train_set, valid_set = dataset.select(range(100)), dataset.select(range(100, 140))
@@ -155,6 +156,7 @@ def resumed(options: RunOptions) -> RunOptions:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.xla
 def test_each_size_is_compiled_once(banded: Path, tmp_path: Path, python: Callable[..., Any]) -> None:
     run = tmp_path / "run"
@@ -183,6 +185,7 @@ def test_predictions_are_made_in_the_size_of_the_evaluation(banded: Path, tmp_pa
     assert math.isclose(right, report["epochs"][-1]["valid_accuracy"], abs_tol=1e-6)
 
 
+@pytest.mark.thorough
 def test_folds_are_predicted_in_the_size_of_their_runs(banded: Path, tmp_path: Path) -> None:
     cache, run = Path(shutil.copytree(banded, tmp_path / "cache")), tmp_path / "run"
     folds = [number % 2 for number in range(len(CachedDataset(cache)))]

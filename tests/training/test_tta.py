@@ -117,6 +117,7 @@ def probabilities(predictor, dataset, run):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_ranks_of_runs_are_averaged_and_predictions_are_those_of_the_mean(cache, runs, tmp_path):
     from scipy.stats import rankdata
 

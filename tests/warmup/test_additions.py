@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from thorough import thorough
 
 from tpucache.cli import main
 from tpucache.errors import RecipeError, SampleError, SourceError, UnfinishedError
@@ -67,6 +68,7 @@ def test_variants_are_added_beside_shards_that_stay_as_they_are(
     assert verify_cache(f"{cache}@1") == []
 
 
+@pytest.mark.thorough
 def test_a_first_augmentation_may_come_later(photos: Path, jitter: str, tmp_path: Path) -> None:
     build_cache(photos, tmp_path / "cache", Recipe(size=16), jobs=1)
     assert build_cache(photos, tmp_path / "cache", Recipe(size=16, variants=1, augment=jitter), jobs=1).augmented == 1
@@ -226,7 +228,7 @@ def test_few_samples_of_a_finished_cache_are_read(tmp_path: Path) -> None:
     assert len(set(read)) < 20
 
 
-@pytest.mark.parametrize("file", ["shard-*.npz", "index-1.npy", "manifest.json"])
+@pytest.mark.parametrize("file", [*thorough("shard-*.npz", "index-1.npy"), "manifest.json"])
 def test_an_addition_that_is_interrupted_leaves_the_cache_sound_and_is_finished(
     source: Path,
     jitter: str,
@@ -262,6 +264,7 @@ def test_a_time_limit_stops_cleanly_and_the_next_run_continues(photos: Path, tmp
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_kaggles_target_keeps_to_its_number_of_files(photos: Path, jitter: str, tmp_path: Path) -> None:
     recipe = Recipe(size=16, variants=20, augment=jitter)
     build_cache(photos, tmp_path / "cache", recipe, jobs=1, target="kaggle")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from stops import Stopped, stop_after
+from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, ondevice, verify_cache
 from tpucache.cli import main
@@ -27,6 +28,7 @@ from tpucache.warmup import repair_cache
 
 BANDS = (2, 4, 8)
 CODECS = ["dct-lz4", "dct-zstd"]
+EACH = pytest.mark.parametrize("codec", [CODECS[0], *thorough(*CODECS[1:])])
 
 
 def recipe(codec: str, **options: object) -> Recipe:
@@ -57,8 +59,8 @@ def files(cache: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(cache.iterdir())}
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("in_memory", [True, False])
+@EACH
+@pytest.mark.parametrize("in_memory", [True, *thorough(False)])
 def test_images_are_those_of_a_cache_without_bands(caches: Path, codec: str, in_memory: bool) -> None:
     plain, banded = caches / codec, caches / f"{codec}-banded"
     for variant in (0, 1):
@@ -72,7 +74,7 @@ def test_images_are_those_of_a_cache_without_bands(caches: Path, codec: str, in_
     assert np.array_equal(images, next(CachedDataset(plain).field_batches("image")))
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@EACH
 @pytest.mark.parametrize(("size", "frequencies"), [((24, 20), 4), ((12, 10), 4), ((48, 40), 8), ((60, 50), 8)])
 def test_other_sizes_read_the_bands_that_they_need(
     caches: Path, codec: str, size: tuple[int, int], frequencies: int, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +116,8 @@ def test_records_take_fewer_bytes_and_so_do_files(photos: Path, tmp_path: Path) 
     assert banded.manifest.total_bytes < 1.02 * plain.manifest.total_bytes
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.thorough
+@EACH
 def test_a_cache_is_the_same_however_it_was_built(caches: Path, photos: Path, tmp_path: Path, codec: str) -> None:
     whole = caches / f"{codec}-banded"
     cut = tmp_path / "cut"
@@ -148,7 +151,7 @@ def test_what_is_damaged_is_found_and_repaired_to_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS)
+@EACH
 def test_every_flipped_bit_of_a_record_is_found_and_damages_no_other_batch(
     caches: Path, tmp_path: Path, codec: str
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_cache_without_bands_is_copied_whole_and_says_so(
     assert "has no bands of frequencies" in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_run_trains_and_predicts_in_another_size(caches: Path, tmp_path: Path) -> None:
     cache, run = str(caches / "dct-lz4-banded"), str(tmp_path / "run")
     options = ["--backend", "torch", "--resolution", "24x20"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from tpucache.recipe import Recipe
 from tpucache.store.fields import Field
@@ -33,7 +34,7 @@ _recipes = st.builds(
     shard_mb=st.integers(1, 6),
     variants=st.integers(0, 3),
 )
-_quietly = settings(max_examples=120)
+_quietly = settings(max_examples=examples(120))
 
 
 @pytest.mark.slow

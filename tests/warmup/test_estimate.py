@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from thorough import thorough
 
 from tpucache.errors import BuildError
 from tpucache.recipe import Recipe
@@ -60,7 +61,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 # Just under, at and over what a leaf page holds one, two or five of, and what fills pages of its own.
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [8, 768, 2021, 2022, 2023, 3072, 4079, 4080, 4081, 4096, 12_288, 49_152])
+@pytest.mark.parametrize(
+    "size", [8, *thorough(768), 2021, 2022, *thorough(2023, 3072, 4079), 4080, 4081, *thorough(4096, 12_288, 49_152)]
+)
 def test_the_estimate_is_what_lmdb_takes(size: int, tmp_path: Path) -> None:
     reports: list[Estimate] = []
     manifest = build_cache(Arrays(400, size), tmp_path / "cache", Recipe(size=8), jobs=1, announce=reports.append)

@@ -112,6 +112,7 @@ def test_no_process_takes_much_memory(warmed: tuple[Path, int]) -> None:
     assert warmed[1] < _MOST_MEMORY
 
 
+@pytest.mark.thorough
 def test_another_warmup_gives_the_same(
     hostile: Path, warmed: tuple[Path, int], tmp_path: Path, digests: Callable[[Path], Any]
 ) -> None:

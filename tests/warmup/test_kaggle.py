@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from stops import Stopped, stop_after
+from thorough import thorough
 
 from scripts.kaggle_server import KEY, PIECE, Blob, KaggleServer
 from tpucache import BuildError, Recipe, UnfinishedError, UsageError, build_cache
@@ -75,7 +76,7 @@ def warm_up(source: Path, folder: Path, **options: Any) -> None:
     build_cache(source, _PLACE, _RECIPE, jobs=1, local=folder, **{"keep_local": False, **options})
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [*thorough(True), False])
 def test_a_dataset_has_the_bytes_of_a_local_build_in_one_version(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, keep: bool
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_same_cache_is_built_once_and_sent_from_its_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_build_that_is_stopped_at_any_step_ends_in_the_same_one_version(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +154,7 @@ def test_shards_whose_uploads_have_expired_are_built_again_and_no_others(
     assert len(server.datasets[_ID].versions) == 1
 
 
-@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("is_early", [True, *thorough(False)])
 def test_what_expires_before_the_version_is_made_is_found_out_then(
     source: Path,
     built: dict[str, bytes],
@@ -251,7 +253,7 @@ def test_an_account_without_room_loses_nothing_that_was_sent(
     assert len(made) == _SHARDS
 
 
-@pytest.mark.parametrize("fault", ["forbidden", "unknown", "broken", "no answer"])
+@pytest.mark.parametrize("fault", [*thorough("forbidden", "broken", "no answer"), "unknown"])
 def test_no_message_and_no_file_holds_a_key_or_an_address_to_write_to(
     source: Path,
     server: KaggleServer,
@@ -308,6 +310,7 @@ def test_nothing_is_added_to_a_finished_dataset(
     assert len(server.datasets[_ID].versions) == 1
 
 
+@pytest.mark.thorough
 def test_two_processes_do_not_send_one_folder(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path
 ) -> None:
@@ -324,6 +327,7 @@ def test_two_processes_do_not_send_one_folder(
     assert server.files(_ID) == built
 
 
+@pytest.mark.thorough
 def test_two_machines_that_build_the_same_cache_make_one_version(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from patience import wait_for
+from thorough import thorough
 
 from tpucache.recipe import Recipe
 from tpucache.store.verify import verify_cache
@@ -172,6 +173,7 @@ def _finish(source: Path, cache: Path) -> int:
     return reports[0] if reports else 150  # a finished cache reports nothing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("made", "is_alone"), [(3, True), (40, False)])
 def test_a_killed_run_finishes_with_the_same_bytes(
     made: int, is_alone: bool, source: Path, warmup: Any, uninterrupted: Any, tmp_path: Path, digests: Digests
@@ -256,7 +258,7 @@ def forked(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
     return caches
 
 
-@pytest.mark.parametrize("moment", range(_FORKED_KILLS))
+@pytest.mark.parametrize("moment", [1, 2, *thorough(*{*range(_FORKED_KILLS)} - {1, 2})])
 def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_bytes(
     moment: int, forks: Forks, forked: dict[int, tuple[Path, int]], tmp_path: Path, digests: Digests
 ) -> None:
@@ -277,7 +279,7 @@ def test_a_build_or_an_addition_killed_at_any_moment_finishes_with_the_same_byte
     assert digests(cache) == digests(expected)
 
 
-@pytest.mark.parametrize("part", [0.3, 0.7])
+@pytest.mark.parametrize("part", [0.3, *thorough(0.7)])
 def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
     part: float, forks: Forks, tmp_path: Path, digests: Digests
 ) -> None:
@@ -287,7 +289,7 @@ def test_a_killed_build_of_small_blocks_finishes_with_the_same_bytes(
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("kind", ["zip", *thorough("tar")])
 def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
     kind: str, forks: Forks, fewer: Path, tmp_path: Path, digests: Digests
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_killed_run_of_an_archive_finishes_with_the_same_bytes(
     assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_a_run_killed_after_a_shard_does_not_build_it_again(
     source: Path, warmup: Any, uninterrupted: Any, tmp_path: Path, digests: Digests
 ) -> None:
@@ -318,7 +321,7 @@ def test_a_run_killed_after_a_shard_does_not_build_it_again(
     assert digests(cache) == uninterrupted
 
 
-@pytest.mark.parametrize("name", ["plan.json", "index.npy", "samples.npz", "manifest.json"])
+@pytest.mark.parametrize("name", [*thorough("plan.json", "index.npy", "samples.npz"), "manifest.json"])
 def test_a_run_killed_while_it_names_a_file_leaves_nothing_behind_once_finished(
     name: str, forks: Forks, forked: dict[int, tuple[Path, int]], tmp_path: Path, digests: Digests
 ) -> None:

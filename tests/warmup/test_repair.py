@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from thorough import thorough
 
 from tpucache import Manifest, Recipe, build_cache, verify_cache
 from tpucache import repair_cache as repair_cache_of
@@ -131,6 +132,7 @@ def test_a_whole_cache_is_left_alone(source: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_all_shards_and_tables_can_be_lost(source: Path, grown: Path, cache: Path, digests: Digests) -> None:
     for entry in Manifest.load(cache).files:
         (cache / entry.name).unlink()
@@ -289,7 +291,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [0, 1, 4, 7, 9, 10, 11, 12, 13, 14, 15])
+@pytest.mark.parametrize("step", [*thorough(0, 1, 4), 7, *thorough(9, 10, 11, 12), 13, *thorough(14, 15)])
 def test_a_repair_that_is_killed_anywhere_is_finished_by_the_next(
     source: Path, grown: Path, cache: Path, step: int, monkeypatch: pytest.MonkeyPatch, digests: Digests
 ) -> None:
@@ -359,6 +361,7 @@ def test_an_augmentation_that_a_manifest_names_is_imported_only_if_it_is_named_t
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_no_repair_while_a_warmup_writes(source: Path, cache: Path) -> None:
     flip(cache / "v00-00000.lmdb")
     (cache / ".warmup").mkdir()

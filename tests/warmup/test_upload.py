@@ -20,6 +20,7 @@ from disk import SmallDisk
 from patience import PATIENCE
 from stops import Stopped, stop_after
 from stores import KEYS, serve_s3
+from thorough import thorough
 
 from tpucache import BuildError, CachedDataset, CachedLoader, Recipe, UnfinishedError, UsageError, build_cache
 from tpucache.cli import main
@@ -74,7 +75,7 @@ def files_of(cache: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in cache.iterdir() if path.name != "times.json"}
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [True, *thorough(False)])
 def test_a_url_gets_the_bytes_of_a_folder(source: Path, built: Path, store: str, tmp_path: Path, keep: bool) -> None:
     build_cache(source, store, _RECIPE, jobs=1, local=tmp_path / "local", keep_local=keep)
     assert held(store) == files_of(built)
@@ -105,7 +106,7 @@ def test_what_waits_to_be_sent_is_bounded_and_what_was_sent_is_gone(
     assert max(most) <= (upload._MOST_WAITING + 2) * largest
 
 
-@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [*thorough(True), False])
 def test_samples_and_variants_are_added_at_a_url_as_in_a_folder(
     source: Path, store: str, tmp_path: Path, write_photos: Any, keep: bool
 ) -> None:
@@ -205,7 +206,9 @@ def test_the_hub_gets_what_a_version_adds_and_refuses_a_parent_of_another_cache(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("keep", "is_another_machine"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("keep", "is_another_machine", "step"), [(False, True, 6), *thorough((True, False, 2), (False, True, 2))]
+)
 def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
     source: Path,
     built: Path,
@@ -214,6 +217,7 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
     is_another_machine: bool,
     keep: bool,
+    step: int,
 ) -> None:
     made: list[str] = []
     real_install, real_write, real_put, real_remove = tasks.install_shard, Remote.write, Remote.put, Remote.remove
@@ -233,7 +237,9 @@ def test_a_build_that_was_stopped_at_any_request_continues_where_it_was(
 
     for method, real in (("write", real_write), ("put", real_put), ("remove", real_remove)):
         monkeypatch.setattr(Remote, method, stopping(real))
-    for request in itertools.count(2 if is_another_machine else 1, 2):  # each request in one of both ways
+    for request in itertools.count(
+        2 if is_another_machine else 1, step
+    ):  # with a step of 2, each request in one of both ways
         local = tmp_path / f"local-{request}"
         left[0] = request
         try:
@@ -404,6 +410,7 @@ def trained_weights(loader: CachedLoader) -> torch.Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_cache_of_twice_the_free_disk_is_built_into_s3_and_trained_from_it(
     disk: SmallDisk,
     tmp_path: Path,

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Manifest, Recipe, build_cache, repair_cache, stage_cache, verify_cache
 from tpucache.cli import main, make_parser
@@ -131,6 +132,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
 def test_each_version_reads_as_it_was_whatever_came_after(
@@ -267,6 +269,7 @@ def shown_in(cache: Path, variant: int) -> tuple[list[str], CachedDataset]:
     return dataset.paths, dataset
 
 
+@pytest.mark.thorough
 def test_records_in_bands_are_deleted_repaired_and_compacted_as_others(root: Path) -> None:
     cache = root / "bands"
     build_cache(root / "source", cache, Recipe(size=8, codec="dct-zstd", bands=(4, 8)), jobs=1)
@@ -446,7 +449,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, at: int) -> list[str]:
     return done
 
 
-@pytest.mark.parametrize("what", ["delete", "undo", "relabel", "compact"])
+@pytest.mark.parametrize("what", ["delete", *thorough("undo", "relabel", "compact")])
 def test_a_change_that_is_stopped_anywhere_leaves_the_version_before_or_the_next(
     three: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
@@ -645,7 +648,14 @@ _TAKEN: dict[str, list[str] | None] = {
 _REFUSED = {"warmup CACHE", "relabel CACHE", "delete CACHE", "compact CACHE", "push URL", "fetch DIR"}
 
 
-@pytest.mark.parametrize("name", [name for name, words in _TAKEN.items() if words])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name == "publish CACHE" else ())
+        for name, words in _TAKEN.items()
+        if words
+    ],
+)
 def test_every_command_takes_a_version_or_refuses_it_in_one_line(
     name: str, three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

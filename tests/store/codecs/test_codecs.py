@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
+from thorough import examples
 
 from tpucache.errors import DamageError, DependencyError, UsageError
 from tpucache.store.codecs import CODECS, decode_into, decode_luma, encode, pictures
@@ -230,7 +231,7 @@ def test_only_the_fields_own_codec_is_tried(codec: str, other: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(CODED), st.data())
 def test_damaged_bytes_decode_or_are_damage(codec: str, data: st.DataObject) -> None:
     image = smooth(12, 10, 3)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from patience import wait_for
 from servers import Server
+from thorough import thorough
 
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache
 from tpucache.errors import StoreError, TpucacheError
@@ -74,7 +75,7 @@ def swap(path: Path) -> None:
     aside.rename(other)
 
 
-DAMAGES = [remove, cut, zero, replace, swap]
+DAMAGES = [*thorough(remove), cut, *thorough(zero, replace), swap]
 
 
 def kept_files(dataset: CachedDataset) -> list[Path]:
@@ -106,7 +107,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_settled", [False, True], ids=["fresh", "settled"])
+@pytest.mark.parametrize("is_settled", [*thorough(pytest.param(False, id="fresh")), pytest.param(True, id="settled")])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_happens_to_kept_files_pixels_are_right_or_one_error_says_why(
     opened: Opened, cache: Path, settled: None, damage: Damage, is_settled: bool

@@ -52,6 +52,7 @@ def epoch(dataset: CachedDataset) -> list[list[int]]:
     return [images.flatten().tolist() for images, _ in loader]
 
 
+@pytest.mark.thorough
 def test_a_cache_pushed_to_s3_trains_and_fetches_as_its_original(
     s3: str, cache: Path, small_pieces: None, tmp_path: Path
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_forked_process_is_refused_and_does_not_hang(served: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_workers_of_a_dataloader_read_the_same(served: Server, cache: Path, tmp_path: Path) -> None:
     dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "kept", in_memory=False)
     loader = DataLoader(dataset, 50, num_workers=1, multiprocessing_context="spawn")

@@ -80,8 +80,20 @@ USES: tuple[Use, ...] = (read_samples, read_fields, abandon_loader, finish_loade
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closes", [True, False], ids=["closed", "forgotten"])
-@pytest.mark.parametrize("place", ["folder", "memory", "URL"])
+@pytest.mark.parametrize(
+    ("place", "closes"),
+    [
+        pytest.param(place, closes, id=f"{place}-{'closed' if closes else 'forgotten'}", marks=marks)
+        for place, closes, marks in (
+            ("folder", True, ()),
+            ("URL", False, ()),
+            *(
+                (place, closes, pytest.mark.thorough)
+                for place, closes in (("folder", False), ("memory", True), ("memory", False), ("URL", True))
+            ),
+        )
+    ],
+)
 def test_openings_leave_nothing(cache: Path, server: Server, tmp_path: Path, place: str, closes: bool) -> None:
     options: dict[str, Any] = {"in_memory": place == "memory"}
     if place == "URL":

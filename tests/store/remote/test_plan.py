@@ -157,6 +157,7 @@ def test_what_is_given_up_is_a_hole_that_takes_no_room_and_is_not_read(
     assert all(dataset[position][0].equal(own[position][0]) for position in range(len(own)))
 
 
+@pytest.mark.thorough
 def test_threads_that_read_while_others_are_given_up_read_no_hole(
     opened: Opened, cache: Path, given_up: list[int]
 ) -> None:

@@ -27,6 +27,7 @@ import torch
 from disk import SmallDisk
 from patience import PATIENCE, wait_for
 from servers import Server
+from thorough import thorough
 from torch.utils.data import DataLoader
 from work import package_lines
 
@@ -138,7 +139,7 @@ def test_what_was_read_once_is_read_from_the_disk_from_then_on(opened: Opened, c
 
 
 @pytest.mark.usefixtures("no_leases")  # what comes over a network is not mapped, and neither is the folder then
-@pytest.mark.parametrize("in_memory", [False, "auto"])
+@pytest.mark.parametrize("in_memory", [False, *thorough("auto")])
 def test_once_all_is_here_an_epoch_is_the_work_of_one_from_a_folder(
     opened: Opened, cache: Path, in_memory: bool | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +227,7 @@ def test_bytes_are_asked_for_about_once(opened: Opened, server: Server) -> None:
     )
 
 
-@pytest.mark.parametrize("window", [32, 150])
+@pytest.mark.parametrize("window", [32, *thorough(150)])
 def test_no_byte_is_asked_for_twice_where_the_first_batch_needs_much(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
@@ -249,7 +250,7 @@ def test_no_more_is_kept_than_was_allowed(opened: Opened, cache: Path) -> None:
     assert 0 < taken <= (30 << 10) + 8192 * len([*dataset.directory.glob("*.lmdb")])
 
 
-@pytest.mark.parametrize(("fault", "every"), [("cut", 5), ("503", 5), ("whole", 5), ("flip", 25)])
+@pytest.mark.parametrize(("fault", "every"), [*thorough(("cut", 5), ("503", 5), ("whole", 5)), ("flip", 25)])
 def test_every_fifth_answer_may_be_spoilt(opened: Opened, cache: Path, server: Server, fault: str, every: int) -> None:
     counter = itertools.count(1)
     server.fault = lambda name, number: fault if name not in TABLES and next(counter) % every == 0 else None
@@ -430,6 +431,7 @@ def test_an_iteration_that_is_abandoned_leaves_nothing_that_waits(opened: Opened
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")  # torch, where there is one core
 def test_workers_of_a_dataloader_read_it(opened: Opened, cache: Path, forkserver: str) -> None:
     dataset = opened(cache_bytes=0)
@@ -730,7 +732,7 @@ print(json.dumps([[[int(images.sum()), *labels.tolist()] for images, labels in l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("filled", ["", "later", "first"])
+@pytest.mark.parametrize("filled", [*thorough("", "later"), "first"])
 def test_a_disk_that_is_full_kills_nobody(
     server: Server, cache: Path, disk: SmallDisk, filled: str, run_with_torch: Callable[..., Any]
 ) -> None:

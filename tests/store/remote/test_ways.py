@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thorough import thorough
 from torch.utils.data import DataLoader
 
 from tpucache import CachedDataset, CachedLoader, MixedLoader, Recipe, build_cache
@@ -43,10 +44,17 @@ def batches(dataset: CachedDataset, epochs: int = 1, **options: object) -> list[
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"shuffle": "block", "window": 32}, {"shuffle": True}, {"shuffle": True, "rank": 1, "world_size": 3}],
-    ids=["file", "block", "full", "rank"],
+    [
+        *thorough(pytest.param({}, id="file")),
+        pytest.param({"shuffle": "block", "window": 32}, id="block"),
+        *thorough(pytest.param({"shuffle": True}, id="full")),
+        pytest.param({"shuffle": True, "rank": 1, "world_size": 3}, id="rank"),
+    ],
 )
-@pytest.mark.parametrize("kept", [None, 12 << 10, 0], ids=["all", "some", "none"])
+@pytest.mark.parametrize(
+    "kept",
+    [*thorough(pytest.param(None, id="all")), pytest.param(12 << 10, id="some"), *thorough(pytest.param(0, id="none"))],
+)
 def test_batches_of_two_epochs_are_those_of_a_local_copy(
     opened: Opened, cache: Path, monkeypatch: pytest.MonkeyPatch, kept: int | None, options: dict[str, object]
 ) -> None:
@@ -88,10 +96,19 @@ WAYS: dict[str, Callable[[CachedDataset], object]] = {
     "mixed": mixed_batches,
     "variants": lambda dataset: [batches(dataset.in_variant(variant)) for variant in ("epoch", 2)],
 }
+#: One for each function that reads: samples, fields and batches.
+USUAL = ("single", "fields", "full")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "in_memory"), [*((way, False) for way in WAYS), ("single", True), ("block", True)])
+@pytest.mark.parametrize(
+    ("way", "in_memory"),
+    [
+        *((way, False) for way in USUAL),
+        *thorough(*((way, False) for way in WAYS if way not in USUAL), ("single", True)),
+        ("block", True),
+    ],
+)
 def test_no_way_of_reading_sees_the_holes_of_missing_pieces(
     opened: Opened, cache: Path, way: str, in_memory: bool
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pytest
 from PIL import Image
+from thorough import thorough
 
 from tpucache.cli import main, make_parser
 from tpucache.errors import UsageError
@@ -274,7 +275,11 @@ def without(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     return computed
 
 
-@pytest.mark.parametrize("name", SEEN)
+#: One that changes losses, those that the test below leaves out, and one of those that leave a file.
+USUAL: Final = ("--seed", "--folds", "--stage", "--cache-dir", "--resolution", "--export")
+
+
+@pytest.mark.parametrize("name", [*USUAL, *thorough(*(name for name in SEEN if name not in USUAL))])
 def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, tmp_path):
     case = SEEN[name]
     if case.value in ("tensorboard", "safetensors") or name == "--tensorboard":
@@ -288,6 +293,28 @@ def test_an_option_changes_what_a_run_computes_or_leaves(name, places, without, 
         assert Path(case.file.format(**paths)).exists()
         return
     assert outcome(run) != without(cache, *case.given, *before)
+
+
+#: These are not among what `train` of the loop is given.
+ELSEWHERE: Final = ("--folds", "--refit", "--export", "--stage", "--cache-dir", "--resolution")
+
+
+@pytest.mark.parametrize("name", [name for name in SEEN if name not in ELSEWHERE])
+def test_an_option_changes_what_the_loop_is_given(name, places, tmp_path, monkeypatch):
+    case, seen = SEEN[name], []
+
+    def record(*given: Any) -> None:
+        _, settings, train_set, valid_set, _, options = Given(*given)
+        seen.append([settings, len(train_set), valid_set is None, options.profile, len(options.watchers)])
+        raise UsageError("this is seen")
+
+    monkeypatch.setattr("tpucache.training.loop.train", record)
+    paths = {"folder": str(tmp_path), "begun": str(places["begun"])}
+    value = [] if case.value is None else [case.value.format(**paths)]
+    before = [] if case.other is None else [name, case.other]
+    for words in ([name, *value], before):
+        assert train(places[case.cache], tmp_path / "run", *case.given, *words) == 2
+    assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("name", CARRIED_OUT)

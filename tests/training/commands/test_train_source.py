@@ -57,6 +57,7 @@ def test_a_run_on_a_source_leaves_the_cache_of_warmup_next_to_it(
     assert "built the cache" not in out
 
 
+@pytest.mark.thorough
 def test_bench_of_a_source_times_the_epoch_that_builds_its_cache(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 from streams import StandIn, install
+from thorough import thorough
 from torch import nn
 
 from tpucache import CachedDataset, CachedLoader, UsageError
@@ -264,6 +265,7 @@ def test_models_are_compiled_in_place_where_that_is_asked_for(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch
 def test_every_model_of_a_process_is_compiled_also_the_tenth(monkeypatch, caplog):
     compile_ = torch.compile
@@ -290,6 +292,7 @@ def test_a_model_that_is_not_compiled_is_said_once(monkeypatch, caplog):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.xla
 def test_what_compiles_by_itself_is_not_compiled_again():
     with pytest.raises(UsageError, match="leave --compile out"):
@@ -334,7 +337,7 @@ def test_page_locked_memory_that_is_not_to_be_had_is_refused(cache, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [CpuDevice, CudaDevice])
+@pytest.mark.parametrize("first", [CpuDevice, *thorough(CudaDevice)])
 def test_a_run_goes_on_where_there_is_a_gpu_and_where_there_is_none(cache, tmp_path, module, monkeypatch, first):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     dataset, settings = CachedDataset(cache).select(range(72)), replace(SETTINGS, optimizer="adamw", epochs=3)
@@ -372,7 +375,7 @@ def products_now():
         return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
-@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("tf32", [True, *thorough(False)])
 def test_a_run_computes_products_in_tf32_and_leaves_torchs_setting_as_it_was(
     cache, tmp_path, cuda, monkeypatch, products, tf32
 ):

@@ -31,6 +31,7 @@ def x_rays(tmp_path_factory):
     return folder / "cache"
 
 
+@pytest.mark.thorough
 @pytest.mark.xla
 def test_losses_on_one_and_eight_cores_are_those_of_plain_torch(x_rays, python, tmp_path):
     def train(name):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from once import once
+from thorough import thorough
 from torch.distributed import TCPStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xla]
@@ -19,29 +20,43 @@ HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def folders(cache, python, tmp_path_factory):
-    """What one host with two cores wrote, and what two hosts with a core each did."""
+def start(cache, python, tmp_path_factory):
+    """The function `start(what)`: what one host with two cores wrote, and what two hosts with a core each did."""
 
-    def make(folder):
+    def make(what, folder):
         for name in ("alone", "pod"):
             (folder / name).mkdir()
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = str(store.port)
         del store  # free for the hosts: the first one listens there
 
-        def start(what):
-            name, host = what
+        def start(name, host):
             meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-            words = [HERE / "hosts.py", "host" if name == "pod" else name, cache, folder / name]
+            words = [HERE / "hosts.py", what[name], cache, folder / name]
             done = python(*words, devices=2, HOST=host, **meeting)
             assert done.returncode == 0, done.stderr
             (folder / name / f"host-{host}.err").write_text(done.stderr)
 
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(start, [("pod", "0"), ("pod", "1"), ("alone", "0")]))
+            list(threads.map(start, ["pod", "pod", "alone"], "010"))
 
-    folder = once(tmp_path_factory, "hosts", make)
-    return folder / "alone", folder / "pod"
+    def started(what):
+        folder = once(tmp_path_factory, f"hosts-{what['alone']}", lambda folder: make(what, folder))
+        return folder / "alone", folder / "pod"
+
+    return started
+
+
+@pytest.fixture(scope="module")
+def short(start):
+    """What they did in one run."""
+    return start({"alone": "short", "pod": "short"})
+
+
+@pytest.fixture(scope="module")
+def folders(start):
+    """What they did in several runs, one of which is stopped and continued, and in predictions."""
+    return start({"alone": "alone", "pod": "host"})
 
 
 def results(folder, host=0):
@@ -55,11 +70,12 @@ def rows(path):
         return [*csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("name", ["mixed", "plain", "dropping"])
-def test_losses_and_metrics_of_two_hosts_are_those_of_one(folders, name):
-    expected = results(folders[0])[name]
+@pytest.mark.parametrize("name", ["mixed", *thorough("plain", "dropping")])
+def test_losses_and_metrics_of_two_hosts_are_those_of_one(request, name):
+    alone, pod = request.getfixturevalue("short" if name == "mixed" else "folders")
+    expected = results(alone)[name]
     for host in (0, 1):
-        found = results(folders[1], host)[name]
+        found = results(pod, host)[name]
         np.testing.assert_allclose(found["losses"], expected["losses"], atol=1e-5)
         for row, known in zip(found["epochs"], expected["epochs"], strict=True):
             assert row == pytest.approx(known, abs=1e-5)
@@ -68,17 +84,21 @@ def test_losses_and_metrics_of_two_hosts_are_those_of_one(folders, name):
         assert found["pace"]["compiles"] == 0
 
 
-def test_each_host_sends_its_rows_alone(folders):
+@pytest.mark.parametrize(("runs", "counts"), [("short", {1, 4}), *thorough(("folders", {1, 4, 8}))])
+def test_each_host_sends_its_rows_alone(request, runs, counts):
+    _, pod = request.getfixturevalue(runs)
     for host in (0, 1):  # one row finds out which cores are whose, and half of a part or of a batch are the others
-        assert {len(np.load(path)) for path in (folders[1] / "sent").glob(f"*-{host}.npy")} == {1, 4, 8}
+        assert {len(np.load(path)) for path in (pod / "sent").glob(f"*-{host}.npy")} == counts
 
 
+@pytest.mark.thorough
 def test_all_hosts_run_the_same_programs(folders):
     first, second = (results(folders[1], host)["programs"] for host in (0, 1))
     assert first == second
     assert min(first) > 10
 
 
+@pytest.mark.thorough
 def test_a_signal_to_one_host_stops_all_and_the_run_continues_to_the_same_weights(folders):
     for host in (0, 1):
         found = results(folders[1], host)
@@ -88,6 +108,7 @@ def test_a_signal_to_one_host_stops_all_and_the_run_continues_to_the_same_weight
         torch.testing.assert_close(two[key], value, atol=1e-5, rtol=0)
 
 
+@pytest.mark.thorough
 def test_predictions_of_all_hosts_are_written_by_the_first(folders):
     assert [results(folders[1], host)["predicted"] for host in (0, 1)] == [0, 0]
     one, two = (rows(folder / "predictions.csv") for folder in folders)
@@ -99,7 +120,7 @@ def test_predictions_of_all_hosts_are_written_by_the_first(folders):
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_what_several_hosts_cannot_do_is_refused_on_each(folders, host):
-    found = results(folders[1], host)
+def test_what_several_hosts_cannot_do_is_refused_on_each(short, host):
+    found = results(short[1], host)
     assert found["two_cores"].startswith("cores is all: this machine has 1 (CPU), not 2")
     assert "each host of a pod evaluates its rows alone" in found["own_loss"]

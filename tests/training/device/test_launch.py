@@ -41,10 +41,10 @@ def folded(cache, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(folded, torch_forks, tmp_path_factory):
-    """A run of all folds in this process, and one of two processes that a signal stops and the same command continues.
+def run(torch_forks):
+    """The function `run(*arguments)`: what a command does, in a fork of a process that has torch.
 
-    Both predict, too. The command itself is a fork of a process that has torch; those that it starts are not.
+    The processes that it starts are no forks.
     """
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -52,17 +52,29 @@ def runs(folded, torch_forks, tmp_path_factory):
         words = ["-m", "tpucache", *map(str, arguments)]
         return torch_forks.run(words, {**os.environ, "PYTHONPATH": path, **more})
 
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped(folded, run, tmp_path_factory):
+    """A folder, in which a signal stops a run of all folds by two processes, and what the run says."""
     folder = tmp_path_factory.mktemp("runs")
+    words = ("train", folded, "--run-dir", folder / "two", *TRAIN, "--processes", "2")
+    return folder, run(*words, SIGNAL_PARENT="yes")
+
+
+@pytest.fixture(scope="module")
+def runs(folded, run, stopped):
+    """A run of all folds in this process, and that of two processes, which the same command continues; both predict."""
+    folder, _ = stopped
     assert main(["train", str(folded), "--run", str(folder / "one"), *TRAIN]) == 0
     assert (
         main(["predict", str(folder / "one"), str(folded), "-o", str(folder / "one.csv"), "--backend", "torch", *TRUST])
         == 0
     )
-    both = ("train", folded, "--run-dir", folder / "two", *TRAIN, "--processes", "2", "--resume")
-    stopped = run(*both, SIGNAL_PARENT="yes")
-    finished = run(*both)
+    finished = run("train", folded, "--run-dir", folder / "two", *TRAIN, "--processes", "2", "--resume")
     out = ("-o", folder / "two.csv", "--backend", "torch", *TRUST, "--processes", "2", "--batch-size", "6", "--json")
-    return folder, stopped, finished, run("predict", folder / "one", folded, *out)
+    return folder, finished, run("predict", folder / "one", folded, *out)
 
 
 def table(path):
@@ -71,18 +83,19 @@ def table(path):
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_processes_with_one_line_and_the_report(runs):
-    _, stopped, _, _ = runs
-    assert stopped.returncode == 3, stopped.stderr
-    (line,) = complaints(stopped)
+def test_a_signal_stops_all_processes_with_one_line_and_the_report(stopped):
+    _, done = stopped
+    assert done.returncode == 3, done.stderr
+    (line,) = complaints(done)
     assert "interrupted" in line
     assert "--resume" in line
-    assert not json.loads(stopped.stdout)["finished"]
+    assert not json.loads(done.stdout)["finished"]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_folds_in_two_processes_stopped_and_continued_are_those_of_one(runs):
-    folder, _, finished, _ = runs
+    folder, finished, _ = runs
     assert finished.returncode == 0, finished.stderr
     report, expected = json.loads(finished.stdout), json.loads((folder / "one" / "report.json").read_text())
     assert report["out_of_fold"] == pytest.approx(expected["out_of_fold"], abs=1e-5)
@@ -99,8 +112,9 @@ def test_folds_in_two_processes_stopped_and_continued_are_those_of_one(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_predictions_of_two_processes_are_those_of_one(runs):
-    folder, _, _, predicted = runs
+    folder, _, predicted = runs
     assert predicted.returncode == 0, predicted.stderr
     assert json.loads(predicted.stdout)["samples"] == 150
     rows, known = table(folder / "two.csv"), table(folder / "one.csv")

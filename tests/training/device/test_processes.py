@@ -138,6 +138,7 @@ def test_when_a_process_is_killed_all_end(two):
     assert "lost" not in results[1]
 
 
+@pytest.mark.thorough
 def test_a_run_is_continued_by_another_number_of_processes_with_the_samples_that_remain(one, two, four):
     for each in four:
         assert_alike(each["resumed"], one["adamw"])

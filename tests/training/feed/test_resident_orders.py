@@ -10,6 +10,7 @@ import pytest
 import resident_orders
 from once import once
 from resident_orders import BATCH, CODECS, SAMPLES, check_device, make_caches
+from thorough import thorough
 
 from tpucache.training.device import CpuDevice
 
@@ -37,12 +38,13 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return once(tmp_path_factory, "resident-orders", make_caches)
 
 
+@pytest.mark.thorough
 def test_batches_are_the_streamed_ones_on_plain_torch(caches: Path) -> None:
     assert check_device(caches, CpuDevice(), 1) == ROWS_ALONE
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
+@pytest.mark.parametrize("cores", [1, *thorough(8)])
 def test_batches_are_the_streamed_ones_on_cores_of_xla_which_receive_row_numbers_alone(
     python: Any, caches: Path, tmp_path: Path, cores: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thorough import thorough
 
 from tpucache import UsageError
 from tpucache.training.learn import metrics
@@ -246,7 +247,7 @@ def test_metrics_of_classes_by_name_are_scikit_learns(samples, classes, sklearn_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("average", ["macro", "micro", "samples"])
-@pytest.mark.parametrize("beta", [0.5, 1, 2])
+@pytest.mark.parametrize("beta", [*thorough(0.5, 1), 2])
 def test_f_beta_is_scikit_learns_at_the_threshold_where_it_is_highest(average, beta, sklearn_metrics):
     rng = np.random.default_rng(4)
     labels = (rng.random((80, 5)) < [0.5, 0.02, 0.3, 0.0, 0.9]).astype(np.float32)

@@ -101,7 +101,9 @@ def test_a_signal_leaves_an_unfinished_report_and_status_three(cache, tmp_path, 
     assert report_of(tmp_path / "run")["finished"] is False
 
 
-@pytest.mark.parametrize("options", [("--stage", "copies"), ("--lr", "find")])
+@pytest.mark.parametrize(
+    "options", [pytest.param(("--stage", "copies")), pytest.param(("--lr", "find"), marks=pytest.mark.thorough)]
+)
 def test_a_time_limit_is_obeyed_in_copying_and_in_the_range_test(cache, tmp_path, capsys, options):
     run = tmp_path / "run"
     options = [str(tmp_path / option) if option == "copies" else option for option in options]

@@ -7,6 +7,7 @@ import os
 
 import pytest
 from stopping import Killed, Moment, differences, results, run_once, stop_once
+from thorough import thorough
 
 from tpucache.training.device import CpuDevice
 
@@ -22,12 +23,15 @@ def whole(cache, tmp_path_factory):
     return results(run), moment.count
 
 
-@pytest.mark.parametrize("kind", ["time limit", "SIGTERM", "SIGKILL"])
-def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_results(cache, tmp_path, whole, kind):
+@pytest.mark.parametrize(
+    ("kind", "every"), [("SIGKILL", 3), *thorough(("time limit", 1), ("SIGTERM", 1), ("SIGKILL", 1))]
+)
+def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_results(cache, tmp_path, whole, kind, every):
     expected, batches = whole
     assert batches >= 4 + 2 * 2
     stops = 0
-    for chosen in range(1, batches + 1):
+    chosen_ones = range(1, batches + 1, every)
+    for chosen in chosen_ones:
         run = tmp_path / str(chosen)
         if stop_once(cache, run, CpuDevice(), kind, chosen):
             stops += 1
@@ -36,9 +40,10 @@ def test_a_run_stopped_at_any_step_or_evaluation_batch_resumes_to_the_same_resul
             run_once(cache, run, CpuDevice())
         assert json.loads((run / "report.json").read_text())["finished"] is True
         assert differences(results(run), expected) == [], chosen
-    assert stops >= batches - 2  # after the last evaluation nothing is left to stop
+    assert stops >= len(chosen_ones) - 2  # after the last evaluation nothing is left to stop
 
 
+@pytest.mark.thorough
 def test_a_run_killed_between_any_two_writes_resumes_to_the_same_results(cache, tmp_path, whole, monkeypatch):
     fsync = os.fsync
     writes, chosen = 0, 0
@@ -81,7 +86,8 @@ cache, folder, device = Path(sys.argv[1]), Path(sys.argv[2]), open_device("xla",
 run_once(cache, folder / "whole", device)
 expected = results(folder / "whole")
 # One sample is evaluated first, and once more after two steps. So an epoch ends at 4 and 8, its evaluation at 6 and 10.
-for kind, chosen in [("time limit", 4), ("SIGTERM", 5), ("SIGKILL", 7), ("time limit", 8), ("SIGKILL", 9)]:
+kinds = {"time limit": (4, 8), "SIGTERM": (5,), "SIGKILL": (7, 9)}
+for kind, chosen in [(kind, int(number)) for number in sys.argv[4:] for kind in kinds if int(number) in kinds[kind]]:
     run = folder / f"{kind} {chosen}"
     assert stop_once(cache, run, device, kind, chosen)
     Moment(device)
@@ -91,8 +97,8 @@ for kind, chosen in [("time limit", 4), ("SIGTERM", 5), ("SIGKILL", 7), ("time l
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("cores", [1, 8])
-def test_a_run_stopped_on_xla_resumes_to_the_same_results(cache, python, tmp_path, cores):
+@pytest.mark.parametrize(("cores", "moments"), [(1, [7]), *thorough((1, [4, 5, 8, 9]), (8, [4, 5, 7, 8, 9]))])
+def test_a_run_stopped_on_xla_resumes_to_the_same_results(cache, python, tmp_path, cores, moments):
     (tmp_path / "script.py").write_text(ON_XLA)
-    done = python(tmp_path / "script.py", cache, tmp_path, cores, devices=cores)
+    done = python(tmp_path / "script.py", cache, tmp_path, cores, *moments, devices=cores)
     assert done.returncode == 0, done.stderr

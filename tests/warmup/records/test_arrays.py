@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from thorough import examples
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.geometry import framing_of
@@ -284,7 +285,7 @@ def test_points_out_of_view_are_not_visible_and_keep_their_place(fit: Any) -> No
     fit=st.sampled_from(_FITS),
     turn=st.sampled_from(list(_TURNS)),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_the_corners_of_what_is_kept_are_the_corners_of_what_is_shown(
     size: tuple[int, int], target: tuple[int, int], fit: Any, turn: int
 ) -> None:

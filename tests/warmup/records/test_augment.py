@@ -70,6 +70,7 @@ def probe() -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_another_process_and_another_order_give_the_same_pixels(probe: dict[str, Any], image: Pixels) -> None:
     definition = resolve("strong", _SIDE, _SIDE)
     here = {repr(p): hashlib.sha256(augment(image, definition, *p)).hexdigest() for p in _PLACES}

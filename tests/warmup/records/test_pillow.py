@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
+from thorough import examples
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
@@ -93,7 +94,7 @@ def test_what_only_pillow_takes_is_decoded_by_pillow(smooth_image: Any, encode: 
 
 @pytest.mark.slow
 @given(size=st.tuples(st.integers(1, 200), st.integers(1, 200)), share=st.tuples(st.floats(0, 1.2), st.floats(0, 1.2)))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(
     size: tuple[int, int], share: tuple[float, float]
 ) -> None:

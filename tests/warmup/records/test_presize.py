@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from thorough import examples, thorough
 
 from tpucache.errors import SampleError
 from tpucache.geometry import placement
@@ -49,7 +50,7 @@ def _psnr(image: Pixels, reference: Pixels) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("fit", _FITS)
 @pytest.mark.parametrize("shape", _SHAPES)
-@pytest.mark.parametrize("size", [64, (48, 96), (97, 31)], ids=str)
+@pytest.mark.parametrize("size", [64, (97, 31), *thorough(pytest.param((48, 96)))], ids=str)
 def test_a_photograph_is_near_a_full_decode_and_lanczos(
     shape: str, fit: Any, size: Any, smooth_image: Any, encode: Any
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_tiny_image_is_enlarged(shape: tuple[int, int], fit: Any, smooth_image
 @given(
     width=st.integers(1, 6000), height=st.integers(1, 6000), size=st.tuples(st.integers(1, 600), st.integers(1, 600))
 )
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, size: tuple[int, int]) -> None:
     for fit in _FITS:
         place = placement((0.0, 0.0, float(width), float(height)), size, fit)
@@ -136,7 +137,7 @@ def test_the_part_that_is_kept_lies_inside_the_image(width: int, height: int, si
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", [29, 225, 450, 900])
+@pytest.mark.parametrize("side", [29, 225, 450, *thorough(900)])
 def test_sides_whose_ratio_rounds_upwards_are_no_errors(side: int, smooth_image: Any, encode: Any) -> None:
     data = encode(smooth_image(side, side))  # side / 224 * 224 > side in floating point
     assert _psnr(presize(data, Recipe(size=224), "a.jpg"), _reference(data, Recipe(size=224))) >= 40
@@ -306,7 +307,7 @@ def _mutations(draw: st.DrawFn) -> tuple[int, list[tuple[float, bytes, int]], fl
 @pytest.mark.slow
 @given(mutation=_mutations(), fit=st.sampled_from(_FITS))
 @settings(
-    max_examples=150,
+    max_examples=examples(150),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_damaged_files_decode_to_the_size_or_are_sample_errors(

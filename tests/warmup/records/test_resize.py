@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
+from thorough import examples
 
 from tpucache.warmup.records import presize as resizing
 from tpucache.warmup.records.presize import resize, resizer_versions
@@ -41,7 +42,7 @@ def _by_pillow(pixels: Pixels, box: Any, size: Any) -> Pixels:
 
 @pytest.mark.slow
 @given(_cases())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_both_libraries_make_nearly_the_same(case: Any) -> None:
     pixels, _, size = case
     resized, expected = resize(*case), _by_pillow(*case)

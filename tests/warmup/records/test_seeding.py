@@ -119,6 +119,7 @@ def test_what_makes_something_else_each_time_is_refused_at_the_start(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_torch_that_a_callable_imports_is_seeded_from_its_first_call_on(tmp_path: Path) -> None:
     """In a process of its own, which finds a small torch before the large one."""
     (tmp_path / "torch.py").write_text(

@@ -75,6 +75,19 @@ def cluster(slow: Path) -> Iterator[Any]:
         yield running
 
 
+def test_dask_workers_in_this_process_write_the_bytes_of_a_local_run(
+    write_photos: Any, tmp_path: Path, digests: Digests
+) -> None:
+    source, recipe = write_photos(tmp_path / "photos", 60, size=(20, 20)), Recipe(size=16)
+    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    with distributed.LocalCluster(
+        n_workers=2, processes=False, threads_per_worker=1, dashboard_address=":0", silence_logs=50
+    ) as running:
+        build_cache(source, tmp_path / "cache", recipe, engine=Executor("dask", scheduler=running.scheduler_address))
+    assert digests(tmp_path / "cache") == digests(tmp_path / "local")
+
+
+@pytest.mark.thorough
 def test_a_dask_cluster_writes_the_bytes_of_a_local_run(
     source: Path, local: Path, cluster: Any, tmp_path: Path, digests: Digests, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +98,7 @@ def test_a_dask_cluster_writes_the_bytes_of_a_local_run(
     assert digests(cache) == digests(local)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("allowed_failures", [3, 0])
 def test_a_dask_worker_that_dies_is_replaced_or_ends_the_run_and_finished_work_is_kept(
     allowed_failures: int,

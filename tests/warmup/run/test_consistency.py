@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from thorough import thorough
 
 from tpucache.errors import BuildError, RecipeError
 from tpucache.recipe import Recipe
@@ -84,7 +85,7 @@ def _begin(source: Path, cache: Path, recipe: Recipe) -> None:
             build_cache(source, cache, recipe, jobs=1)
 
 
-@pytest.mark.parametrize("which", [0, 41, 79])
+@pytest.mark.parametrize("which", [*thorough(0, 41), 79])
 def test_variants_of_a_file_that_changed_at_equal_size_are_refused_and_it_is_named(
     source: Path, jitter: str, tmp_path: Path, digests: Digests, which: int
 ) -> None:
@@ -101,7 +102,7 @@ def test_variants_of_a_file_that_changed_at_equal_size_are_refused_and_it_is_nam
     assert verify_cache(cache) == []
 
 
-@pytest.mark.parametrize("codec", ["raw", "jpeg"])
+@pytest.mark.parametrize("codec", [*thorough("raw"), "jpeg"])
 def test_variants_by_libraries_that_make_other_pixels_are_refused(
     source: Path, jitter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Any
 ) -> None:
@@ -142,7 +143,7 @@ def test_an_interrupted_run_is_not_finished_by_libraries_that_make_other_pixels(
     assert build_cache(source, cache, Recipe(size=16), jobs=1).samples == 80
 
 
-@pytest.mark.parametrize("name", ["strength", "unused", "__init__"])
+@pytest.mark.parametrize("name", ["strength", *thorough("unused", "__init__")])
 def test_a_changed_helper_of_an_augmentation_is_refused_and_named(
     source: Path, modules: Path, tmp_path: Path, name: str
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_changed_helper_of_an_augmentation_is_refused_and_named(
             build_cache(source, cache, Recipe(size=16, variants=variants, augment=recipe.augment), jobs=1)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_is_not_finished_with_a_changed_helper(source: Path, modules: Path, tmp_path: Path) -> None:
     cache, recipe = tmp_path / "cache", Recipe(size=16, variants=1, augment="roll_by_test:roll")
     _begin(source, cache, recipe)
@@ -184,7 +186,7 @@ def test_what_an_augmentation_reads_from_a_file_is_not_mixed_either(
         build_cache(source, cache, Recipe(size=16, variants=2, augment="roll_by_test:roll"), jobs=1)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, *thorough(2)])
 def test_code_that_changed_after_it_was_imported_is_not_taken_for_what_it_is_now(
     source: Path, modules: Path, tmp_path: Path, jobs: int
 ) -> None:

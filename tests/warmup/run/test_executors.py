@@ -70,6 +70,7 @@ def test_a_run_that_ends_early_says_nothing_of_the_tasks_under_way() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_ends_while_tasks_are_on_their_way_to_the_workers_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,13 +1,16 @@
-"""Warmup by a local Ray instance of two workers."""
+"""Warmup by Ray: by a stand-in of its functions, and by a local instance of two workers."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +56,68 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ray.shutdown()
 
 
+class StandIn:
+    """Ray's functions that are used: two threads run what was pickled on its way to them and back."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.most = 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str | None) -> None:
+        self.calls.append(f"init {address}")
+        self._threads = futures.ThreadPoolExecutor(2)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+        self._threads.shutdown()
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def remote(self, function: Callable[..., Any]) -> SimpleNamespace:
+        def submit(*arguments: Any) -> futures.Future[bytes]:
+            sent = pickle.dumps((function, arguments))
+
+            def work() -> bytes:
+                called, words = pickle.loads(sent)
+                return pickle.dumps(called(*words))
+
+            return self._threads.submit(work)
+
+        return SimpleNamespace(remote=submit)
+
+    def wait(self, running: list[Any]) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(running))
+        first = next(futures.as_completed(running))
+        return [first], [each for each in running if each is not first]
+
+    def get(self, done: list[Any]) -> list[Any]:
+        return [pickle.loads(each.result()) for each in done]
+
+
+def test_a_run_by_ray_has_a_few_tasks_under_way_and_writes_the_bytes_of_a_local_run(
+    write_photos: Any, tmp_path: Path, digests: Callable[[Path], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, ray, before = (
+        write_photos(tmp_path / "photos", 60, size=(20, 20)),
+        StandIn(),
+        signal.getsignal(signal.SIGTERM),
+    )
+    recipe = Recipe(size=16)
+    build_cache(source, tmp_path / "local", recipe, jobs=1)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    build_cache(source, tmp_path / "cache", recipe, engine=Executor("ray", scheduler="ray://a:1"))
+    assert digests(tmp_path / "cache") == digests(tmp_path / "local")
+    assert ray.calls == ["init ray://a:1", "shutdown"] * (len(ray.calls) // 2) != []
+    assert 1 < ray.most <= 4
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.thorough
 def test_ray_writes_the_bytes_of_a_local_run_also_when_a_worker_dies(
     write_photos: Any, workers: Path, tmp_path: Path, digests: Callable[[Path], dict[str, str]]
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from thorough import thorough
 
 from tpucache.errors import UnfinishedError
 from tpucache.recipe import Recipe
@@ -31,7 +32,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return saved
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [*thorough(1), 2])
 def test_blocks_built_whole_are_the_same_as_blocks_of_chunks(
     photos: Path, tmp_path: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from thorough import thorough
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
@@ -135,7 +136,7 @@ def test_no_thread_is_left() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-load")]
 
 
-@pytest.mark.parametrize("variants", [0, 2])
+@pytest.mark.parametrize("variants", [*thorough(0), 2])
 def test_a_cache_is_the_same_whether_its_files_are_read_ahead_or_not(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variants: int
 ) -> None:

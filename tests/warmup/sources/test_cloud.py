@@ -76,6 +76,7 @@ def test_a_bucket_gives_the_cache_of_the_same_folder(bucket: str, photos: Path, 
     assert open_source(bucket).list() == open_source(photos).list()
 
 
+@pytest.mark.thorough
 def test_workers_read_a_zip_from_a_web_server(zipped: Server, photos: Path, tmp_path: Path) -> None:
     build_cache(photos, tmp_path / "own", _RECIPE, jobs=1)
     manifest = build_cache(f"{zipped.url}/photos.zip", tmp_path / "cache", _RECIPE, jobs=2)

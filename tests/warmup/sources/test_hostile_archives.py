@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.warmup.sources import open_source
@@ -49,7 +50,7 @@ def _refused(path: Path, data: bytes) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(kind=st.sampled_from(["zip", "tar"]), at=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 255))
 def test_a_flipped_or_missing_byte_never_gives_other_samples_silently(tmp_path_factory, kind, at, flip):
     whole = WHOLE[kind]

@@ -71,6 +71,7 @@ def test_a_number_that_is_no_class_is_refused_before_anything_is_built_or_skippe
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_folder_of_hugging_face_becomes_a_cache_that_trains(tmp_path):
     for part in range(2):
         _shard(tmp_path / "data" / f"train-0000{part}-of-00002.parquet", range(part * 10, part * 10 + 10))

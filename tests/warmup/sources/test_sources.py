@@ -52,6 +52,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_table_with_masks_is_cached_with_folds_and_the_masks_follow_the_images(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = "--path-col name --label-col kind --suffix .png --fold-col part --mask-col mask --size 20x30 --variants 2"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from tpucache.errors import DependencyError, SampleError, SourceError
 from tpucache.warmup.sources import Sample, TFRecordSource, open_source, tfrecords
@@ -306,7 +307,7 @@ def test_an_empty_label_is_a_sample_error() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.binary(max_size=60))
 def test_data_that_is_no_example_is_a_sample_error(data: bytes) -> None:
     with pytest.raises(SampleError):

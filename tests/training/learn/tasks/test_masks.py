@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.store.reader import ShardReader
@@ -33,7 +34,7 @@ SETTINGS = TrainSettings(model="failing_code:dense", task="mask", mask_classes=3
 CLASSES = 3
 
 
-@pytest.fixture(scope="module", params=["raw", "png"])
+@pytest.fixture(scope="module", params=["raw", *thorough("png")])
 def masks(request, tmp_path_factory):
     """Images with masks of two of three classes, with pixels of no class."""
     directory = tmp_path_factory.mktemp("masks") / request.param

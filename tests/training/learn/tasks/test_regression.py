@@ -100,6 +100,7 @@ def test_what_a_run_kept_of_the_labels_is_taken_over_or_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_labels_of_any_size_are_learned_and_predicted_in_their_unit(prices, tmp_path):
     training, validation = parts_of(prices)
     report = train(tmp_path / "run", LINEAR, training, validation, CpuDevice(), QUICK)
