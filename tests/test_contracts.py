@@ -16,6 +16,7 @@ import pytest
 from thorough import thorough
 
 import tpucache
+from tpucache.store.codecs import CODECS
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +176,12 @@ def test_a_library_may_be_imported_where_its_contract_says_alone(contract: dict[
         allowed = {module for module in modules for own, name in excepted if name == library and fnmatch(module, own)}
         assert allowed
         assert {module for module in modules if f"{module} -> {library} (l." not in said} == allowed
+
+
+def test_each_codec_is_in_the_contract_of_codecs() -> None:
+    (contract,) = (each for each in CONTRACTS if each["id"] == "codecs")
+    places = {".".join(type(CODECS[name]).__module__.split(".")[:4]) for name in CODECS.own}
+    assert places == {*contract["modules"]}
 
 
 def test_nothing_is_noticed_where_nothing_was_added(linter: Linter) -> None:

@@ -60,8 +60,8 @@ def load(reference: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if error.name == _part_of(reference):
-            raise DependencyError(missing_part(reference)) from error
+        if message := missing_part(reference):
+            raise DependencyError(message) from error
         raise
 
 
@@ -69,15 +69,11 @@ def missing_part(reference: str) -> str:
     """Return a message if the part of tpucache with a module is not installed; else ""."""
     from importlib.util import find_spec
 
-    part = _part_of(reference)
-    if find_spec(part) is not None:
+    part = ".".join(reference.partition(":")[0].split(".")[:2])  # a folder or file of the package: tpucache.training
+    found = find_spec(part)
+    if found is not None and found.origin is not None:  # else only a folder is left, with what Python has compiled
         return ""
     return f"{part} is missing, a part of tpucache that this needs: install the whole package again"
-
-
-def _part_of(reference: str) -> str:
-    """Return the folder or file of the package that has a module, such as tpucache.training."""
-    return ".".join(reference.partition(":")[0].split(".")[:2])
 
 
 def load_callable(name: str) -> Callable[..., Any]:

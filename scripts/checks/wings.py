@@ -39,10 +39,14 @@ sys.meta_path[:] = [each for each in sys.meta_path if "editable" not in getattr(
 
 
 def copy_without(wing: str, folder: Path) -> dict[str, str]:
-    """Copy the package without a wing into a folder; return the environment in which Python imports that copy."""
+    """Copy the package without a wing into a folder; return the environment in which Python imports that copy.
+
+    The wing's folder stays with nothing in it but a __pycache__, as after `git rm`.
+    """
     hidden = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "tpucache", folder / "tpucache", ignore=hidden)
     shutil.rmtree(folder / "tpucache" / wing)
+    (folder / "tpucache" / wing / "__pycache__").mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(_SITE)
     return {**os.environ, "PYTHONPATH": str(folder)}
 

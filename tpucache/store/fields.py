@@ -135,8 +135,8 @@ def check_field(field: Field) -> None:
     """Raise FormatError for a field that no cache can have."""
     if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
         raise UnknownCodecError(
-            f"no field is {field.name!r} {field.codec!r}: neither tpucache nor an installed package has the codec "
-            f"{field.codec!r}. Install the package that brings it"
+            f"the field {field.name!r} needs the codec {field.codec!r}, and neither tpucache nor an installed package "
+            "has it: install the package that brings it"
         )
     if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
         raise FormatError(f"no field is {field.name!r} {field.codec!r} {field.dtype!r}")
