@@ -32,13 +32,13 @@ def test_sending_is_measured_and_what_waits_for_it_is_idle(planes, device_rate):
     sent = []
 
     def send(batch):
-        time.sleep(0.02)  # of which reading takes next to nothing
+        time.sleep(0.2)  # reading takes far less, also on a busy machine
         sent.append(batch)
         return batch
 
     options = {"batch_size": 16, "rounds": 1, "seconds": 0.05, "device_rate": device_rate}
     found = run_bench(planes, upload=Upload(send), **options)
-    assert 0 < found.upload_images_per_second <= 16 / 0.02
+    assert 0 < found.upload_images_per_second <= 16 / 0.2
     assert {len(images) for images, _ in sent} == {16}
     assert found.images_per_second > found.upload_images_per_second
     assert found.idle is None if device_rate is None else found.idle > 0.9

@@ -22,7 +22,7 @@ from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
 #: Data sets with fewer samples are built before they are read: that is faster than starting workers.
 LEAST_GROWING: Final = 256
 
-_END_SECONDS: Final = 2.0
+_END_SECONDS: Final = 5.0
 
 
 def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
@@ -138,12 +138,15 @@ def _none() -> None:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the building process by closing its standard input."""
+    """End the building process by closing its standard input; kill it if it does not end soon."""
     if os.getpid() != owner:
         return
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
