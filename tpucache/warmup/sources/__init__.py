@@ -1,6 +1,6 @@
-"""Where samples come from: each source lists its samples in a stable order, and loads one at a time.
+"""Sources of samples: each source lists its samples in a stable order, and loads one sample at a time.
 
-Other packages add kinds of sources by entry points of the group `tpucache.sources`, each naming a SourceKind.
+Other packages add kinds of sources by entry points of the group `tpucache.sources`, each of which names a SourceKind.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LISTS: Final = {
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
-    """Return another package's kind of source. Raises TypeError where it is not one."""
+    """Return another package's kind of source. Raises TypeError if it is not a SourceKind."""
     if not isinstance(part, SourceKind):
         raise TypeError(f"{part!r} is not a tpucache.warmup.sources.SourceKind")
     return part
@@ -91,10 +91,10 @@ def to_source(source: str | Path | Source | Items) -> Source:
 
 
 def open_source(source: str | Path, options: TableOptions | None = None) -> Source:
-    """Return the source that a path, pattern or name means; `options` say what its columns or features mean.
+    """Return the source that a path, pattern or name stands for; `options` say what its columns or features mean.
 
-    tpucache's own kinds of sources are tried first. Raises SourceError for text that means no source, UsageError for
-    options that such a source does not have, and for a URL that no kind reads.
+    tpucache's own kinds of sources are tried first. Raises SourceError for a text that matches no kind of source,
+    UsageError for options that the source does not have, and for a URL that no kind can read.
     """
     kind = _find_kind(source)
     if kind is not None:
@@ -116,10 +116,9 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
 
 
 def _find_kind(source: str | Path) -> SourceKind | None:
-    """Return the first kind of source that a text names. module:callable comes last, since other kinds may look like
-    it.
+    """Return the first kind of source that matches a text. `module:callable` is last, because other kinds look like it.
 
-    Raises DependencyError for a kind of another package that cannot be used, where no other kind matches.
+    If no kind matches, raises DependencyError for a kind of another package that cannot be imported.
     """
     own = [cloud.KIND] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
     if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):

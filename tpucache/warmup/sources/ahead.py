@@ -1,4 +1,4 @@
-"""Threads that read the samples of a task ahead of the one that is encoded, where their storage answers late."""
+"""Reads samples ahead in threads while a worker encodes earlier ones, if the storage answers late."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_thread
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
 _UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
-#: A local disk takes less time for a file; passing a file on from a thread takes about a tenth of this.
+#: Storage that needs more time for a file answers late. A local disk needs less; a thread costs a tenth of this.
 _LATE_SECONDS: Final = 0.002
 _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
-#: Where storage answers at once, only one in this many samples is timed, beginning with the first.
+#: If storage answers at once, only the first of this many samples is timed.
 _MEASURED_EVERY: Final = 16
 _MOST_WAITING: Final = 0.05  # as a share of a task's time
 
 
 class Lateness:
-    """How long a worker waits for one sample, and how long it works on one: moving means, in seconds.
+    """Moving means of how long a worker waits for one sample, and how long it works on one, in seconds.
 
-    Threads that read at the same time may each lose an update, which does no harm.
+    Concurrent threads may lose an update of a mean, which does no harm.
     """
 
     def __init__(self) -> None:
@@ -37,35 +37,33 @@ class Lateness:
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
-        """Take the time that the storage took to answer for one sample."""
+        """Add the time that the storage took to answer for one sample."""
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Take the time from one sample to the next, without the waiting."""
+        """Add the time from one sample to the next, without the waiting."""
         self._work = _mean(self._work, seconds)
 
     @property
     def files(self) -> int:
-        """How many files to read at once, so that the worker waits for none; 0 where storage answers at once."""
+        """How many files to read at once, so that the worker need not wait; 0 if storage answers at once."""
         return min(MOST_FILES, 2 + math.ceil(self._samples_a_wait)) if self._samples_a_wait else 0
 
     @property
     def samples_a_task(self) -> int:
-        """How many samples a task needs at least, so that waiting for the first one takes only a small share of its
-        time.
-        """
+        """The least number of samples in a task, so that waiting for the first one takes a small share of its time."""
         return max(1, math.ceil(self._samples_a_wait / _MOST_WAITING))
 
     @property
     def _samples_a_wait(self) -> float:
-        """How many samples could be processed in the time that storage takes to answer; 0 where it is not late."""
+        """How many samples a worker processes in the time in which storage answers; 0 if it does not answer late."""
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
 
 
 @functools.lru_cache(maxsize=1)
 def lateness_of(_work: Path) -> Lateness:
-    """Return what this process has measured of the storage, in the build with this work folder."""
+    """Return this process's measurements of the storage, for the build with this work folder."""
     return Lateness()
 
 
@@ -75,10 +73,10 @@ class LoadAhead:
     def __init__(
         self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
     ) -> None:
-        """Take the function that loads a sample, its source, and the samples that will be asked for; read nothing yet.
+        """Prepare to load `samples`, in this order, with the function `load`. This does not read them yet.
 
-        This thread calls `load` as long as storage answers at once, or if the source's samples may not be loaded in
-        threads. Otherwise several threads do.
+        If storage answers late, and the source's samples may be loaded in threads, several threads call `load`. If not,
+        the calling thread does.
         """
         self._load, self._lateness = load, lateness
         self._left = deque(samples if loads_in_threads(source) else ())
@@ -97,7 +95,7 @@ class LoadAhead:
             self._pool.shutdown(cancel_futures=True)
 
     def load(self, sample: Sample) -> Item:
-        """Return a sample's item, or raise the error of loading it. Do not ask for earlier samples after that."""
+        """Return a sample's item, or raise the error of loading it. Samples before it cannot be loaded any more."""
         if next(self._turns) and self._is_at_once:
             return self._load(sample)
         if self._returned is not None and not self._is_at_once:
@@ -118,7 +116,7 @@ class LoadAhead:
             self._returned = time.monotonic()
 
     def _read_ahead(self) -> None:
-        """Start reading as many files as the lateness asks for."""
+        """Start reading until as many files are being read as `Lateness.files` says."""
         files = self._lateness.files
         while self._left and len(self._ahead) < files:
             size = self._left[0].bytes or _UNKNOWN_BYTES

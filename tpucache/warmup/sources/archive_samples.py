@@ -1,9 +1,9 @@
 """Samples in archives: images in folders, as on disk, or files grouped by keys, as in WebDataset's shards.
 
 A key is a file's path up to the first dot of its name: `0001.jpg`, `0001.cls` and `0001.json` are one sample. The text
-after the dot says what the file holds: an image, by its usual suffixes; a mask, where the text begins with mask or seg;
-`cls`, the number or name of a class; `json`, an object of columns, and the label where there is no `cls`; `txt`, a
-text; `npy`, an array. Other files are left out, and nothing is ever unpickled.
+after the dot decides the file's meaning. With a usual suffix of images, it is an image, or a mask if the text begins
+with mask or seg. `cls` is the number or name of a class; `json` an object of columns, and the label if there is no
+`cls`; `txt` a text; `npy` an array. Other files are left out, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MASKS: Final = ("mask", "seg")
 
 
 class MemberFiles(Protocol):
-    """The files of archives, wherever these are; see ArchiveFiles."""
+    """The files of archives on a disk or at a URL; see ArchiveFiles."""
 
     @property
     def is_several(self) -> bool:
@@ -77,15 +77,15 @@ class MemberFiles(Protocol):
 class ArchiveSource:
     """The samples in one archive or several.
 
-    Files of one key are a sample, as in WebDataset, where an image has a `.cls` with it, or where it has JSON or text
-    and no folder that could be its class. Otherwise images are listed as `FolderSource` does; folders that hold all of
-    them are not classes.
+    Files with one key are one sample, as in WebDataset, if an image has a `.cls` file, or if it has a JSON or text file
+    and no folder that could be its class. If not, images are listed as in `FolderSource`; a folder that contains all
+    images is not a class.
     """
 
     loads_in_threads = True
 
     def __init__(self, files: MemberFiles, options: TableOptions | None = None) -> None:
-        """Take the files of archives, and which keys of their JSON are labels; read nothing yet."""
+        """Take the files of archives, and options that name labels among the keys of their JSON. Reads nothing yet."""
         self._files = files
         self._options = options or TableOptions()
 
@@ -93,7 +93,7 @@ class ArchiveSource:
         return str(self._files)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for broken archives, and where there are no samples."""
+        """Return all samples. Raises SourceError for broken archives, and if there are no samples."""
         entries = self._files.entries()
         visible = {name: entries[name] for name in without_ignored(self._files, entries)}
         files = without_folders(visible)
@@ -126,20 +126,20 @@ def _places(entries: Mapping[str, Member], is_several: bool) -> dict[str, PurePo
 
 
 def _without_shared(places: Sequence[PurePosixPath]) -> list[PurePosixPath]:
-    """Return paths without the folders that hold all of them."""
+    """Return paths without the folders that contain all of them."""
     shared = len(shared_folders([place.parts[:-1] for place in places])) if places else 0
     return [PurePosixPath(*place.parts[shared:]) for place in places]
 
 
 def _own_folder(places: Mapping[str, PurePosixPath]) -> str:
-    """Return the one folder that holds everything, or "" where there is none."""
+    """Return the one folder that contains everything, or "" if there is none."""
     tops = {place.parts[0] for place in places.values()}
     files = (place for name, place in places.items() if not name.endswith("/"))
     return "" if len(tops) != 1 or any(len(place.parts) == 1 for place in files) else tops.pop()
 
 
 def _hollow_folders(places: Mapping[str, PurePosixPath], visible: Collection[str]) -> set[PurePosixPath]:
-    """Return the folders that hold only ignored files, and those above them, which an archive need not list."""
+    """Return the folders with ignored files, and the folders above them. An archive need not list folders."""
     ignored = (place.parts for name, place in places.items() if name not in visible)
     above = (tuple(itertools.takewhile(lambda part: not is_ignored(part), parts)) for parts in ignored)
     return {PurePosixPath(*parts) for parts in above if parts}
@@ -168,9 +168,9 @@ KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files",
 
 
 def are_groups(names: Sequence[str]) -> bool:
-    """Return whether to group files by key: an image has a class in another file.
+    """Return whether to group files by key: an image has a file with its class.
 
-    JSON or a text is enough for images that are not in folders, which would be their classes.
+    If images are not in folders, which could be their classes, a JSON or text file is enough.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:
@@ -181,9 +181,9 @@ def are_groups(names: Sequence[str]) -> bool:
 
 
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
-    """Return a sample for each key, in the order of the files. `options` name keys of the JSON.
+    """Return one sample for each key, in the order of the files. `options` name keys of the JSON.
 
-    Raises SourceError where there are none, or where labels are of several kinds.
+    Raises SourceError if there are no samples, or if labels have several kinds.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
@@ -221,9 +221,7 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
 
 
 def read_group(sample: Sample, read: Read) -> Item:
-    """Return the fields of a sample. Raises SampleError where a file cannot be read, or holds something else than its
-    name says.
-    """
+    """Return the fields of a sample. Raises SampleError if a file cannot be read, or does not fit its name."""
     fields: dict[str, bytes | Array] = {}
     arrays: dict[str, Array] = {}
     for member in sample.members:
@@ -251,9 +249,7 @@ def _sample(number: int, group: Mapping[str, str], files: Mapping[str, Member]) 
 
 
 def _listed_metadata(sample: Sample, read: Read) -> dict[str, Any]:
-    """Return a sample's label, columns and text. Metadata that cannot be read are an error only when the sample is
-    loaded.
-    """
+    """Return a sample's label, columns and text. Unreadable metadata are ignored here: loading raises the error."""
     known: dict[str, Any] = {}
     for member in sample.members:
         kind = _kind(_split(member.name)[1])
@@ -324,7 +320,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _kind(ending: str) -> str:
-    """Return what a file's ending says it holds: image, mask, cls, json, txt or npy; "" for a file that is not read."""
+    """Return the meaning of a file's ending: image, mask, cls, json, txt or npy; "" for a file that is not read."""
     if f".{ending.rpartition('.')[2]}" in SUFFIXES:
         return MASK if ending.startswith(_MASKS) else IMAGE
     if ending == _ARRAY or ending.endswith(f".{_ARRAY}"):

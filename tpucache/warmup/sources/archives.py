@@ -50,7 +50,7 @@ _BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struc
 
 @dataclass(frozen=True)
 class ArchiveFiles:
-    """The files in the folder `inside` ("": all) of the archives that a pattern below `root` matches."""
+    """The files in the folder `inside` ("": the whole archive) of all archives in `root` that match a pattern."""
 
     root: Path
     pattern: str
@@ -67,8 +67,8 @@ class ArchiveFiles:
     def list(self) -> dict[str, Member]:
         """Return all files by name: archive by archive, each in its own order.
 
-        Names are relative to `inside`; those from several archives begin with the archive's path. Raises SourceError
-        for an archive that is broken, has a name twice or a name that leads out of it, or has no files inside.
+        Names are relative to `inside`; with several archives, they begin with the archive's path. Raises SourceError
+        for an archive that is broken, has a name twice or a name that leads out of it, or has no files in `inside`.
         """
         return without_folders(self.entries())
 
@@ -113,7 +113,7 @@ class ArchiveFiles:
 
 
 def find_archive(source: str | Path) -> ArchiveFiles | None:
-    """Return the archive files that a path means: `a.zip`, `a.zip/folder`, `'part-*.tar'`; None for any other path."""
+    """Return the files of a path that leads into archives: `a.zip`, `a.zip/folder`, `'part-*.tar'`; None for others."""
     path = Path(source)
     for end in (path, *path.parents):
         if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):
@@ -135,7 +135,7 @@ def without_folders(entries: Mapping[str, Member]) -> dict[str, Member]:
 def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
     """Return members by their plain names, in order; the name of a folder ends with a slash.
 
-    Raises SourceError where two files have one name, or where an entry leads out of the archive.
+    Raises SourceError if two files have the same name, or if an entry leads out of the archive.
     """
     folders = {f"{name}/": each for each in members if each.name.endswith("/") and (name := _plain_folder(each.name))}
     members = [member for member in members if not member.name.endswith("/")]
@@ -147,7 +147,7 @@ def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
 
 
 def _plain_folder(name: str) -> str:
-    """Return a folder's name without `./` and a leading slash; nothing for one that leads out, which holds no files."""
+    """Return a folder's name without `./` and a leading slash; "" for a folder that leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return "" if ".." in parts else "/".join(parts)
 
@@ -210,7 +210,7 @@ def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tar
     entries = []
     end = -1
     while (entry := tar.next()) is not None:
-        if tar.offset <= end:  # a negative size: some versions of Python would never end
+        if tar.offset <= end:  # a negative size, with which some versions of Python loop forever
             raise tarfile.ReadError(f"the size of {entry.name!r} is wrong")
         end = tar.offset
         entries.append(entry)
@@ -273,7 +273,7 @@ def list_zip(path: Path, archive: str, advance: Callable[[int], object]) -> list
 
 
 def list_zip_file(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the same for an open file, which errors call `path`. Raises SourceError, OSError."""
+    """Return the result of `list_zip` for an open file; `path` names it in errors. Raises SourceError, OSError."""
     try:
         with zipfile.ZipFile(opened) as file:
             infos = file.infolist()
@@ -318,7 +318,7 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
 
 
 def _inflate(data: bytes, size: int, path: str) -> bytes:
-    """Unpack deflated data, but at most one byte more than its stated size, whatever the data claim."""
+    """Unpack deflated data, but at most one byte more than its stated size, because it may be a zip bomb."""
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
     except zlib.error as error:

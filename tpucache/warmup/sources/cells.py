@@ -26,8 +26,7 @@ _PADDED: Final = re.compile(r"\s*0\d")
 class Table:
     """The cells of a CSV file by column, and the line in which each row begins.
 
-    `is_own` says whether tpucache wrote the file, as `predict` and `suspects` do: then the marks in text cells are
-    removed.
+    `is_own` says that `predict` or `suspects` wrote the file; then the marks in text cells have been removed.
     """
 
     path: Path
@@ -86,7 +85,7 @@ def read_table(path: str | Path) -> Table:
 
 
 def _plain_columns(text: str) -> list[list[str]]:
-    """Return the columns of a simple text, in which each comma and each line end counts; none where a parser is needed.
+    """Return the columns of a simple text without quotes; an empty list if the text needs a parser.
 
     This takes a fifth of the parser's time, which matters for tables of millions of rows.
     """
@@ -125,7 +124,7 @@ def _parsed_columns(text: str, path: Path) -> tuple[list[list[str]], list[int]]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the bytes of a file on disk or, where its path leads into an archive, in that archive."""
+    """Return the bytes of a file on disk, or of a file in an archive."""
     files = find_archive(path)
     if files is None:
         return read_file(path)
@@ -137,10 +136,9 @@ def _read(path: Path) -> bytes:
 
 
 def are_names(texts: Iterable[str]) -> bool:
-    """Return whether texts are names of classes, not their numbers: one is not a number, or all are whole and one is
-    padded.
+    """Return whether texts are class names, not class numbers: one is not a number, or all are whole and one is padded.
 
-    So 007 is a name, and another class than 7.
+    So 007 is a name, and a different class than 7.
     """
     distinct = set(texts)
     numbers = [to_number(text) for text in distinct]
@@ -149,9 +147,9 @@ def are_names(texts: Iterable[str]) -> bool:
 
 
 def to_number(text: str) -> int | float | None:
-    """Return the number in a cell, an int when it is whole; None for anything else.
+    """Return the number in a cell, an int if it is whole, or None if the cell is not a number.
 
-    Python's own 1_0 is not a number here, and neither are digits of other scripts.
+    Python's 1_0 is not a number here, and neither are digits of other scripts.
     """
     try:
         value = float(text)
@@ -159,6 +157,6 @@ def to_number(text: str) -> int | float | None:
         return None
     if "_" in text or not text.isascii():
         return None
-    if not value.is_integer():  # nan and inf are not, either
+    if not value.is_integer():  # nan and inf are not integers either
         return value
     return int(text) if text.strip().lstrip("+-").isdecimal() else int(value)

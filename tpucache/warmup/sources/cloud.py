@@ -1,8 +1,8 @@
 """Samples at URLs: images in a bucket, a .zip on any server, parquet files.
 
 Workers read single files when they need them. A .zip's directory is read once, and then each file by its offset.
-Parquet files are first copied to this machine. A failing network is an error that ends the build, which continues when
-it is run again: it never counts as a broken sample.
+Parquet files are first copied to this machine. A network failure is never treated as a broken sample: it ends the
+build, and the next run continues.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TABLES: Final = (".csv", ".tfrec", ".tfrecord", ".json")
 _TARS: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 #: The most bytes that are read from one file. A larger file is not a photograph.
 _LARGEST: Final = 1 << 30
-_BLOCK: Final = 1 << 20  # the part of a .zip's directory that is read at once
+_BLOCK: Final = 1 << 20  # a .zip's directory is read in parts of this size
 
 
 class CloudFolder:
@@ -159,9 +159,9 @@ class _RemoteFile(io.RawIOBase):
 
 
 def copy_parquet(url: str) -> Copies:
-    """Copy the parquet files that a URL, a pattern or a folder means to this machine.
+    """Copy parquet files to this machine: the file at a URL, those that match a pattern, or those in a folder.
 
-    Raises SourceError where there are none, and what `copy_files` raises.
+    Raises SourceError if there are none, and the errors of `copy_files`.
     """
     from tpucache.store.remote.copies import copy_files
 
@@ -180,7 +180,7 @@ def copy_parquet(url: str) -> Copies:
 
 
 def _files(url: str) -> Files:
-    """Return the files below a URL and their sizes, as an earlier run of this build found them, or as they are now."""
+    """Return the files below a URL and their sizes. A listing of an earlier run of this build is used again."""
     kept = kept_listings()
     files = kept.get(url) if kept else None
     if files is None:
@@ -194,7 +194,7 @@ def _files(url: str) -> Files:
 
 @functools.lru_cache(maxsize=4)
 def _open(url: str) -> Remote:
-    """Return what reads a folder, one for each process."""
+    """Return this process's connection to a folder at a URL."""
     from tpucache.store.remote.url_folder import Remote
 
     return Remote(url)

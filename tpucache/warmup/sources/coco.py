@@ -1,4 +1,4 @@
-"""Boxes of a COCO JSON file, for the images of any source."""
+"""Adds the boxes of a COCO JSON file to the images of any source."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Coco:
 
 
 def box_source(source: Source, path: str | Path) -> Source:
-    """Return a source with those images of another source that a COCO JSON file lists, and their boxes."""
+    """Return a source with only the images that a COCO JSON file lists, and their boxes."""
     return BoxSource(source, Path(path).absolute())
 
 
@@ -73,10 +73,11 @@ def box_source(source: Source, path: str | Path) -> Source:
 class BoxSource:
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
-    A sample is found by its path, or else by the name of its file where that is unique in both. Classes are the file's
-    categories in the order of their ids; they give the names of classes where the other source has no labels. A crowd's
-    box, `iscrowd`, does not belong to a single object and is left out. A sample does not load if one of its annotations
-    has no box, or no category of the file. Annotations of images that the file does not list are counted as left out.
+    A sample is found by its path, or else by its file name if that is unique in both. Classes are the file's categories
+    in the order of their ids; if the other source has no labels, they are the listing's classes. The box of a crowd
+    (`iscrowd`) does not belong to a single object and is left out. A sample does not load if one of its annotations has
+    no box, or a category that the file does not list. Annotations of images that the file does not list are counted as
+    left out.
     """
 
     source: Source
@@ -244,9 +245,7 @@ def _annotation(item: Mapping[str, Any], number: int) -> str:
 
 
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
-    """Return left, top, right, bottom and class of an annotation. Raises ValueError; its text follows the annotation's
-    name.
-    """
+    """Return left, top, right, bottom and class of an annotation. Raises ValueError, whose text follows its name."""
     category = item.get("category_id")
     if not isinstance(category, _ID) or category not in numbers:
         raise ValueError(f"has the category {category!r:.60}, which the file does not list")

@@ -1,6 +1,6 @@
-"""Samples of a dataset as torch and other libraries define it: with a length and numbered items, or a stream.
+"""DatasetSource: the items of a Python dataset, which is map-style (with a length and numbered items) or a stream.
 
-Sequences of different lengths become arrays of one length, with a mask that marks what is not padding.
+PaddedSource pads sequences of different lengths to one length, and adds an attention mask.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _CALLABLE: Final = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-#: The largest size of a pickled dataset: it is sent to the workers with each task.
+#: The largest size of a pickled dataset, which is sent to the workers with each task.
 _MOST_BYTES: Final = 16 << 20
 
 _SAVED, _SAVED_SPLITS = ("state.json", "dataset_info.json"), "dataset_dict.json"
 
-#: The name of a field when an item is just a sequence of numbers.
+#: The field's name of an item that is only a sequence of numbers.
 SEQUENCE: Final = "input_ids"
 _PIXELS: Final = (IMAGE, MASK)
 _KEPT: Final = "give an image, numbers, or arrays of numbers; text only in addition"
@@ -59,12 +59,12 @@ _TEXT: Final = (
 #: Modes of PIL images that a PNG can hold unchanged, so that they are treated like those of a file.
 _PNG_MODES: Final = ("1", "L", "P", "RGB", "LA", "RGBA", "I;16")
 _TIFF_MODES: Final = ("CMYK", "LAB", "F", "I", "PA")
-_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read their own TIFF of this mode
+_YCBCR: Final = "YCbCr"  # some releases of Pillow cannot read the TIFF files of this mode that they write
 
 ATTENTION: Final = "attention_mask"
-#: Names of the main sequence, whose length others follow: the first name that exists; else the first sequence.
+#: Names of the main sequence: the first of these that exists, or else the first sequence of an item.
 _MAIN: Final = (SEQUENCE, "ids", "tokens")
-#: The column that holds each sequence's own length.
+#: The column with the unpadded length of each sequence.
 LENGTH: Final = "length"
 _TRIED: Final = 8
 
@@ -72,8 +72,8 @@ _TRIED: Final = 8
 class DatasetSource:
     """The items of a dataset, or of the result of `module:callable`, which each process calls once, without arguments.
 
-    A dataset that only gives one item after another, such as torch's IterableDataset, Hugging Face's stream, or a
-    generator, is read once, when it is listed, into a copy on this machine.
+    A stream, such as torch's IterableDataset, Hugging Face's stream, or a generator, is read once, when it is listed,
+    and copied to this machine.
 
     An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
     label. In a dictionary, `label`, `target`, `labels` or `targets` is the label; single numbers and text are columns
@@ -82,7 +82,7 @@ class DatasetSource:
     """
 
     def __init__(self, dataset: str | Items) -> None:
-        """Take `module:callable`, which is not imported yet, or a dataset. Raises UsageError."""
+        """Take `module:callable`, without importing it yet, or a dataset. Raises UsageError."""
         self._name = dataset if isinstance(dataset, str) else f"the {type(dataset).__name__}"
         self._stream = dataset if not isinstance(dataset, str) and is_stream(dataset) else None
         self._dataset: str | bytes = b""
@@ -97,10 +97,10 @@ class DatasetSource:
         return self._name
 
     def list(self) -> Listing:
-        """Return all items as samples, named by the dataset's `paths` where it has them, else by number.
+        """Return all items as samples. Their paths are the dataset's attribute `paths`, if it has one, or else numbers.
 
-        Class names are its `classes`, or those of the label in Hugging Face's `features`. Raises UsageError when the
-        callable cannot be imported, SourceError when it does not return a dataset.
+        Class names are its attribute `classes`, or those of the label in Hugging Face's `features`. Raises UsageError
+        when the callable cannot be imported, SourceError when it does not return a dataset.
         """
         dataset = _dataset(self._dataset, self._name) if self._stream is None else _undecoded(self._stream)
         if is_stream(dataset):
@@ -120,7 +120,7 @@ class DatasetSource:
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return an item's content. Raises SampleError where the dataset fails, or the item cannot be stored."""
+        """Return an item's content. Raises SampleError if the dataset fails, or the item cannot be stored."""
         if self._copy is not None:
             return self._copy.load(int(sample.path), sample.path)
         dataset = _dataset(self._dataset, self._name)
@@ -138,9 +138,7 @@ class DatasetSource:
         return self.load(sample).label
 
     def _items(self, stream: Any) -> Iterator[Item | SampleError]:
-        """Yield the items of a stream, or the error for an item that cannot be stored. Raises SourceError where the
-        stream fails.
-        """
+        """Yield each item of a stream, or its error if it cannot be stored. Raises SourceError if the stream fails."""
         done = 0
         try:
             for done, value in enumerate(stream, 1):
@@ -186,7 +184,7 @@ def _pickled(dataset: Items, name: str) -> bytes:
 
 @functools.cache
 def _dataset(made_by: str | bytes, name: str) -> Any:
-    """Return the dataset that a callable makes, or the one that was pickled; each process makes it once."""
+    """Return the dataset of a callable or of pickled bytes. Each process makes it once."""
     make = load_callable(made_by) if isinstance(made_by, str) else functools.partial(pickle.loads, made_by)
     try:
         dataset = make()
@@ -201,16 +199,15 @@ def _dataset(made_by: str | bytes, name: str) -> Any:
 
 
 def _undecoded(dataset: Any) -> Any:
-    """Return a dataset of Hugging Face with its images as the bytes of their files, so that they are decoded like
-    files.
+    """Let a Hugging Face dataset return images as the bytes of their files. Return any other dataset unchanged.
 
-    A single column of images is the image, whatever its name, and a single column of classes is the label, as in
-    parquet. Raises SourceError for several columns of classes.
+    A single column of images is renamed to `image`, and a single column of classes to `label`, as in parquet. Raises
+    SourceError for several columns of classes.
     """
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "cast_column"):
         return dataset
-    if getattr(dataset, "format", {}).get("type") is not None:  # otherwise the user transforms the items
+    if getattr(dataset, "format", {}).get("type") is not None:  # the user transforms the items
         return dataset
     images = {name: type(feature) for name, feature in features.items() if type(feature).__name__ == "Image"}
     for name, kind in images.items():
@@ -230,7 +227,7 @@ def _undecoded(dataset: Any) -> Any:
 
 @functools.cache
 def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
-    """Return the number of each item by its path; none where the dataset has no paths."""
+    """Return the number of each item by its path; empty if the dataset has no paths."""
     dataset = _dataset(made_by, name)
     paths = _texts(dataset, "paths", name)
     if paths and len(paths) != len(dataset):
@@ -239,7 +236,7 @@ def _numbers(made_by: str | bytes, name: str) -> dict[str, int]:
 
 
 def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
-    """Return the texts of a dataset's attribute; none where it has no such attribute."""
+    """Return the texts of a dataset's attribute; () if it has no such attribute."""
     values = getattr(dataset, attribute, None)
     if values is None:
         return ()
@@ -249,14 +246,14 @@ def _texts(dataset: Any, attribute: str, name: str) -> tuple[str, ...]:
 
 
 def _names_of(feature: Any) -> tuple[str, ...]:
-    """Return the class names of a feature, or of the items of a list feature; none for any other."""
+    """Return the class names of a feature, or of the items of a list feature; () for any other feature."""
     is_list = isinstance(feature, list) and len(feature) == 1
     inner = getattr(feature, "feature", None) or (feature[0] if is_list else feature)
     return tuple(getattr(inner, "names", None) or ())
 
 
 def _feature_names(dataset: Any) -> tuple[str, ...]:
-    """Return the class names of the label in a dataset of Hugging Face; none for any other dataset."""
+    """Return the class names of the label in a Hugging Face dataset; () for any other dataset."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping):
         return ()
@@ -265,7 +262,7 @@ def _feature_names(dataset: Any) -> tuple[str, ...]:
 
 
 def _label_column(dataset: Any) -> list[Any] | None:
-    """Return all labels of a dataset of Hugging Face whose items are not transformed; None for any other."""
+    """Return all labels of a Hugging Face dataset without a transform; None for any other dataset."""
     features = getattr(dataset, "features", None)
     if not isinstance(features, Mapping) or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         return None
@@ -292,7 +289,7 @@ def is_saved(source: str | Path) -> bool:
 
 
 def _open_saved(source: str | Path, _options: Any) -> DatasetSource:
-    """Return what such a folder holds; it is read like the dataset object. Raises what `load_saved` raises."""
+    """Return a saved dataset as a source. Raises the errors of `load_saved`."""
     return DatasetSource(load_saved(source))
 
 
@@ -317,7 +314,7 @@ SAVED: Final = SourceKind("a folder that save_to_disk of Hugging Face's datasets
 
 
 def to_item(value: Any, path: str) -> Item:
-    """Return the content of an item, as `DatasetSource` describes it. Raises SampleError for what cannot be stored."""
+    """Convert an item, in a form that `DatasetSource` describes. Raises SampleError if it cannot be stored."""
     if not isinstance(value, Mapping) or _is_encoded(value):
         single = _field(value, IMAGE, path)
         is_sequence = isinstance(single, np.ndarray) and single.ndim == 1
@@ -431,9 +428,9 @@ def to_label(value: Any, key: str, path: str) -> Any:
 
 
 def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -> Source:
-    """Return a source whose sequences all have the length `pad`, or that of the longest one, which is searched for.
+    """Return a source whose sequences all have the length `pad`; None: the length of the longest one, found by reading.
 
-    `truncate` cuts longer ones; without it they do not load. Raises UsageError.
+    `truncate` cuts longer sequences; without it, their samples do not load. Raises UsageError.
     """
     if pad is not None and pad < 1:
         raise UsageError(f"pad is at least 1, not {pad}")
@@ -445,11 +442,11 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
 
 @dataclasses.dataclass(frozen=True)
 class PaddedSource:
-    """The samples of another source; samples without an image get zeros at the end of their sequences.
+    """The samples of another source, with zeros at the end of their sequences if they have no image.
 
-    Sequences are arrays of one dimension, as long as the sample's main one, which is `input_ids`, `ids`, `tokens` or
-    the first. A padded sample also has a mask, `attention_mask`, uint8 (length,) of 1 and 0, unless it has one of that
-    name or called `mask`, and a column `length`. Where all sequences have one length and `pad` is None, nothing
+    The main sequence is `input_ids`, `ids`, `tokens` or the first array of one dimension; all arrays of the same length
+    are padded. A padded sample also has a column `length`, and a mask `attention_mask`, uint8 (length,) of 1 and 0,
+    unless it has a field `attention_mask` or `mask`. If all sequences have the same length and `pad` is None, nothing
     changes.
     """
 
@@ -466,7 +463,7 @@ class PaddedSource:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return the other source's listing. Raises UsageError where there is nothing to pad."""
+        """Return the other source's listing. Raises UsageError if `pad` is given, and there are no sequences."""
         listing = self.source.list()
         self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
         if self.pad is not None and not shape[0]:
@@ -502,9 +499,9 @@ class PaddedSource:
 
     @functools.cached_property
     def _shape(self) -> tuple[dict[str, str], int]:
-        """The dtypes of the sequences by name, the main one first, and their length; none where nothing is padded.
+        """The dtypes of the sequences by name, the main one first, and their length; empty if nothing is padded.
 
-        It is found once, when the source is listed, and sent to the workers with the source.
+        `list` computes it once, and workers receive it with the source.
         """
         return self._find_shape(self.source.list().samples)
 

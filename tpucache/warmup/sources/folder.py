@@ -31,17 +31,17 @@ from tpucache.warmup.sources.source import (
     split_pattern,
 )
 
-#: Suffixes of images; other files are not samples. Decoding shows whether a file really is an image.
+#: Suffixes of images; other files are not samples. Whether a file really is an image shows when it is decoded.
 _NAMES: Final = (
     "jpg jpeg jpe jfif mpo png gif bmp dib webp tif tiff ppm pgm pbm pnm jp2 avif ico tga heic heif hif dcm dicom"
 )
 SUFFIXES: Final = frozenset(f".{name}" for name in _NAMES.split())
-#: Suffixes that count as images only where there are no others: next to images, such files rarely are samples.
+#: Files with this suffix are samples only if there are no images: next to images, they rarely are samples.
 _ARRAY_SUFFIX: Final = ".npy"
-#: The name under which files without a suffix are counted as left out.
+#: Files without a suffix that are left out are counted under this name.
 NO_SUFFIX: Final = "(no suffix)"
 _LONGEST_SUFFIX: Final = 10
-#: Names that operating systems, NAS and tools add to folders and archives; other such names are hidden.
+#: Names of files and folders that operating systems, NAS and tools add, besides hidden ones. They are ignored.
 JUNK: Final = frozenset(
     (
         *("thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", "recycler", "system volume information"),
@@ -49,7 +49,7 @@ JUNK: Final = frozenset(
         *("__pycache__", "icon\r"),
     )
 )
-#: Names of the parts of a data set. Folders count as parts where there is one for training and another one.
+#: Names of the parts of a data set. Folders are parts if there are a training folder and another one of these.
 _TRAIN: Final = frozenset(("train", "training", "trainset", "train_set"))
 _HELD_OUT: Final = frozenset(
     (
@@ -65,7 +65,7 @@ _MOST_DIGITS: Final = 20
 
 
 class FoundFile(NamedTuple):
-    """A file that may be a sample: its name, its path below the class folders' parent, and its size."""
+    """A file that may be a sample: its name, its path with the folders that may be classes, and its size."""
 
     name: PurePath
     place: PurePath
@@ -74,25 +74,25 @@ class FoundFile(NamedTuple):
 
 
 class FolderSource:
-    """Every image file at or below a folder, in the order of the bytes of their paths. Links are followed, but never in
+    """All image files in a folder, at any depth, sorted by the bytes of their paths. Links are followed, but not in
     circles.
     """
 
     loads_in_threads = True
 
     def __init__(self, root: str | Path, pattern: str = "") -> None:
-        """Take a folder, and a pattern for the files in it; read nothing yet."""
+        """Take a folder, and a pattern for the files in it. This reads nothing yet."""
         self._root, self._pattern = Path(root).absolute(), pattern
 
     def __repr__(self) -> str:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all samples. A subfolder of the root is a class with all images at any depth below it.
+        """Return all samples. Each subfolder of the root is a class, with all its images at any depth.
 
         Files of other types are counted as left out, except hidden files and those that systems add to folders.
 
-        Raises SourceError when there are no images, or when images lie both in class folders and next to them.
+        Raises SourceError when there are no images, or when images are both in class folders and next to them.
         """
         if self._pattern:
             paths = find_files(self._root, self._pattern)
@@ -115,11 +115,11 @@ class FolderSource:
 def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PurePath] = ()) -> Listing:
     """Return the images among files, in the order of the bytes of their names; see `FolderSource.list`.
 
-    A folder whose images are all in one of its subfolders is not a class: the innermost such folder holds the class
-    folders. `empty` are folders without files, which are classes without samples where other folders are classes. A
-    listing whose classes are parts of a data set, such as train and test, has a `doubt`.
+    If one folder contains all images, its subfolders are the classes instead. `empty` are folders without files; if
+    other folders are classes, they are classes without samples. If the classes look like parts of a data set, such as
+    train and test, the listing has a `doubt`.
 
-    Raises SourceError that names `where` the files are.
+    Raises SourceError; `where` names the place of the files in it.
     """
     suffix_of = [file.name.suffix.lower() for file in files]
     suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}
@@ -173,19 +173,19 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
 
 
 def _passed_over(folders: set[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the folders above the class folders, each of which holds only one further folder."""
+    """Return the folders above the class folders. Each of them contains only one folder."""
     shared = shared_folders(folders)
     return shared[:-1] if shared in folders else shared
 
 
 def shared_folders(paths: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the folders that all of these paths begin with. There is at least one path."""
-    pairs = zip(min(paths), max(paths), strict=False)  # paths in between begin with what these two share
+    """Return the folders with which all of these paths begin. There must be at least one path."""
+    pairs = zip(min(paths), max(paths), strict=False)  # all paths between these two begin with their common part
     return tuple(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _doubt(where: str, classes: Sequence[str]) -> str:
-    """Return why class folders are probably not classes: their names are those of the parts of a data set."""
+    """Return why class folders are probably parts of a data set, judged by their names, or ""."""
     train = [name for name in classes if name.lower() in _TRAIN]
     held_out = [name for name in classes if name.lower() in _HELD_OUT]
     if not train or not held_out:
@@ -213,13 +213,13 @@ def is_ignored(name: str) -> bool:
 
 
 def tell_of_ignored(where: object, names: Iterable[str]) -> None:
-    """Log which folders and files are ignored by their names, except hidden files."""
+    """Warn of folders and files that are ignored because of their names, except hidden files."""
     if shown := {*names}:
         _log.warning("%s: hidden or made by systems, and therefore ignored: %s", where, _some(shown))
 
 
 def without_ignored(where: object, names: Iterable[str]) -> list[str]:
-    """Return the paths that are not ignored, with slashes between the parts; log the others."""
+    """Return the paths that are not ignored, with slashes between the parts. Warn of the others."""
     kept, ignored = [], set[str]()
     for name in names:
         *folders, last = name.split("/")
@@ -246,7 +246,7 @@ def read_file(path: str | Path, name: str) -> bytes:
 
 
 def _advice(path: Path) -> str:
-    """Return advice about a missing file where one with a similar name exists.
+    """Return advice about a missing file if a file with a similar name exists, else "".
 
     The similar name has another suffix, slashes instead of backslashes, or a number with leading zeros.
     """
@@ -267,9 +267,9 @@ def _advice(path: Path) -> str:
 
 
 def _padded(path: Path) -> Path | None:
-    """Return the file whose name is the number of a missing one with leading zeros, or None.
+    """Return the file whose name is that of a missing file with leading zeros, or None.
 
-    Where the name has no suffix, any suffix of images will do.
+    If the missing name has no suffix, the file may have any suffix of images.
     """
     if not path.stem.isdecimal():
         return None
@@ -281,10 +281,9 @@ def _padded(path: Path) -> Path | None:
 
 
 def find_below(root: Path, name: str) -> str | None:
-    """Return the path of a file that a table names, or None where it is not below `root`, an absolute path.
+    """Return the path of a file that a table names, or None if it is not inside `root`, an absolute path.
 
-    The table may come from somebody else, and must not choose among all files that its reader may read. Links are
-    followed.
+    The table may come from somebody else, so it must not be able to name files outside of `root`. Links are followed.
     """
     top = os.path.normpath(root)
     path = os.path.normpath(os.path.join(top, name))
@@ -294,7 +293,7 @@ def find_below(root: Path, name: str) -> str | None:
 def read_below(root: Path, name: str, sample: str) -> bytes:
     """Return the bytes of the file that a table names for a sample.
 
-    Raises SampleError when it cannot be read, or is not below `root`.
+    Raises SampleError when it cannot be read, or is not inside `root`.
     """
     path = find_below(root, name)
     if path is None:
@@ -305,7 +304,7 @@ def read_below(root: Path, name: str, sample: str) -> bytes:
 
 
 def _type(path: PurePath) -> str:
-    """Return a file's suffix; "" where it is too long for one, or just a number, as in the names of DICOM files."""
+    """Return a file's suffix, or `NO_SUFFIX` if it is too long or a number, as in many names of DICOM files."""
     name = path.suffix[1:].lower()
     named = len(name) <= _LONGEST_SUFFIX and name.isascii() and name.isalnum() and not name.isdecimal()
     return f".{name}" if named else NO_SUFFIX
@@ -313,16 +312,16 @@ def _type(path: PurePath) -> str:
 
 @dataclass
 class _Walk:
-    """What a walk through folders found in addition to files: empty folders, and names that were ignored."""
+    """Other results of a walk through folders: empty folders, and ignored names."""
 
     empty: list[PurePath] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
 
 
 def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
-    """Yield files relative to the root, and their sizes, without hidden names, junk and links that lead back up.
+    """Yield the files in a folder, relative to it, and their sizes, without ignored names and links to folders above.
 
-    A broken link is a sample of 0 bytes: reading it raises an error that names it.
+    A broken link is listed; loading it raises the error.
     """
     above: list[tuple[int, int]] = []
 
@@ -332,7 +331,7 @@ def _files(root: Path, walked: _Walk) -> Iterator[tuple[PurePath, int]]:
         if identity in above:
             return
         above.append(identity)
-        with os.scandir(folder) as scanned:  # close this folder before opening those in it
+        with os.scandir(folder) as scanned:  # is closed before subfolders are opened
             found = list(scanned)
         entries = [entry for entry in found if not is_ignored(entry.name)]
         walked.ignored.update(

@@ -22,7 +22,7 @@ class KeptListings:
     """Listings of sources in the work folder of a build, so that the next run of the build does not list them again."""
 
     def __init__(self, work: Path) -> None:
-        """Take the work folder, which need not exist yet."""
+        """Set the work folder. It need not exist yet."""
         self._work = work
         self._found: dict[str, Files] = {}
         self._copies: set[Path] = set()
@@ -40,7 +40,7 @@ class KeptListings:
         return content if is_right else None
 
     def put(self, name: str, files: Files) -> None:
-        """Note what was found now."""
+        """Store a listing in memory; `save` writes it."""
         self._found[name] = files
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""Labels read as the user states, regardless of what they look like, and classes in an order that the user gives."""
+"""Reads labels as the user's options say, and puts classes into the order that the user gives."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ NO_LABEL_REASON: Final = (
     "has no label, as other samples have (--missing-label states what counts as none): give it one, or leave such "
     "samples out with --on-error skip"
 )
-#: How many samples, evenly spread, are read to find out what labels mean, where only the samples state them.
+#: If labels are stored in the samples, this many evenly spread samples are read to decide how to read labels.
 _LOOKED_AT: Final = 64
-#: The same where a finished cache already states what labels mean.
+#: The same number if a finished cache states how its labels were read.
 _LOOKED_AT_AGAIN: Final = 8
 
 _log: Final = logging.getLogger("tpucache")
@@ -53,21 +53,19 @@ def label_source(
     missing: Sequence[str] | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Return a source whose labels are of a kind, with these classes if any are given; `missing_label` texts mean no
-    label.
+    """Return a source whose labels are read as a `kind`, with the given classes. The texts `missing` mean no label.
 
-    `before` is the result of `labels_before` for a finished cache: labels of samples are read in the same way as its
-    labels. Raises UsageError.
+    `before` is the result of `labels_before` for a finished cache; labels are then read as they were for the cache.
+    Raises UsageError.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, classes, _missing_texts(missing), before)
 
 
 def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
-    """Return how the labels of a finished cache were read; None without a cache, or where its labels have changed
-    since.
+    """Return how the labels of a finished cache were read. None without a cache, or if it was relabelled.
 
-    Faults of the cache are found where it is opened.
+    A damaged cache also counts as none here; opening it later raises the error.
     """
     if isinstance(cache, Path):
         try:
@@ -86,7 +84,7 @@ def _missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
 
 
 def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
-    """Raise UsageError for an unknown kind, and for classes of labels that are numbers."""
+    """Raise UsageError for an unknown kind, and if classes are given for labels that are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels are one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
@@ -96,8 +94,8 @@ def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
 def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """Return class names in order: the given names, those of a cache, or the lines of a text file.
 
-    Empty lines are skipped. Raises UsageError for a repeated name and where there are no names, and what
-    `load_version` raises for a folder.
+    Empty lines are skipped. Raises UsageError for a repeated name and if there are no names, and the errors of
+    `load_version` for a folder.
     """
     if classes is None:
         return ()
@@ -114,9 +112,9 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
 def labels_like(
     cache: str | Path, kind: LabelKind, classes: str | Path | Sequence[str] | None = None
 ) -> tuple[LabelKind, tuple[str, ...] | None]:
-    """Return the kind of the labels of a finished cache, and its classes, for a new cache that belongs to it.
+    """Return the kind and the classes of the labels of a finished cache, for a new cache that belongs to it.
 
-    Raises UsageError for a different kind or other classes, and what `load_version` raises.
+    Raises UsageError for a different kind or other classes, and the errors of `load_version`.
     """
     manifest, names = load_version(*split_version(cache)), class_names(classes)
     if names and names != manifest.classes:
@@ -150,11 +148,10 @@ def read_labels_as(
     paths: Sequence[str],
     missing: Sequence[str] | None = None,
 ) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels as a kind, and their classes. `own` are the source's classes, and `classes` the wanted ones, if
-    any.
+    """Return labels, read as a kind, and their classes. `own` are the source's classes, `classes` the user's.
 
-    A class without a sample is fine. Raises SampleError for a label that does not fit the kind, or whose class is not
-    wanted.
+    A class may have no sample. Raises SampleError for a label that does not fit the kind, or whose class is not among
+    the given ones.
     """
     asked = _missing_texts(missing)
     read = _read_all(labels, tuple(own), kind, tuple(classes), asked, where="the table", may_index=False)
@@ -179,7 +176,7 @@ def _read_all(
     where: str,
     may_index: bool,
 ) -> _Read:
-    """Return labels, their classes, and why some cannot be read, by their positions."""
+    """Return labels, their classes, and by position the reasons why labels cannot be read."""
     given, stated = values, missing
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
     if missing is None and kind != "numbers" and are_counted_from_minus_one(numbers):
@@ -223,7 +220,7 @@ def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> Non
 
 
 def classes_of(reading: Reading) -> tuple[str, ...]:
-    """Return the classes that the labels of a reading are numbers of."""
+    """Return the class names of a reading's labels; () for labels that are not classes."""
     if reading.form in ("number", "numbers"):
         return ()
     if reading.form == "class" and not reading.names and reading.length:
@@ -259,10 +256,10 @@ class UnreadLabelError(SampleError):
 
 
 class LabelledSource:
-    """The samples of another source, with labels of one kind. A sample whose label does not fit does not load.
+    """The samples of another source, with labels that are read as one kind. A sample with another label does not load.
 
-    All labels decide what they mean, if the listing has them. Where only the samples state them, some samples decide,
-    evenly spread; for texts, all samples. Call `list` before the source is sent to workers.
+    If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
+    spread samples decide; for texts, all samples. Call `list` before the source is sent to workers.
     """
 
     def __init__(
@@ -334,14 +331,14 @@ class LabelledSource:
         if is_missing(item.label, (), self._missing) or (self._missing is None and item.label == UNLABELLED):
             return dataclasses.replace(item, label=None)
         if self._before:
-            return item  # compared with those of the cache
+            return item  # it is compared with the labels of the cache later
         raise SourceError(
             f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
-            "none: say with --labels what labels are"
+            "none: say with --labels how to read labels"
         )
 
     def _look(self, listing: Listing) -> Reading:
-        """Return how to read labels that only the samples state. Raises SourceError."""
+        """Read the labels of some samples, and return how to read all labels. Raises SourceError."""
         samples, where, before = listing.samples, repr(self), self._before.get("kind")
         if before == "none" and self._kind == "auto":
             return Reading("none", missing=self._missing)
@@ -396,7 +393,7 @@ def _has_text(value: Any) -> bool:
 
 
 class _Conversion:
-    """Converts labels of known classes to labels of the wanted classes. Numbers without names are positions already."""
+    """Converts labels of the source's classes (`known`) to labels of the user's classes. Unnamed ones stay."""
 
     def __init__(self, known: Sequence[str], classes: Sequence[str]) -> None:
         self._known, self._classes = known, classes
@@ -404,7 +401,7 @@ class _Conversion:
         self._places = [places.get(name) for name in known]
 
     def __call__(self, label: Label) -> Label:
-        """Return a label of the wanted classes. Raises LabelFault where its class is not wanted."""
+        """Return a label of the user's classes. Raises LabelFault if its class is not among them."""
         if label is None:
             return None
         if isinstance(label, int):

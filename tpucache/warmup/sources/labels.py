@@ -1,4 +1,4 @@
-"""Labels and columns from the cells of a table, which are text, and from values as JSON and parquet have them."""
+"""Reads labels and columns from the cells of a table, which are text, and from the values of JSON and parquet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class TableLabels(NamedTuple):
-    """The label of each row (None: no label), the names of the classes, and by row why a label cannot be read."""
+    """The label of each row (None: no label), the class names, and by row the reasons why labels cannot be read."""
 
     labels: Sequence[Label]
     classes: tuple[str, ...]
@@ -37,10 +37,10 @@ class TableLabels(NamedTuple):
 def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> TableLabels:
     """Return the labels of a table's rows.
 
-    One column of whole numbers holds classes in numerical order; one of other numbers holds values to regress; one of
-    anything else, such as 007, holds classes in alphabetical order. Several columns are a vector: of classes when all
-    are 0 or 1, else of values. With a separator, one column of several names is a vector of classes, all 0 for an empty
-    cell. Raises SourceError for a column without labels.
+    A single column of whole numbers has classes in numerical order; of other numbers, values to regress; of other
+    texts, such as 007, classes in alphabetical order. Several columns are a vector: of classes if all numbers are 0 or
+    1, else of values. With a separator, a single column has several class names in each cell; its labels are vectors of
+    classes, all 0 for an empty cell. Raises SourceError for a column without labels.
     """
     if not columns:
         return TableLabels([None] * len(table.lines), (), {})
@@ -123,9 +123,9 @@ def _vectors(table: Table, names: Sequence[str], faults: dict[int, str]) -> tupl
 def split_names(
     cells: Sequence[str], separator: str, *, is_own: bool = False
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Return lists of names in one text as a 0 or 1 for each of all names, which are the classes.
+    """Split cells with several names. Return a 0 or 1 for each cell and class, and the classes, which are all names.
 
-    `is_own` says whether tpucache wrote them, with marks before odd names.
+    `is_own` says that tpucache wrote the cells, with marks before odd names.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}
@@ -136,7 +136,7 @@ def split_names(
 
 
 def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | float | None]:
-    """Return the numbers of a label column: None where a cell is empty or means no label, or the fault of the cell.
+    """Return the numbers of a label column, None for a cell without a number. Put wrong cells into `faults` by row.
 
     Raises SourceError for a column in which no cell is a number.
     """
@@ -194,8 +194,8 @@ def labels_of_values(
 def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
     """Return numbers and texts unchanged, and lists of numbers as vectors.
 
-    Where most values are of one kind, each of the others is a fault of its sample, found later. Raises SourceError for
-    other mixtures.
+    If most values have one kind, each other value later counts as a fault of its sample. Raises SourceError for values
+    that are none of these.
     """
     known = [value for value in values if value is not None]
     vectors = {id(value) for value in known if isinstance(value, (list, tuple)) and all(map(_is_float, value))}
@@ -206,8 +206,7 @@ def _of_several_kinds(values: Sequence[Any], where: str) -> list[Label]:
 
 
 def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return labels that consist of one value in each of several columns. Classes have names where all values are 0 or
-    1.
+    """Return labels that consist of one value in each of several columns, and the columns as classes if all are 0 or 1.
 
     A sample that lacks a value has no label. Raises SourceError, with `where`, for a value that is not a number.
     """
@@ -223,9 +222,9 @@ def labels_of_columns(columns: Mapping[str, Sequence[Any]], where: str) -> tuple
 
 
 def _marks(values: Sequence[Any], classes: Sequence[str], where: str) -> tuple[list[Label], tuple[str, ...]]:
-    """Return a 0 or 1 for each class from lists of class numbers or names. Raises SourceError for other values.
+    """Convert lists of class numbers or names to a 0 or 1 for each class. Raises SourceError for other values.
 
-    The class number -1 means none. Without `classes`, the classes are all texts in alphabetical order.
+    The class number -1 means no class. Without `classes`, the classes are all texts in alphabetical order.
     """
     texts = {part for value in values if isinstance(value, (list, tuple)) for part in value if isinstance(part, str)}
     names = tuple(classes) or tuple(sorted(texts))
@@ -252,7 +251,7 @@ def _plain_number(value: Any) -> Label:
 
 
 def _is_nothing(value: Any) -> bool:
-    """Return whether a value stands for an empty cell."""
+    """Return whether a value counts as an empty cell: None, NaN or blank text."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))
@@ -283,7 +282,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_float(value: Any) -> bool:
-    """Return whether a value is a float, or close to one. Infinity counts: it is a fault of its sample alone."""
+    """Return whether a value is a number. Infinity counts as one here, so that only its sample has a fault."""
     return isinstance(value, float) or _is_number(value)
 
 

@@ -1,4 +1,4 @@
-"""Samples in parquet files, one for each row, as Hugging Face and pandas write them. Only this file imports pyarrow."""
+"""Reads samples from parquet files, one for each row. Only this file imports pyarrow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _log: Final = logging.getLogger("tpucache")
 
 _FEATURES: Final = b"huggingface"
 
-#: Rows that are decoded at a time, few enough that large photographs do not fill the memory.
+#: The number of rows that are decoded at a time: few, so that large photographs do not fill the memory.
 _BATCH: Final = 16
 _BUFFER: Final = 1 << 20
 
@@ -65,10 +65,9 @@ class ParquetSource:
     def __init__(
         self, pattern: str | Path, options: TableOptions | None = None, copies: Mapping[str, Path] | None = None
     ) -> None:
-        """Take a file, a folder of such files, or a pattern, and what columns mean; read nothing yet.
+        """Take a file, a folder of such files, or a pattern, and options for the columns. This reads nothing yet.
 
-        For files at a URL, `copies` are their copies on this machine by their names at the URL, and `pattern` is the
-        URL of their folder.
+        For files at a URL, `copies` has their local copies by name, and `pattern` is the URL of their folder.
         """
         path = Path(pattern)
         self._copies = copies
@@ -86,10 +85,10 @@ class ParquetSource:
         return self._where
 
     def list(self) -> Listing:
-        """Return all rows as samples, named `file#row`.
+        """Return all rows as samples, with paths such as `file#row`.
 
-        Raises SourceError when a file is broken or has other columns than the first, or when files belong to several
-        splits; DependencyError without pyarrow.
+        Raises SourceError when a file is broken or has other columns than the first file, or when files belong to
+        several splits; DependencyError without pyarrow.
         """
         if self._copies is None:
             names = [name.as_posix() for name in find_files(self._root, self._pattern)]
@@ -159,7 +158,7 @@ class ParquetSource:
             )
 
     def _encoded(self, cell: Any, column: str, path: str) -> bytes:
-        """Return the bytes of an image: those in the cell, or those of the file that the cell names."""
+        """Return the bytes of an image, which are in the cell, or in a file that the cell names."""
         if isinstance(cell, Mapping):
             cell = cell.get("bytes") or cell.get("path")
         if isinstance(cell, bytes) and cell:
@@ -256,7 +255,7 @@ class Roles:
 
 
 def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
-    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, for ambiguous ones."""
+    """Return the meanings of the columns of an Arrow schema. Raises SourceError, with `where`, if one is unclear."""
     features = _features(schema)
     types = {field.name: field.type for field in schema if not options.is_dropped(field.name)}
     for name in (options.path_col, options.mask_col, options.fold_col, *options.label_cols):
@@ -282,7 +281,7 @@ def find_roles(schema: Any, options: TableOptions, where: str) -> Roles:
 
 
 def _features(schema: Any) -> Mapping[str, Any]:
-    """Return what Hugging Face's metadata say about each column; nothing where they are missing or cannot be read."""
+    """Return Hugging Face's metadata of each column; empty if there are no readable metadata."""
     try:
         features = json.loads((schema.metadata or {})[_FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -374,7 +373,7 @@ class ParquetRows:
     """An open parquet file. Checksums of its pages are verified if it has them."""
 
     def __init__(self, path: Path) -> None:
-        """Read the end of the file, which describes it. Raises SourceError, and DependencyError without pyarrow."""
+        """Open the file and read its metadata. Raises SourceError, and DependencyError without pyarrow."""
         self._path = path
         self._file = _checked(path, lambda: _open(path))
         metadata = self._file.metadata
@@ -397,7 +396,7 @@ class ParquetRows:
         return {name: _checked(self._path, table.column(name).to_pylist) for name in names}
 
     def sizes(self, names: Sequence[str]) -> list[int]:
-        """Return about how many bytes the large columns of each row take in the file: the mean of its row group."""
+        """Return the approximate bytes of some columns in each row: the mean over its row group."""
         sizes: list[int] = []
         for group in self._groups:
             chunks = [group.column(number) for number in range(group.num_columns)]
@@ -406,10 +405,9 @@ class ParquetRows:
         return sizes
 
     def row(self, number: int, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the cells of a row, as Arrow scalars by column. Reading rows in order reads each once. IndexError for
-        no row.
+        """Return the cells of a row, as Arrow scalars by column. In order, each part of the file is read only once.
 
-        Raises SourceError when the file is broken.
+        Raises IndexError if there is no such row, SourceError if the file is broken.
         """
         if not 0 <= number < self._bounds[-1]:
             raise IndexError(number)
@@ -432,7 +430,7 @@ class ParquetRows:
 
 
 def open_rows(path: Path) -> ParquetRows:
-    """Return an open file; each process opens it once, as long as the file does not change. Raises SourceError."""
+    """Return an open file. Each process opens a file once, and again when it changes. Raises SourceError."""
     try:
         status = path.stat()
     except OSError as error:
@@ -451,7 +449,7 @@ def _open(path: Path) -> Any:
 
 
 def _checked(path: Path, read: Any) -> Any:
-    """Return the result of a pyarrow function. Raises SourceError for any error that it raises on a broken file."""
+    """Return the result of a pyarrow function. Raises SourceError for any error: the file is probably broken."""
     try:
         return read()
     except TpucacheError:

@@ -1,4 +1,4 @@
-"""What the labels of a source mean: decided from many labels, and then applied to each."""
+"""Decides from many labels how to read the labels of a source, and then reads each label in that way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMED: Final = 8
 
 
 def class_range(classes: int) -> str:
-    """Return which numbers are classes, for a number of classes or, with 0, for an unknown number."""
+    """Describe the valid class numbers for a number of classes; 0: the number of classes is unknown."""
     if classes:
         return f"the {classes:,} classes are 0 to {classes - 1:,}"
     return (
@@ -45,10 +45,11 @@ class LabelFault(Exception):
 class Reading:
     """How to read the labels of a source.
 
-    `form` is the form of a label: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or
-    numbers of classes to mark (`indices`). `names` are the meanings of class numbers and texts in the source, () where
-    numbers are the classes themselves. `length` is the length of a vector. `missing` are texts that mean no label; None
-    stands for the default: -1 where labels are class numbers. With `is_int`, a float is not a class.
+    `form` is the form of a label: a class, a number, a vector of numbers or of marks (a 0 or 1 for each class), or a
+    list of class numbers (`indices`). `names` are the class names, () if classes are only numbers. `length` is the
+    length of a vector. `missing` are texts that mean no label; None stands for the default: -1 if labels are class
+    numbers. With `by_value`, a number means the class with that number as its name, not the position of the class. With
+    `is_int`, a float is not a class.
     """
 
     form: Form
@@ -158,7 +159,7 @@ def find_reading(
     numbers. Raises SourceError for ambiguous labels, with the options that decide.
     """
     if {*map(type, values)} == {int}:
-        values = list(dict.fromkeys(values))  # how often a value occurs does not matter
+        values = list(dict.fromkeys(values))  # the frequency of a value does not matter
     known = [value for value in values if value is not None and not is_missing(value, names, missing)]
     if not known:
         return Reading("none", names, missing=missing, kind=kind)
@@ -189,7 +190,7 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read texts, a few of which may be numbers: as in a table."""
+    """Return how to read labels that are mostly texts. They are read as in a table."""
     if names:
         return Reading("class", names, missing=missing, kind=kind)
     texts = {value for value in known if isinstance(value, str)}
@@ -288,8 +289,9 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 
 
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
-    """Return whether a vector means no label: all its numbers do, or one is a missing text. A single NaN is an unknown
-    value.
+    """Return whether a vector means no label: all its numbers are missing, or one equals a missing text.
+
+    A NaN among other numbers is only an unknown value.
     """
     if not value or not all(isinstance(part, (int, float)) for part in value):
         return False
@@ -305,7 +307,7 @@ def is_one_hot(labels: Sequence[Label]) -> bool:
 
 
 def _single(value: Any) -> int | float | None:
-    """Return the number that a value is, or that a vector of one holds; None for any other value."""
+    """Return a value that is a number, or the only number of a vector; None for any other value."""
     if isinstance(value, tuple):
         value = value[0] if len(value) == 1 else None
     return value if isinstance(value, (int, float)) else None

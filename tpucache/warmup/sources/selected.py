@@ -46,9 +46,9 @@ class SelectedSource:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return the kept samples. Classes that patterns leave without a sample are left out.
+        """Return the kept samples. Classes that have no sample because of the patterns are left out.
 
-        Raises SourceError where no samples are left.
+        Raises SourceError if no samples are left.
         """
         listing = self.source.list()
         paths = [sample.path for sample in listing.samples]

@@ -1,4 +1,4 @@
-"""What a source is and what it returns; how its files are found, and its samples and fields named."""
+"""The protocol of sources and the objects that they return, and functions that find files and make unique names."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Label = int | tuple[float, ...] | None
 #: Another column of the samples table: text, or numbers (n,).
 Column = Sequence[str] | Array
 
-#: Columns of the samples table that have a meaning.
+#: Columns of the samples table that tpucache itself uses.
 _RESERVED: Final = frozenset({"number", "path", LABEL, "source_bytes", "fold", SOFT_LABEL, SOFT_WEIGHT, *IMAGE_COLUMNS})
 _LONGEST: Final = 56
-#: Fields that have a meaning.
-_OF_IMAGES: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
+#: Fields that tpucache itself uses.
+_IMAGE_FIELDS: Final = frozenset({IMAGE, MASK, BOXES, KEYPOINTS})
 
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 _WILDCARD: Final = re.compile(rf"[*?[]|{_BRACES.pattern}")
@@ -35,11 +35,11 @@ _MOST_PATTERNS: Final = 100_000
 
 
 class Member(NamedTuple):
-    """A file in an archive, and all that is needed to read it without the archive's directory.
+    """A file in an archive, with everything that is needed to read it without the archive's directory.
 
-    `archive` is the archive's path below the source's root, `name` the file's path in it. Its header begins at
-    `offset`. The file has `bytes` bytes, which take `packed` bytes in the archive; `checksum` is the archive's checksum
-    of the content (zip) or the header (tar).
+    `archive` is the archive's path relative to the source's root, and `name` the file's path in the archive. The file's
+    header begins at `offset`. The file has `bytes` bytes, and `packed` bytes when compressed. `checksum` is the
+    archive's checksum of the content (zip) or the header (tar).
     """
 
     archive: str
@@ -54,9 +54,10 @@ class Member(NamedTuple):
 class Sample:
     """One sample of a source.
 
-    `number` is its key, `path` its unique name, and `bytes` its size in the source (0: unknown), which shows changes.
-    `members` are its files, if they are in an archive. `fault` says why it cannot be used, if the listing knows that
-    already, for example for a bad label: the rest of a sentence that begins with the path.
+    `number` is its key, and `path` its unique name. `bytes` is its size in the source (0: unknown), by which later runs
+    notice a change. `members` are its files, if they are in an archive. `fault` says why the sample cannot be used, if
+    that is known without loading it, for example because of a bad label; it completes a sentence that begins with the
+    path.
     """
 
     number: int
@@ -69,12 +70,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Listing:
-    """All samples of a source, numbered from 0 in a stable order, and what is known before reading them.
+    """All samples of a source, numbered from 0 in a stable order, and everything that is known without loading them.
 
-    `classes` are the names for the labels' numbers, or for their columns (empty: no names). `columns` go into the
+    `classes` are the names of the class numbers, or of the labels' columns (empty: no names). `columns` go into the
     samples table unchanged, with one item for each sample. `left_out` counts files that are not samples, by suffix.
-    `asked` are the user's wishes as JSON values: patterns, a limit, whether classes were given. `doubt` says why its
-    classes are probably not meant, unless the user names them. Raises SourceError for two classes of one name.
+    `asked` are the user's options as JSON values: patterns, a limit, whether classes were given. `doubt` says why the
+    folders are probably not classes; it is ignored if the user names the classes. Raises SourceError for two classes
+    with the same name.
     """
 
     samples: Sequence[Sample]
@@ -112,7 +114,7 @@ class Item:
     boxes_size: tuple[int, int] | None = None
 
     def sha256(self, *labels: Label) -> str:
-        """Return a hash of the fields, the run lengths, the size of the boxes' image, and these labels."""
+        """Return a hash of the fields, the run lengths, the size of the boxes' image, and the given labels."""
         digest = hashlib.sha256(repr((labels, self.boxes_size)).encode())
         for name, value in (*self.fields.items(), *([] if self.mask_runs is None else [("mask runs", self.mask_runs)])):
             kind = "bytes" if isinstance(value, bytes) else f"{value.dtype.str} {value.shape}"
@@ -130,10 +132,10 @@ class Items(Protocol):
 
 
 class Source(Protocol):
-    """Where samples come from. It is pickled for every worker, so it must be small and safe to copy.
+    """A source of samples. It is pickled for every worker, so it must be small and safe to copy.
 
-    If its attribute `loads_in_threads` is true, threads of a worker load several samples at once where its storage
-    answers late.
+    If its attribute `loads_in_threads` is true, and its storage answers late, threads of a worker load several samples
+    at once.
     """
 
     def list(self) -> Listing:
@@ -165,7 +167,7 @@ class CheckedSource:
         return source_name(self.source)
 
     def list(self) -> Listing:
-        """Return all samples. Raises SourceError for any error of the code, and where it returns no valid listing."""
+        """Return all samples. Raises SourceError for any error of the code, and for an invalid listing."""
         try:
             listing = self.source.list()
         except TpucacheError:
@@ -203,12 +205,12 @@ def _text(error: Exception) -> str:
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
-    """Return how many files of which type were left out, as `2 .heic, 1 .txt`, the most frequent first."""
+    """Return the numbers of left out files as text, such as `2 .heic, 1 .txt`, the most frequent suffix first."""
     return ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items(), key=lambda one: -one[1]))
 
 
 def source_name(source: Source) -> str:
-    """Return the name of a source in messages. A user's own source may have no text of itself."""
+    """Return the name of a source in messages. It is the name of the class if the source has no `__repr__`."""
     return f"the {type(source).__name__}" if type(source).__repr__ is object.__repr__ else repr(source)
 
 
@@ -245,7 +247,7 @@ def field_names(names: Iterable[str]) -> dict[str, str]:
         if name not in given:
             safe = re.sub(r"[^a-z0-9_]", "_", name.lower())
             safe = (safe if safe[:1].isalpha() else f"f_{safe}")[:_LONGEST]
-            while safe in _OF_IMAGES or safe in given.values():
+            while safe in _IMAGE_FIELDS or safe in given.values():
                 safe += "_"
             given[name] = safe
     return given

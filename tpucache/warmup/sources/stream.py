@@ -1,7 +1,7 @@
-"""Streams: datasets that only give one item after another. They are copied to this machine when they are listed.
+"""Copies a stream, a dataset that can only be iterated, to this machine when it is listed.
 
-Workers need any item at any time, in any order, and again after a kill. So all items of a stream are written into one
-file, and where each begins into another. Reading these files never executes anything.
+Workers need items in any order, and again after a kill. So all items of a stream are written into one file, and their
+offsets into another file. Reading these files never executes code.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Copy:
     """The copied items of a stream, numbered from 0. Its folder is removed with it, unless a build keeps it."""
 
     def __init__(self, name: str) -> None:
-        """Take the name of the stream; copy nothing yet."""
+        """Set the name of the stream. `make` copies it."""
         self._name = name
         self._folder = Path()
 
     def make(self, items: Iterable[Item | SampleError]) -> int:
-        """Copy all items, unless an earlier run of this build has done so; return how many there are.
+        """Copy all items, unless an earlier run of this build has done so. Return the number of items.
 
-        An error stands in the place of an item that cannot be stored. Raises SourceError where there is no room for the
-        items, and what the stream raises.
+        For an item that cannot be stored, its error is stored. Raises SourceError if the disk has no room, and the
+        errors of the stream.
         """
         kept = kept_listings()
         try:
@@ -71,7 +71,7 @@ class Copy:
             ) from error
 
     def load(self, number: int, path: str) -> Item:
-        """Return an item. Raises SampleError for one that could not be stored, SourceError where the copy is gone."""
+        """Return an item. Raises SampleError for one that could not be stored, SourceError if the copy is gone."""
         return self._read(number, lambda read, size: _decoded(read(0, size), path))
 
     def label(self, number: int, path: str) -> Label:
@@ -79,7 +79,7 @@ class Copy:
         return self._read(number, lambda read, _: _label(_head(read(0, _FIRST), read, path)))
 
     def _read(self, number: int, decode: Callable[[Callable[[int, int], bytes], int], T]) -> T:
-        """Return what is decoded of an item, of which bytes are read from a place in it, given its size."""
+        """Return `decode(read, size)` for an item of `size` bytes, where `read(at, count)` reads some of its bytes."""
         try:
             file, starts = _opened(self._folder, (self._folder / _STARTS).stat().st_mtime_ns)
             start, stop = starts[number : number + 2].tolist()
@@ -106,7 +106,7 @@ class Copy:
 
 
 def _count(folder: Path) -> int | None:
-    """Return how many items a finished copy has."""
+    """Return the number of items in a finished copy, or None if there is no finished copy."""
     with contextlib.suppress(OSError, ValueError):
         starts = np.load(folder / _STARTS, allow_pickle=False)
         if starts.ndim == 1 and len(starts) and (folder / _ITEMS).stat().st_size == starts[-1]:
@@ -116,7 +116,7 @@ def _count(folder: Path) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
-    """Return the file of a copy, and where its items begin. A copy that is made again has another `version`."""
+    """Return the open file of a copy, and the offsets of its items. A copy that is made again has another `version`."""
     return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
 
 
@@ -145,7 +145,7 @@ def _add_crc(crc: int, data: bytes) -> int:
 
 
 def _head(first: bytes, read: Callable[[int, int], bytes], path: str) -> Any:
-    """Return what is said of an item before its fields, given its first bytes. Raises SampleError for an error."""
+    """Return the JSON head of an item, given its first bytes. Raises SampleError for an item that is an error."""
     length, crc, _ = _START.unpack_from(first)
     end = _START.size + length
     data = (first if len(first) >= end else read(0, end))[_START.size : end]

@@ -1,4 +1,4 @@
-"""Samples that a CSV table lists, one in each row: the path of an image, and its label, mask, fold and anything else.
+"""TableSource: a CSV table with one sample in each row: an image's path, its label, mask, fold and other columns.
 
 Masks may be run lengths in cells, in Kaggle's order: down the columns, and the first pixel is 1.
 """
@@ -31,7 +31,7 @@ from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample
 
 #: Names of the column of paths; the first name that exists is used, or else the first column.
 PATH_NAMES: Final = ("path", "file", "filename", "filepath", "image", "image_path", "image_id", "id")
-#: Names of a column of labels that is found automatically, where exactly one of them exists.
+#: If exactly one column has one of these names, it is used as the label by default.
 LABEL_NAMES: Final = ("label", "target", "class", "species")
 
 #: Cells that stand for an image with an empty mask.
@@ -43,13 +43,14 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the columns of a table mean, or the features of a record.
+    """The meaning of a table's columns, or of a record's features.
 
-    `path_col` holds the paths of images, below `root` (default: the table's folder), without `suffix`. `label_cols` is
-    one column of class names or numbers, or several columns of numbers; with `label_sep` one column with several names
-    in each row. `mask_col` holds the paths of masks below `root`, `fold_col` whole numbers from 0. `rle_cols` hold
-    masks as run lengths; `rle_class_col` names their class, and several columns are the classes 1, 2, …. Other columns
-    are kept if their name matches a pattern of `keep` (none: all), and none of `drop`.
+    `path_col` has the paths of images, relative to `root` (default: the table's folder), without `suffix`. `label_cols`
+    is one column of class names or numbers, or several columns of numbers; with `label_sep`, one column with several
+    names in each row. `mask_col` has the paths of masks, relative to `root`, and `fold_col` whole numbers from 0.
+    `rle_cols` have masks as run lengths; `rle_class_col` has their class, or, if there are several columns, they are
+    the classes 1, 2, …. Other columns are kept if their name matches a pattern of `keep` (none: all), and none of
+    `drop`.
 
     Raises UsageError.
     """
@@ -103,26 +104,26 @@ class TableOptions:
             raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
-        """Return whether to keep a column without a meaning."""
+        """Return whether to keep a column that has no meaning here."""
         is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
         return is_wanted and not self.is_dropped(name)
 
     def is_dropped(self, name: str) -> bool:
-        """Return whether to leave a column out, whatever it means."""
+        """Return whether to leave a column out, even if it has a meaning."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
 
 
 class TableSource:
     """The rows of a CSV file, in order.
 
-    If several rows have the same path, the second and later ones get `#2`, `#3` … appended. A row that lacks its path,
+    If several rows have the same path, `#2`, `#3` … is appended to the second and later ones. A row without a path,
     label or mask is a sample that does not load.
     """
 
     loads_in_threads = True
 
     def __init__(self, path: str | Path, options: TableOptions | None = None) -> None:
-        """Take a CSV file; read nothing yet."""
+        """Take the path of a CSV file. This reads nothing yet."""
         self._path = Path(path).absolute()
         self._options = options or TableOptions()
         self._root = Path(self._options.root or self._path.parent).absolute()
@@ -134,9 +135,9 @@ class TableSource:
         return str(self._path)
 
     def list(self) -> Listing:
-        """Return all rows as samples, with every column that is not a path or label unchanged.
+        """Return all rows as samples, and the other columns unchanged. `read_labels` describes how labels are read.
 
-        `read_labels` describes the labels. Raises SourceError for a table with missing or wrong contents.
+        Raises SourceError for a table with missing or wrong contents.
         """
         table, files, options = _read(self._path, self._options)
         if options != self._options:
@@ -202,7 +203,7 @@ class TableSource:
 
 @dataclass(frozen=True)
 class _Files:
-    """What loading needs to know of every row, by its number; `lacks` says why some rows cannot be loaded."""
+    """The data of all rows that loading needs, by row number. `lacks` says why some rows cannot be loaded."""
 
     rows: dict[str, int]
     images: list[str]
@@ -220,7 +221,7 @@ class _Files:
 
 
 def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member, ...]:
-    """Return a row's files in an archive; none unless the archive has all of them."""
+    """Return a row's files in an archive, or () if the archive lacks one of them."""
     members = [found.get(posixpath.normpath(name)) for name in names]
     known = tuple(member for member in members if member is not None)
     return known if len(known) == len(names) else ()
@@ -247,12 +248,12 @@ def _files(table: Table, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return what loading needs to know of a table. Its size and time of change are in the cache key."""
+    """Return the data of a table that loading needs. The table's size and time of change are in the cache key."""
     return _read(path, options)[1]
 
 
 def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOptions]:
-    """Return a table with one row for each sample, what loading needs to know of it, and what its columns mean."""
+    """Return a table with one row for each sample, the data that loading needs, and the options with found labels."""
     table = read_table(path)
     options = with_found_labels(table, options)
     if not options.rle_cols:
@@ -263,10 +264,10 @@ def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOption
 
 
 def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
-    """Return options with the label column that a table's names suggest, if no other column has a meaning.
+    """Return options with a default label column, if the options name no labels, masks or run lengths.
 
-    The column must be the only one of `LABEL_NAMES`, have any text, and not be named by `keep` or `drop`. Masks and run
-    lengths are targets already.
+    The column must be the only one with a name in `LABEL_NAMES`, must not be empty, and must not be in `keep` or
+    `drop`.
     """
     if options.label_cols or options.mask_col or options.rle_cols or options.label_sep:
         return options
@@ -279,7 +280,7 @@ def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
 
 
 def path_column(table: Table, options: TableOptions) -> str:
-    """Return the name of the column of paths. Raises SourceError where every column means something else."""
+    """Return the name of the column of paths. Raises SourceError if all columns have another meaning."""
     if options.path_col is not None:
         return options.path_col
     others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
@@ -346,7 +347,7 @@ class RunTable:
     runs: list[list[Runs]]
 
     def bytes(self, row: int) -> int:
-        """Return how long the run lengths of a row are."""
+        """Return the number of characters in the run lengths of a row."""
         return sum(len(runs.text) for runs in self.runs[row])
 
 
@@ -355,9 +356,9 @@ def join_rows(
 ) -> RunTable:
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
-    One column of run lengths is class 1, or the class that `class_col` names in its row; several columns are the
-    classes 1, 2, … in order. Columns that differ within an image are left out, with a warning. Raises SourceError where
-    one of the `labels` differs, and for classes beyond 255.
+    A single column of run lengths is class 1, or the class that `class_col` has in its row; several columns are the
+    classes 1, 2, … in order. Other columns that differ between the rows of an image are left out, with a warning.
+    Raises SourceError if one of the columns `labels` differs, and for classes above 255.
     """
     paths = table.column(path_col)
     rows: dict[str, list[int]] = {}
@@ -388,7 +389,7 @@ def join_rows(
 def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray[np.int64]:
     """Return run lengths as rows of class, first pixel (from 0) and length: int64 (n, 3), classes ascending.
 
-    Relative runs count from the end of the run before, as in SIIM-ACR. Raises SampleError for malformed run lengths.
+    Relative runs count from the end of the previous run, as in SIIM-ACR. Raises SampleError for malformed run lengths.
     """
     parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), np.int64)]
     for number, text in sorted(runs, key=lambda each: each.class_number):

@@ -1,4 +1,4 @@
-"""Samples in TFRecord files, one for each record: a serialised `tf.train.Example`. TensorFlow is not needed."""
+"""Reads samples from TFRecord files, in which each record is a serialised `tf.train.Example`, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _HEADER: Final = 12
 _FRAME: Final = 16
 
 _MOST_WALKED: Final = 64
-#: How many records, evenly spread, are read to find out what several label features mean.
+#: This many evenly spread records are read to find out whether several label features are classes.
 _LOOKED_AT: Final = 64
-_NAMES_LOOKED_AT: Final = 8  # to find the names of features
+_NAMES_LOOKED_AT: Final = 8  # this many records are read to find the names of features
 #: The bounds of records in files, by path, size and time of change; the latest file is last.
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
 _log: Final = logging.getLogger("tpucache")
@@ -94,18 +94,16 @@ message_type {
 OBJECTS: Final = "image/object/"
 LEFT: Final = f"{OBJECTS}bbox/xmin"
 _CORNERS: Final = (LEFT, *(f"{OBJECTS}bbox/{name}" for name in ("ymin", "xmax", "ymax")))
-#: Features with the classes of boxes; the first that exists is used: that API's, and that of ImageNet's records.
+#: Features with the classes of boxes, in the Object Detection API and in ImageNet's records; the first is preferred.
 _CLASSES: Final = (f"{OBJECTS}class/label", f"{OBJECTS}bbox/label")
 _SIZE: Final = ("image/width", "image/height")
 
 
 class TFRecordSource:
-    """The records of TFRecord files, file by file in the order of the bytes of their names. Compressed files are not
-    read.
-    """
+    """The records of TFRecord files, file by file, sorted by the bytes of file names. Compressed files are refused."""
 
     def __init__(self, pattern: str | Path, options: TableOptions | None = None) -> None:
-        """Take a file, or a pattern with the wildcards `*`, `**`, `?` and `[…]`, and what features mean."""
+        """Take a file or a pattern with the wildcards `*`, `**`, `?` and `[…]`, and options for its features."""
         self._options = options or TableOptions()
         self._root, self._pattern = split_pattern(pattern)
 
@@ -113,11 +111,11 @@ class TFRecordSource:
         return str(self._root / self._pattern)
 
     def list(self) -> Listing:
-        """Return all records as samples, named `file#record`.
+        """Return all records as samples, with paths such as `file#record`.
 
-        Several label features are classes with their names if all examined records, evenly spread, have 0 or 1 in each.
+        Several label features are the classes if they are 0 or 1 in each of some evenly spread records.
 
-        Raises SourceError with file and offset for a file that is broken or cut off, DependencyError.
+        Raises SourceError, with file and offset, for a file that is broken or cut off, DependencyError.
         """
         samples: list[Sample] = []
         with Progress(None, "list", "records", is_brief=True) as progress:
@@ -150,7 +148,7 @@ class TFRecordSource:
         return self._options.label_cols if found and all(found) else ()
 
     def _tell_of_others(self, samples: Sequence[Sample]) -> None:
-        """Warn where records have more than one feature that is named like a label."""
+        """Warn if records have more than one feature with a usual name of labels."""
         found, used = set[str](), set[str]()
         for sample in samples[:: max(1, len(samples) // _NAMES_LOOKED_AT)]:
             with contextlib.suppress(SampleError):
@@ -197,9 +195,9 @@ def _find(root: Path, pattern: str) -> list[str]:
 
 
 def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: None) -> npt.NDArray[np.int64]:
-    """Return where each record of a file begins, and where the last ends: int64 (records + 1,). Raises SourceError.
+    """Return the offsets at which the records of a file begin, and the end: int64 (records + 1,). Raises SourceError.
 
-    Each process scans a file once, as long as it does not change; during the scan, `advance` is called for each record.
+    Each process scans a file once, and again when it changes. During the scan, `advance` is called for each record.
     """
     try:
         status = path.stat()
@@ -215,7 +213,7 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
-    """Scan a file by going from one length to the next."""
+    """Scan a file, and skip from each record's length to the next."""
     bounds = [0]
     with open_file(path) as file:
         while (start := bounds[-1]) < size:
@@ -276,13 +274,14 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
     The image is the feature called image, image_raw or image/encoded, else the only one that begins like an image file.
     Its mask is the feature called mask. `options` name the label; by default it is the first numeric feature called
-    class, label, target or image/class/label, or else the first such text, which is the name of a class. One whole
-    number is a class, other numbers are a vector. In the schema of the TF Object Detection API, `image/object/bbox/…`
-    are the boxes, with their class numbers, and nothing else below `image/object/` is kept. Of the other features,
-    single values become columns (bytes as UTF-8 text), several numbers become an array of int64 or float32, and empty
-    ones are left out. Their names are made plain: `image/class/text` becomes image_class_text.
+    class, label, target or image/class/label, or else the first text with such a name, which is the name of a class.
+    One whole number is a class, other numbers are a vector. In the schema of the TF Object Detection API,
+    `image/object/bbox/…` are the boxes, with their class numbers; all other features in `image/object/` are dropped.
+    Other features become columns if they have a single value (bytes as UTF-8 text), or arrays of int64 or float32 if
+    they have several numbers; empty features are left out. Names are made plain: `image/class/text` becomes
+    image_class_text.
 
-    Raises SampleError when that is impossible, DependencyError without protobuf.
+    Raises SampleError if the Example cannot be converted, DependencyError without protobuf.
     """
     texts, numbers = _features(data, path, options)
     fields: dict[str, bytes | Array] = {}
@@ -317,14 +316,14 @@ def read_example(data: bytes, path: str, options: TableOptions = _ANY) -> Item:
 
 
 def are_marks(data: bytes, path: str, names: Sequence[str]) -> bool:
-    """Return whether features of an Example are 0 or 1 each, or are missing. Raises SampleError."""
+    """Return whether each of these features of an Example is 0, 1 or missing. Raises SampleError."""
     _, numbers = _features(data, path, _ANY)
     found = [numbers.get(name, np.empty(0)) for name in names]
     return all(not len(values) or (len(values) == 1 and values[0] in (0, 1)) for values in found)
 
 
 def _features(data: bytes, path: str, options: TableOptions) -> tuple[dict[str, list[bytes]], dict[str, Array]]:
-    """Return the features of bytes and those of numbers, in the order of their names, without dropped ones."""
+    """Return the features with bytes, and those with numbers, sorted by name, without the dropped ones."""
     example_class, decode_error = _reader()
     try:
         example = example_class.FromString(data)
@@ -395,7 +394,7 @@ def _label(texts: dict[str, list[bytes]], numbers: dict[str, Array], names: Sequ
 
 
 def _found_label(texts: Mapping[str, list[bytes]], numbers: Mapping[str, Array]) -> list[str]:
-    """Return the feature that is the label where none is named; an empty list where there is none."""
+    """Return the name of the default label feature in a list; an empty list if there is none."""
     return [name for name in _LABELS if name in numbers][:1] or [name for name in _LABELS if texts.get(name)][:1]
 
 
@@ -412,8 +411,9 @@ def _text_label(texts: dict[str, list[bytes]], names: Sequence[str], path: str) 
 
 @functools.cache
 def _reader() -> tuple[Any, Any]:
-    """Return the class of `tf.train.Example`, in its own pool because TensorFlow may be loaded, too; and its error
-    class.
+    """Return protobuf's class for `tf.train.Example`, and its error class.
+
+    The class has its own descriptor pool, because TensorFlow may have registered the same names in the default pool.
     """
     try:
         from google.protobuf import __version__ as version
@@ -431,8 +431,8 @@ def _reader() -> tuple[Any, Any]:
 def read_boxes(numbers: Mapping[str, Array], path: str) -> tuple[Array, tuple[int, int]]:
     """Return boxes in pixels: float64 (n, 5) of left, top, right, bottom and class, or (n, 4) without a class.
 
-    The second result is the (width, height) of their image. The schema stores corners as fractions of these. Raises
-    SampleError where some are missing.
+    The second result is the (width, height) of their image. The schema stores corners as fractions of it. Raises
+    SampleError if a feature is missing.
     """
     missing = [name for name in (*_CORNERS, *_SIZE) if name not in numbers]
     if missing:
