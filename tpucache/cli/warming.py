@@ -188,7 +188,7 @@ def _truncated(cache: str | Path, pad: int) -> int:
 
 
 def relabel(options: argparse.Namespace) -> int:
-    """Give a finished cache the labels, folds and columns of a .csv, or folds of its own, without touching a record."""
+    """Give a finished cache the labels, folds and columns of a .csv, or new folds. No record is changed."""
     from tpucache.errors import UsageError
     from tpucache.report.inspect import describe, label_text
     from tpucache.warmup.relabel import relabel_cache
@@ -401,7 +401,7 @@ def add(commands: Any) -> None:
         "is sent; run again to resume",
     )
     command.add_argument(
-        "--local", type=local_path, metavar="FOLDER", help="with a URL or kaggle:…: where it is built on this machine"
+        "--local", type=local_path, metavar="FOLDER", help="with a URL or kaggle:…: the local folder of the build"
     )
     command.add_argument(
         "--keep-local",

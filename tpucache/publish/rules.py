@@ -150,7 +150,7 @@ class PublishOptions:
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     version_notes: str | None = option(
         None,
-        "publish only what no dataset there has yet, as an add-on dataset SLUG-vN where that sends less",
+        "notes of a version: publish only files that no dataset has yet; as an add-on dataset SLUG-vN if it is smaller",
         metavar="TEXT",
     )
     public: bool = option(False, "make a new dataset public")

@@ -162,7 +162,7 @@ def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int
         return len(manifest.layouts)
     bands = bands_for(manifest, resolution)
     if len(manifest.layouts) == 1:
-        _log.warning("%s has no bands of frequencies (warmup --bands): copying all of it", where)
+        _log.warning("%s has no bands of frequencies (warmup --bands): copying the whole cache", where)
     return bands
 
 

@@ -52,8 +52,8 @@ def compact_cache(cache: str | Path) -> Manifest:
 
     This needs no source. Afterwards the folder has no earlier versions, and no records, paths or labels of deleted
     samples. A cache without augmented variants gets new sample numbers, in the order of the source. In a cache with
-    augmented variants, samples keep their numbers, because the augmentation was drawn by them; the manifest then lists
-    the numbers without a sample. docs/format.md lists further differences from a fresh warmup.
+    augmented variants, samples keep their numbers, because random numbers of the augmentation depend on them; the
+    manifest then lists the numbers without a sample. docs/format.md lists other differences from a fresh warmup.
 
     At any moment the folder holds the old or the new cache. A process that reads it meanwhile keeps its open files, or
     gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not finished,

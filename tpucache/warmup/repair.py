@@ -259,8 +259,8 @@ def _check_callable(cache: Cache, augment: str | None) -> None:
         return
     if name != augment:
         raise RecipeError(
-            f"the manifest of {cache.directory} names code as augmentation, {name!r}, that would be imported and "
-            f"called: if you know it, add --augment {name} (in Python augment={name!r})"
+            f"the manifest of {cache.directory} names the code {name!r} as its augmentation, which a repair would "
+            f"import and call: if you know it, add --augment {name} (in Python augment={name!r})"
         )
     if changed := code_changes(before, {"callable": name, **code_digests(name)}):
         raise RecipeError(

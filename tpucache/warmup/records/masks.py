@@ -6,8 +6,8 @@ The recipe decides how to read the pixels of a mask's file:
   images.
 - with `mask_values` "scale", black is class 0 and white (255, or 65535 in 16 bits) is class 1. Pixels of a palette
   image are its colours.
-- otherwise, the class is the stored number. 8-bit grey is used unchanged. In a palette image it is the index, whatever
-  the colours, as in VOC, mmsegmentation and torchvision. Grey of 1, 2 or 4 bits is scaled to 0..255 (1 bit: 0 and
+- otherwise, the class is the stored number. 8-bit grey is used unchanged. In a palette image the class is the index,
+  not the colour, as in VOC, mmsegmentation and torchvision. Grey of 1, 2 or 4 bits is scaled to 0..255 (1 bit: 0 and
   255). 16-bit grey is used if no number is above 255. RGB, and grey with alpha, are refused.
 
 Transparency is ignored.

@@ -372,9 +372,7 @@ def _is_pil_image(value: Any) -> bool:
 
 
 def _pixels(image: Image, key: str, path: str) -> bytes | Array:
-    """Return an image's pixels unchanged. An image that is not plain grey or RGB becomes a PNG or TIFF, to be decoded
-    like a file.
-    """
+    """Return an image's pixels: an array for plain grey or RGB, or else the bytes of a PNG or TIFF."""
     if image.mode not in (*_PNG_MODES, *_TIFF_MODES, _YCBCR):
         known = ", ".join((*_PNG_MODES, *_TIFF_MODES, _YCBCR))
         raise SampleError(path, f"{key!r} is a {image.mode} image: convert it to one of {known}")

@@ -1,4 +1,4 @@
-"""What a build stores about its sources until it is finished: listings of URLs, and copies of streams."""
+"""Keeps listings of URLs and copies of streams until a build is finished, so that its next run can use them."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _array(cell: Any, column: str, path: str) -> Array:
     except ValueError as error:
         raise SampleError(path, f"column {column!r} holds lists of different lengths in one row") from error
     if value is None or array.dtype.kind not in "biuf":
-        raise SampleError(path, f"column {column!r} has no numbers, or misses some")
+        raise SampleError(path, f"column {column!r} has no numbers in this row, or lacks one")
     kind = getattr(cell.type, "storage_type", cell.type)
     while hasattr(kind, "value_type"):
         kind = kind.value_type

@@ -273,7 +273,7 @@ def has_wildcard(text: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the patterns without braces that one with braces stands for, in order. Numbers keep their zeros.
+    """Return the patterns without braces for which a pattern with braces stands, in order. Numbers keep their zeros.
 
     Raises SourceError for more than 100,000 patterns.
     """
@@ -311,10 +311,10 @@ def split_pattern(pattern: str | Path) -> tuple[Path, str]:
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
-    """Return the files below a root that match, without hidden files, in the order of the bytes of their names.
+    """Return the files in a root that match a pattern, without hidden files, sorted by the bytes of their names.
 
-    Paths are relative to the root. Raises SourceError when nothing matches, also for a single name that braces stand
-    for.
+    Paths are relative to the root. Raises SourceError if no file matches. If the pattern has braces, each pattern that
+    they stand for must match a file.
     """
     path = root / pattern
     names: set[Path] = set()
