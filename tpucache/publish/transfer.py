@@ -321,7 +321,7 @@ def _push_files(
     try:
         remote.remove(CLAIM_NAME)
     except StoreError as error:  # a store may accept files and refuse to remove them
-        _log.warning("%s. The copy is complete, and %s can be removed", error, CLAIM_NAME)
+        _log.warning("%s. The cache is whole without it: %s can be removed", error, CLAIM_NAME)
 
 
 def _read_claim(remote: Remote) -> Claim:

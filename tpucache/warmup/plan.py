@@ -408,7 +408,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except Exception as error:  # yaml's errors share no base with json's
         raise RecipeError(f"{path} is not a valid .{path.suffix[1:]} file: {error}") from error
     if not isinstance(content, dict) or "transform" not in content:
-        raise RecipeError(f"{path} has no augmentation: write albumentations.to_dict(pipeline) into it")
+        raise RecipeError(f"{path} holds no augmentation: write albumentations.to_dict(pipeline) into it")
     return content
 
 

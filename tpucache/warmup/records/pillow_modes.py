@@ -86,7 +86,7 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
     the same high bytes.
     """
     if "transparency" in image.info:
-        raise UncertainRangeError("one of its 16-bit colours is transparent: save it with 8 bits, or with alpha")
+        raise UncertainRangeError("one of its colours of 16 bits is transparent: save it with 8 bits, or with alpha")
     if white is None and _highest_byte(image, data) < LEAST_16 >> 8:
         raise UncertainRangeError(
             "its colours have 16 bits but use at most 14 of them, which is nearly black if 65535 is white: "

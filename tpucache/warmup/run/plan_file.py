@@ -85,7 +85,7 @@ def _read_plan(work: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"it is a {type(content).__name__}, not an object")
         if missing := sorted({"labels", "asked", "retry"} - content.keys()):
-            raise ValueError(f"it has no {missing[0]!r}, so a version before 0.2 wrote it, which can finish it")
+            raise ValueError(f"it has no {missing[0]!r}, so it comes from before version 0.2, which can finish it")
     except ValueError as error:
         raise BuildError(f"{path} cannot be read: {error}. Remove {work} to give up the unfinished build") from error
     return content
