@@ -255,7 +255,7 @@ def test_a_callable_that_changed_is_refused_where_it_matters(
     path.write_text(text + "# changed\n")
     try:
         flip(cache / "v01-00000.lmdb")
-        with pytest.raises(RecipeError, match="moved_by_test:shift is another"):
+        with pytest.raises(RecipeError, match="moved_by_test:shift has changed"):
             repair_cache(source, cache, jobs=1)
         shutil.copy(grown / "v01-00000.lmdb", cache / "v01-00000.lmdb")
         flip(cache / "v00-00000.lmdb")

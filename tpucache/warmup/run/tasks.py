@@ -427,7 +427,7 @@ def _difference(context: BuildContext, sample: Sample, variant: int) -> BuildErr
     elif variant:
         why = "the source or what the augmentation uses changed since, or it is not reproducible: bring both back"
     else:
-        why = "its source has changed, though not in size, or the code of a custom source has: bring it back as it was"
+        why = "its source changed since without changing its size, or code that it uses did: bring it back as it was"
     return BuildError(
         f"{sample.path!r}: {what} comes out as something else than {context.shards} has. So that versions are not "
         f"mixed, nothing is added: {why}, or give another folder to build anew"
