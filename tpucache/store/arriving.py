@@ -36,7 +36,7 @@ class Arriving(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records arrive as fast as they are read, so that the processor has no time to spare."""
+        """Whether records are being fetched as fast as they are read. Then readers put off work that can wait."""
         ...
 
     def network(self, bands: int) -> NetworkUse | None:

@@ -87,7 +87,7 @@ def test_a_mark_that_ends_a_path_is_refused_before_anything_is_read_or_written(
     keys: None, cache: Path, tmp_path: Path, url: str
 ) -> None:
     for use in (lambda: CachedDataset(url, cache_dir=tmp_path), lambda: push_cache(cache, url)):
-        with pytest.raises(UsageError, match="with which the path of such a URL ends"):
+        with pytest.raises(UsageError, match="which ends the path of such a URL"):
             use()
 
 

@@ -123,13 +123,13 @@ def test_keeping_what_is_needed_soonest_fetches_less_for_one_of_several_hosts() 
 def given_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The pieces that are given up in this test."""
     found: list[int] = []
-    give_up = local.LocalCopy._give_up
+    remove = local.LocalCopy._remove
 
     def noted(self: local.LocalCopy, piece: int) -> bool:
         found.append(piece)
-        return give_up(self, piece)
+        return remove(self, piece)
 
-    monkeypatch.setattr(local.LocalCopy, "_give_up", noted)
+    monkeypatch.setattr(local.LocalCopy, "_remove", noted)
     monkeypatch.setattr(requests, "_LEAST_IN_MEMORY", 2)
     monkeypatch.setattr(requests, "_MOST_MEMORY", 0)
     return found

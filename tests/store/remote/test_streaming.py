@@ -387,7 +387,7 @@ def test_without_a_network_what_is_here_is_used_with_a_warning(
     server.fault = lambda name, number: "503"
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened()) == expected
-    assert any("What this machine has of it since an earlier time is used" in message for message in caplog.messages)
+    assert any("The local copy from an earlier time is used" in message for message in caplog.messages)
 
 
 def test_a_cache_built_anew_at_the_url_is_another_one(

@@ -1,4 +1,4 @@
-"""RemoteCache: a cache at a URL, opened. Its tables are copied to this machine; its records are fetched for reading."""
+"""RemoteCache: an open cache at a URL. Its tables are copied to this machine; records are fetched when needed."""
 
 from __future__ import annotations
 
@@ -35,46 +35,46 @@ from tpucache.store.remote.remote_reader import RemoteReader
 from tpucache.store.remote.url_folder import Remote
 from tpucache.system import fcntl
 
-#: The environment variable with the folder in which caches at URLs are kept.
+#: The environment variable that names the folder for local copies of caches at URLs.
 DIR_VARIABLE: Final = "TPUCACHE_DIR"
 
-#: What the manifest is called here. With a `manifest.json` it would be a cache, and parts of its shards are missing.
+#: The file name of the manifest in a local copy. A `manifest.json` would make the folder look like a complete cache.
 MANIFEST_COPY: Final = "manifest-at-url.json"
 
-#: Below the same folder: a folder for each URL whose files are copied whole, and the file there that says which one.
+#: The subfolder for URLs whose files are copied whole, and the file with the URL in each of its folders.
 COPIES: Final = "sources"
 URL_NOTE: Final = "url.json"
 
 _URLS: Final = "urls"
-_CLEARED: Final = ".cleared-"  # how the name of a folder begins that is being removed
-_FRESH_SECONDS: Final = 30.0  # for which a manifest that another process of this machine has read is used again
+_CLEARED: Final = ".cleared-"  # the prefix of folders that are being removed
+_FRESH_SECONDS: Final = 30.0  # a manifest that this machine read less than this long ago is used again
 _PATIENCE: Final = 60.0  # seconds to wait for another process that reads the same file
 _IDENTITY: Final = re.compile(r"[0-9a-f]{64}")
-#: Seconds without a byte after which a request is given up.
+#: A request fails after this many seconds without a byte.
 SILENCE_SECONDS: Final = 20.0
 
 _log: Final = logging.getLogger("tpucache")
 
 
 def default_directory() -> Path:
-    """Return the folder in which caches at URLs are kept: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
+    """Return the folder for local copies of URLs: TPUCACHE_DIR, or `tpucache` in the user's cache folder."""
     if named := os.environ.get(DIR_VARIABLE):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpucache"
 
 
 class RemoteCache(Cache):
-    """A cache at a URL: the manifest is read and the tables are copied once on a machine, records when they are needed.
+    """A cache at a URL. Each machine reads the manifest and copies the tables once, and fetches records when needed.
 
-    `directory` is the folder of this machine where it is kept, named by the manifest's digest: a cache that was built
-    anew at the same URL has another one. A pickled copy, or a forked process, asks for no manifest and no table.
+    `directory` is the local folder with the copies. Its name is the manifest's identity, so a cache that is rebuilt at
+    the same URL gets another folder. Pickled and forked copies do not read the manifest and the tables again.
     """
 
     def __init__(self, url: str, directory: Path, manifest: Manifest, most_bytes: int | None) -> None:
-        """Take a cache whose manifest and tables are in the folder already."""
+        """Store the URL and the local folder, which already has the manifest and the tables."""
         super().__init__(directory, manifest)
         self.url, self.most_bytes = url, most_bytes
-        # The reader refers to the tables alone, not to this cache: so its threads and files end with its last user.
+        # The reader refers to the tables, not to this object: no reference cycle keeps its threads and files alive.
         self._tables = _Tables(directory, manifest)
         self._remote_reader: RemoteReader | None = None
 
@@ -87,14 +87,14 @@ class RemoteCache(Cache):
         max_age: float | None = None,
         version: int | None = None,
     ) -> RemoteCache:
-        """Read a cache's manifest and tables from its URL: three requests, fewer where they are here already.
+        """Read a cache's manifest and tables from its URL by three requests, or fewer if this machine has copies.
 
-        The files are kept below `cache_dir` (default: see `default_directory`), at most `cache_bytes` of the shards
-        (default: all, or 80 % of the free disk). A manifest that this machine read less than `max_age` seconds ago
-        (default: 30) is not asked for again. Where the URL cannot be reached, and this machine has read it before, it
-        uses what it has kept, with a warning. `version` is one of the cache's versions, the newest if not given; "@2"
-        after the URL names one, too. Raises NotACacheError, FormatError, DamageError, StoreError, UsageError for
-        another kind of URL, DependencyError without the library of a store, and on systems other than Linux.
+        Local copies are kept below `cache_dir` (default: `default_directory()`), with at most `cache_bytes` of shards
+        (default: all of them, but at most 80 % of the free disk). If this machine read the manifest less than `max_age`
+        seconds ago (default: 30), it is not read again. If the URL cannot be reached, an older local copy is used, with
+        a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL names a
+        version, too. Raises NotACacheError, FormatError, DamageError, StoreError; UsageError for an unsupported URL;
+        DependencyError without the library for a store, and on systems other than Linux.
         """
         check_locks("streaming a cache from a URL", of_open_files=True)
         url, named = split_version(url)
@@ -107,7 +107,7 @@ class RemoteCache(Cache):
                 if number is not None:
                     directory, manifest = _read_version(remote, manifest, number, below)
                 check_own(directory, below)
-                with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:  # each waits for its answer
+                with ThreadPoolExecutor(len(manifest.tables), "tpucache-open") as threads:
                     deque(threads.map(functools.partial(_copy_table, remote, directory), manifest.tables), 0)
             except OSError as error:
                 raise StoreError(f"{below} cannot be written: {error}. Give another folder as cache_dir") from error
@@ -119,7 +119,7 @@ class RemoteCache(Cache):
         return {**self.__dict__, "_remote_reader": None}
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the manifests of this version and all before it, and when they were made, from the URL."""
+        """Read the manifests of all versions up to this one, and their creation times, from the URL."""
         with contextlib.closing(Remote(self.url, silence=SILENCE_SECONDS)) as remote:
             numbers = range(1, self.manifest.number)
             before = [earlier_version(self.manifest, number, remote.shown, remote.small_file) for number in numbers]
@@ -128,7 +128,7 @@ class RemoteCache(Cache):
 
     @property
     def place(self) -> str:
-        """The URL, without its secrets, with its version if asked."""
+        """The URL without its secrets, with the version that the user asked for."""
         return shown(self.url) if self._asked is None else f"{shown(self.url)}@{self._asked}"
 
     @property
@@ -138,7 +138,7 @@ class RemoteCache(Cache):
 
     @property
     def reader(self) -> RemoteReader:
-        """The reader of records by their rows of the index, which waits until they are here."""
+        """The reader of records, given their index rows. It waits until the records are fetched."""
         if self._remote_reader is None:
             make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
             self._remote_reader = RemoteReader(self._tables, make)
@@ -146,14 +146,14 @@ class RemoteCache(Cache):
 
 
 class _Tables(Cache):
-    """The tables of a cache at a URL, in its folder of this machine, where anybody may change them."""
+    """The tables of a cache at a URL, in its local folder. Other programs may change them there."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_index": None}  # the copy compares the file that it opens
+        return {**self.__dict__, "_index": None}  # the copy opens the file and verifies it again
 
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies: all in memory, compared with the manifest. Raises DamageError, FormatError."""
+        """Where each record lies: in memory and verified against the manifest. Raises DamageError, FormatError."""
         if self._index is None:
             index = RecordIndex(self.directory, self.manifest)
             if not index.is_right():
@@ -163,15 +163,15 @@ class _Tables(Cache):
         return self._index
 
     def describe(self, number: int) -> str:
-        """Return which sample, in which variant, a row of the index belongs to."""
+        """Return the sample and the variant of an index row, as text for messages."""
         place, position = divmod(number % self.rows_a_band, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 
 class KeptCopy(NamedTuple):
-    """The local copy of a URL: its folder, its bytes on this disk, and all bytes at the URL.
+    """A local copy of a URL: its folder, its size on disk, and the size at the URL, in bytes.
 
-    It is a cache, or files that were copied whole as a source of a build.
+    It is either a cache, or whole files that are the source of a build.
     """
 
     url: str
@@ -180,7 +180,7 @@ class KeptCopy(NamedTuple):
     total_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the copy as JSON values."""
         return {**self._asdict(), "directory": str(self.directory)}
 
 
@@ -190,14 +190,14 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(read_file(note))
-            urls[str(found["identity"])] = str(found["url"])
+            content = json.loads(read_file(note))
+            urls[str(content["identity"])] = str(content["url"])
     kept = []
     for path in sorted(below.glob(f"*/{MANIFEST_COPY}")):
         folder = path.parent
-        if _IDENTITY.fullmatch(folder.name) and (known := _known(below, folder.name)):
+        if _IDENTITY.fullmatch(folder.name) and (found := _local_manifest(below, folder.name)):
             size = sum(each.stat().st_blocks * 512 for each in folder.iterdir())
-            kept.append(KeptCopy(urls.get(folder.name, "no URL any more"), folder, size, known[1].total_bytes))
+            kept.append(KeptCopy(urls.get(folder.name, "no URL any more"), folder, size, found[1].total_bytes))
     for path in sorted(below.glob(f"{COPIES}/*/{URL_NOTE}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             url = str(json.loads(read_file(path))["url"])
@@ -207,13 +207,13 @@ def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
 
 
 def clear_kept(kept: KeptCopy) -> None:
-    """Remove a local copy. Raises StoreError where a process uses it, or where it cannot be removed."""
+    """Remove a local copy. Raises StoreError if a process uses it, or if it cannot be removed."""
     below = kept.directory.parent
     try:
         folder = OpenFolder(kept.directory)
         state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
         fcntl.flock(state.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first, so that nobody finds a state without its shards if this is stopped.
+        # Renamed first: if this process is stopped, nobody finds a half-removed copy.
         kept.directory.rename(below / f"{_CLEARED}{secrets.token_hex(8)}")
         for each in below.glob(f"{_CLEARED}*"):
             shutil.rmtree(each)
@@ -230,51 +230,51 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
-    """Return the folder of a cache, and its manifest, which one process reads for all of this machine."""
+    """Return the local folder and the manifest of a cache. Only one process of this machine reads it from the URL."""
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
     with only_one(note.with_suffix(".lock")):
-        known, age = _read_note(note)
-        if known is not None and age < max_age and (found := _known(below, known)):
+        last, age = _read_note(note)
+        if last is not None and age < max_age and (found := _local_manifest(below, last)):
             return found
         try:
             manifest, data = remote.manifest()
         except NotACacheError:
             raise
         except StoreError as error:
-            if known is None or not (found := _known(below, known)):
+            if last is None or not (found := _local_manifest(below, last)):
                 raise
-            _log.warning("%s. What this machine has of it since an earlier time is used", error)
+            _log.warning("%s. The local copy from an earlier time is used", error)
             return found
         directory = own_folder(below / manifest.identity, below)
-        if not _known(below, manifest.identity):
+        if not _local_manifest(below, manifest.identity):
             write_atomically(directory / MANIFEST_COPY, data)
         write_atomically(note, json.dumps({"url": shown(url), "identity": manifest.identity}).encode())
     return directory, manifest
 
 
 def _read_version(remote: Remote, newest: Manifest, number: int, below: Path) -> tuple[Path, Manifest]:
-    """Return the folder of a version of a cache, and its manifest. Raises as `earlier_version` does, and OSError."""
-    if number < newest.number and (found := _known(below, newest.parents[number - 1])):
+    """Return the local folder and the manifest of a version. Raises what `earlier_version` raises, and OSError."""
+    if number < newest.number and (found := _local_manifest(below, newest.parents[number - 1])):
         return found
     manifest = earlier_version(newest, number, remote.shown, remote.small_file)
     directory = own_folder(below / manifest.identity, below)
-    if not _known(below, manifest.identity):
+    if not _local_manifest(below, manifest.identity):
         write_atomically(directory / MANIFEST_COPY, manifest.text.encode())
     return directory, manifest
 
 
 def own_folder(directory: Path, below: Path) -> Path:
-    """Return a folder, which is made if it is not there. Raises StoreError as `check_own`, and OSError."""
+    """Make a folder if it does not exist, and return it. Raises what `check_own` raises, and OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     check_own(directory, below)
     return directory
 
 
 def check_own(directory: Path, below: Path) -> None:
-    """Raise StoreError for a link, or a folder of another user, on the way to a folder from one that the user chose.
+    """Raise StoreError if a folder between `below` and `directory` is a link or belongs to another user.
 
-    Its owner could replace the files that lie there. That of `below` is trusted.
+    That user could replace the files in it. The owner of `below`, which the user chose, is trusted.
     """
     owners = os.geteuid(), below.stat().st_uid
     for folder in (directory, *directory.parents)[: len(directory.relative_to(below).parts)]:
@@ -286,8 +286,8 @@ def check_own(directory: Path, below: Path) -> None:
             )
 
 
-def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
-    """Return the folder and the manifest of a cache on this machine, None where there is none."""
+def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
+    """Return the local folder and the local manifest of a cache, None if there is none."""
     try:
         manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
     except (OSError, StoreError):
@@ -296,9 +296,9 @@ def _known(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 
 
 def _read_note(note: Path) -> tuple[str | None, float]:
-    """Return the identity of the cache that was last seen at a URL, and how many seconds ago.
+    """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago that was.
 
-    A note of another user than this one, or the folder's owner, counts as none.
+    A note that neither this user nor the folder's owner wrote is ignored.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()
@@ -313,7 +313,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table, unless it is here already. Raises DamageError where it differs from the manifest."""
+    """Copy a table from the URL, unless it is here already. Raises DamageError if it differs from the manifest."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:
@@ -329,7 +329,10 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
 
 @contextlib.contextmanager
 def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    """Let one process after another do this. Raises StoreError where another one takes longer than `patience`."""
+    """Lock a file, so that one process at a time runs the block.
+
+    Raises StoreError if another process holds the lock for longer than `patience` seconds.
+    """
     folder = OpenFolder(path.parent)
     number = folder.open(path.name, os.O_RDWR | os.O_CREAT)
     try:

@@ -1,8 +1,8 @@
-"""Copies of whole files at a URL, for formats that are not read by parts; a copy is named by its SHA-256.
+"""Local copies of whole files at a URL, for formats that cannot be read in parts. A copy's name is its SHA-256.
 
-A note says which content a file at the URL had, and in which version. An earlier copy is used if the store states the
-same version today, and the copy still has its SHA-256. All processes of a machine share one folder for each URL: one of
-them copies a file at a time, and nothing is removed while one uses the folder.
+For each file, a note has the SHA-256 and the version that the store stated (such as an ETag). A copy is used again if
+the store still states the same version, and the copy still has its SHA-256. All processes of a machine share one folder
+per URL. Only one process copies a file, and nothing is removed while a process uses the folder.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tpucache.store.remote.url_folder import Remote
 from tpucache.strict_json import parse_json
 from tpucache.system import fcntl
 
-_PART: Final = 8 << 20  # bytes of a file that are asked for at once
+_PART: Final = 8 << 20  # bytes per request
 
 
 @dataclass(frozen=True)
 class _Note:
-    """The content of a file at a URL in a version that the store called `tag`, "" where it stated none."""
+    """The size and SHA-256 of a file at a URL. `tag` is the version that the store stated, "" if it stated none."""
 
     name: str
     tag: str
@@ -51,10 +51,13 @@ class _Note:
 
 
 class Copies(Mapping[str, Path]):
-    """Files at a URL, by their names there: where they are on this machine. A pickled copy does not hold the folder."""
+    """The local paths of copied files by their names at the URL.
+
+    While this object exists, its open file keeps the folder from being removed. A pickled copy does not.
+    """
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        """Take the URL as it may be shown, and the open file that holds the folder."""
+        """Store the URL without secrets, the local paths, and the open file that locks the folder."""
         self.place, self._files, self._use = place, dict(files), use
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,10 +74,10 @@ class Copies(Mapping[str, Path]):
 
 
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
-    """Copy files of the folder at a URL to this machine, except those that are as an earlier call has copied them.
+    """Copy files from the folder at a URL to this machine. Files that were copied before are only verified.
 
-    `url` is what the user gave, which `cached` lists. `advance` is called with the bytes of each file that is here.
-    Raises SourceError for a file that is not there, StoreError.
+    `url` is the URL as the user gave it, which the command `cached` lists. `advance` is called with the size of each
+    file when it is here. Raises SourceError for a file that does not exist, StoreError.
     """
     check_locks("copying files from a URL")
     below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()
@@ -88,15 +91,15 @@ def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[i
                 advance(found[name].stat().st_size)
     except OSError as error:
         raise StoreError(
-            f"{below} cannot keep copies from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder that has room"
+            f"{below} cannot keep copies from {shown(url)}: {error}. Set TPUCACHE_DIR to a folder with enough space"
         ) from error
     return Copies(shown(folder), found, use)
 
 
 def _hold(below: Path) -> OpenFile:
-    """Return an open file that holds a folder of copies; remove unneeded ones if no other process holds it.
+    """Lock a folder of copies for use, and return the open file with the lock. Raises OSError, StoreError.
 
-    Raises OSError, StoreError.
+    If no other process uses the folder, copies that are no longer needed are removed.
     """
     while True:
         own_folder(below, below.parents[1])
@@ -111,7 +114,7 @@ def _hold(below: Path) -> OpenFile:
 
 
 def _remove_old(below: Path) -> None:
-    """Remove copies that no note names, and files that a killed process has left."""
+    """Remove copies that no note names, and temporary files of killed processes."""
     notes = filter(None, map(_read_note, below.glob("*.json")))
     needed = {STATE_NAME, *(f"{note.sha256}{Path(note.name).suffix}" for note in notes)}
     for path in below.iterdir():
@@ -120,7 +123,7 @@ def _remove_old(below: Path) -> None:
 
 
 def _copy(remote: Remote, name: str, below: Path) -> Path:
-    """Return the copy of a file as it is at the URL now. Raises OSError, SourceError, StoreError."""
+    """Return the local copy of a file in its present version at the URL. Raises OSError, SourceError, StoreError."""
     key, suffix = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32], Path(name).suffix
     with only_one(below / f"{key}.lock", patience=math.inf):
         size, tag = remote.version(name)

@@ -1,7 +1,7 @@
-"""Draft: files that were sent to Kaggle already, and become one version of a dataset in the end.
+"""Draft: files that were uploaded to Kaggle and will become one version of a dataset.
 
-Its journal, a file on this machine, has the token of each file that was sent. A run that continues, also on another
-day, asks Kaggle which of the files it still keeps. The journal holds no key of the account.
+A journal, a file on this machine, has the token of each uploaded file. When a later run continues the upload, it asks
+Kaggle which of the files it still keeps. The journal does not contain the account's key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tpucache.store.remote.kaggle import Blob, ExpiredError, KaggleDataset, NoAn
 from tpucache.strict_json import parse_json
 
 JOURNAL_NAME: Final = "kaggle.json"
-#: Kaggle may show a change so long after it was made.
+#: Kaggle may show a change this long after it was made.
 _GRACE_SECONDS: Final = 60.0
 _FIRST_POLL: Final = 0.25
 _LONGEST_POLL: Final = 10.0
@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file of a draft: its bytes and SHA-256, its token and address at Kaggle, and whether all of it has arrived."""
+    """A file of a draft: size and SHA-256, token and upload URL at Kaggle, and whether the upload is complete."""
 
     bytes: int
     sha256: str
@@ -50,13 +50,13 @@ class SentFile:
 
     @property
     def blob(self) -> Blob:
-        """Its token and address at Kaggle."""
+        """The file's token and upload URL at Kaggle."""
         return Blob(self.token, self.url)
 
 
 @dataclass(frozen=True)
 class Content:
-    """A file for a version: its bytes and SHA-256, and a function that opens it."""
+    """A file for a version: its size in bytes and SHA-256, and a function that opens it."""
 
     bytes: int
     sha256: str
@@ -64,26 +64,26 @@ class Content:
 
 
 class Draft:
-    """The files that were sent for the next version of a dataset, and how far that version is."""
+    """The files that were uploaded for the next version of a dataset, and the state of that version."""
 
     def __init__(self, dataset: KaggleDataset, journal: Path) -> None:
-        """Read the journal, if there is one. Raises BuildError for a broken one, or one of another dataset."""
+        """Read the journal, if there is one. Raises BuildError if it is damaged or belongs to another dataset."""
         self.dataset, self._journal = dataset, journal
         self._files: dict[str, SentFile] = {}
-        #: The number of the version before the requested one; None where no version was requested yet.
+        #: After a version was requested: the number of the version before it. None if no version was requested yet.
         self.asked_after: int | None = None
-        #: Whether this draft has made a version before, so that the dataset belongs to it.
+        #: Whether this draft has made a version before, so that the dataset is known to be ours.
         self.has_version = False
         if journal.exists():
             self._load()
 
     def sent(self, name: str, sha256: str) -> bool:
-        """Return whether all of a file with this content was sent, as far as the journal knows."""
+        """Return whether the journal says that the file was uploaded completely with this content."""
         file = self._files.get(name)
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return a file as it is in the requested version: a card may differ on another day."""
+        """Return a file with the size and SHA-256 of the requested version. A card may have changed since then."""
         file = self._files.get(name)
         if self.asked_after is None or file is None:
             return content
@@ -91,7 +91,7 @@ class Draft:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all files that were sent as a whole."""
+        """The total size in bytes of the files that were uploaded completely."""
         return sum(file.bytes for file in self._files.values() if file.is_whole)
 
     def forget_expired(self) -> list[str]:
@@ -108,17 +108,17 @@ class Draft:
         return arrived is None or (file.is_whole and arrived < file.bytes)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove files from the journal, so that they are sent again."""
+        """Remove files from the journal, so that they are uploaded again."""
         if gone := [name for name in names if self._files.pop(name, None) is not None]:
             _log.info("%s: to be sent again: %s", self.dataset.dataset_id, ", ".join(gone))
             self._save()
 
     def send(self, name: str, content: Content, advance: Callable[[int], None] = lambda done: None) -> None:
-        """Send a file, or what Kaggle lacks of it, and note it in the journal. Raises PublishError, OSError."""
+        """Upload a file, or the rest of it, and record it in the journal. Raises PublishError, OSError."""
         if self.sent(name, content.sha256):
             return
         with content.open() as file:
-            for _ in range(2):  # an upload that was begun on another day may have expired
+            for _ in range(2):  # an upload that an earlier run began may have expired
                 begun = self._files.get(name)
                 if begun is None or begun.sha256 != content.sha256:
                     blob = self.dataset.start(name, content.bytes, int(time.time()))
@@ -131,7 +131,7 @@ class Draft:
                     continue
                 self._note(name, dataclasses.replace(begun, is_whole=True))
                 return
-        raise PublishError(f"{name}: Kaggle gives uploads that expire at once. Run the same command again later")
+        raise PublishError(f"{name}: the upload expires at Kaggle at once. Run the same command again later")
 
     def commit(
         self,
@@ -143,20 +143,21 @@ class Draft:
         *,
         is_private: bool = True,
     ) -> None:
-        """Make one version of these files, all of which were sent, and wait until Kaggle lists exactly them.
+        """Make one version of these uploaded files, and wait until Kaggle lists exactly them.
 
-        `text` is the description of a new dataset, and the notes of a version. `license_name` and `is_private` are for
-        a new dataset. Called again after a kill, it finds the version that was made.
-        Raises UnfinishedError where files have expired, which the draft has forgotten then, or where Kaggle does not
-        show the version in time; PublishError where Kaggle refuses, or shows other files.
+        `text` is the description of a new dataset, or the notes of a further version. `license_name` and `is_private`
+        apply to a new dataset only. If this call was killed, calling it again finds the version that was made.
+
+        Raises UnfinishedError if files have expired (they are removed from the journal), or if Kaggle does not show the
+        version in time. Raises PublishError if Kaggle refuses the version or shows other files.
         """
         if missing := [name for name, content in contents.items() if not self.sent(name, content.sha256)]:
-            raise PublishError(f"no version without all files: {_some(missing)} were not sent")
+            raise PublishError(f"no version can be made: {_some(missing)} were not sent")
         now = self.dataset.version()
         if self.asked_after is not None:
             if not self._differences(contents):
                 return
-            # A new dataset cannot be made twice: if it is not there yet, we may ask for it again.
+            # A new dataset cannot be made twice, so it may be requested again without waiting.
             now = self._await_number(self.asked_after, _GRACE_SECONDS if self.asked_after else 0.0)
             if (now or 0) > self.asked_after:
                 self._await_files(contents, patience)
@@ -189,12 +190,12 @@ class Draft:
         try:
             create()
         except RefusedError as error:
-            # An earlier request without an answer may have made it: its files are compared next.
+            # An earlier request, whose answer was lost, may have made it. The caller compares its files next.
             if "already in use" not in str(error) or self._await_number(0, _GRACE_SECONDS) is None:
                 raise
 
     def _create_version(self, notes: str, tokens: list[str], patience: float) -> None:
-        """Make the next version. While Kaggle works on the first one, it forbids that."""
+        """Make the next version. Kaggle forbids this while it still processes the first one, so it is tried again."""
         for pause in _pauses(patience):
             try:
                 self.dataset.create_version(notes, tokens)
@@ -207,7 +208,7 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Return the number of the current version, once it is above `before` or the time is over."""
+        """Wait until the current version's number is above `before` or the time is over. Returns the number."""
         for pause in _pauses(patience):
             now = self.dataset.version()
             if (now or 0) > before or pause is None:
@@ -216,7 +217,7 @@ class Draft:
         return None
 
     def _await_files(self, contents: Mapping[str, Content], patience: float) -> None:
-        """Wait until the listing has exactly these files. Raises UnfinishedError, PublishError."""
+        """Wait until Kaggle lists exactly these files. Raises UnfinishedError, PublishError."""
         number, found, ready = self.asked_after or 0, list[str](), 0.0
         for pause in _pauses(patience):
             now, status = self.dataset.version(), self.dataset.status()
@@ -224,8 +225,8 @@ class Draft:
                 self.asked_after = None
                 self._save()
                 raise PublishError(
-                    f"Kaggle could not make {self.dataset.dataset_id} of the files: its page says why, often that the "
-                    f"account has no room ({self.dataset.page}). Make room, remove the dataset, and run this again"
+                    f"Kaggle could not make {self.dataset.dataset_id} from the files. Its page ({self.dataset.page}) "
+                    "says why; often the account's storage is full. Make room, remove the dataset, and run this again"
                 )
             if (now or 0) > number and status == "READY":
                 found, ready = self._differences(contents), ready or time.monotonic()
@@ -249,7 +250,7 @@ class Draft:
         )
 
     def _differences(self, contents: Mapping[str, Content]) -> list[str]:
-        """Return how the current version differs from these files: by names, sizes, or its manifest's bytes."""
+        """Return how the current version differs from these files in names, sizes, or the manifest's bytes."""
         found = differences(contents, self.dataset.files())
         with contents[MANIFEST_NAME].open() as file:
             wanted = file.read()
@@ -277,7 +278,7 @@ class Draft:
             raise BuildError(f"{self._journal} cannot be read: {error}. Remove it to send everything again") from error
 
     def _save(self) -> None:
-        """Write the journal as a whole, so that only this user reads it. Raises OSError."""
+        """Write the journal atomically, readable by this user only. Raises OSError."""
         content = {
             "format": _FORMAT,
             "dataset": self.dataset.dataset_id,
@@ -297,7 +298,7 @@ class Draft:
 
 
 def of_file(folder: Path, entry: FileEntry) -> Content:
-    """Return a file of a cache in a folder."""
+    """Return the content for a file of a cache in a folder."""
     return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
 
 
@@ -306,7 +307,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def in_memory(data: bytes) -> Content:
-    """Return a file whose bytes are in memory."""
+    """Return the content for bytes in memory."""
 
     def opened() -> BinaryIO:
         return io.BytesIO(data)
@@ -315,7 +316,7 @@ def in_memory(data: bytes) -> Content:
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
-    """Return, in a few words each, which files a listing lacks, has with another size, or has in addition."""
+    """Return one line for each file that a listing lacks, has with another size, or has in addition."""
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
         f"{name} has {listed[name]:,} bytes there and {content.bytes:,} here"
@@ -328,7 +329,7 @@ def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> l
 def _expired(dataset_id: str, names: list[str]) -> UnfinishedError:
     return UnfinishedError(
         f"{len(names):,} files that were sent for {dataset_id} have expired at Kaggle ({_some(names)}): no version was "
-        "made. Run the same command again: only these are made and sent again"
+        "made. Run the same command again: it sends only these again"
     )
 
 
@@ -338,7 +339,7 @@ def _some(names: list[str]) -> str:
 
 
 def _pauses(patience: float) -> Iterable[float | None]:
-    """Yield how long to wait before asking again, so long as patience lasts; None for the last time."""
+    """Yield the seconds to wait before each further attempt until `patience` seconds are over; then yield None."""
     began, pause = time.monotonic(), _FIRST_POLL
     while time.monotonic() + pause < began + patience:
         yield pause

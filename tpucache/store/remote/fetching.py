@@ -1,12 +1,12 @@
-"""Fetcher: threads that bring the records of a cache from its URL, in the order in which they will be needed.
+"""Fetcher: threads that fetch the records of a cache from its URL, in the order in which they will be needed.
 
-A thread does the first of these that there is to do: an urgent request; a request for a piece; the next piece of a
-plan, the newest plan first; reading the next window of a plan. Pieces for which there is room are kept on the disk. Of
-the others the next ones are kept in memory until all that the plan needs of them was read. Where one of several hosts
-reads its part of each epoch, pieces on the disk give way to those that are needed sooner.
+A free thread takes the first of these jobs that exists: an urgent request; a request for a piece; the next piece of a
+plan, the newest plan first; reading the next window of a plan. If the disk has room for a piece, it is kept there.
+Otherwise a limited number of pieces is kept in memory, each until the plan's records in it were read. If this host
+reads only its part of each epoch, pieces on the disk are replaced by pieces that are needed sooner.
 
-One lock guards requests and plans. It is held for moments: reading from the URL, writing to the disk, and what loaders
-say that they will read come without it.
+One lock guards requests and plans. It is held only briefly: threads do not hold it while they read from the URL, write
+to the disk, or run a loader's iterator.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.plan import FetchPlan, FetchPlans, Forecast
 from tpucache.store.remote.requests import FetchRequest, FetchRequests, NeededRecords
 
-_LAST_SECONDS: Final = 2.0  # for requests under way when the interpreter ends
-_POLL: Final = 0.02  # seconds after which a reader looks again at what other processes have brought
-_IDLE_SECONDS: Final = 1.0  # after which a thread without work looks whether somebody still needs it
-_START_SECONDS: Final = 0.5  # the same, while nobody has asked for the first records of a plan
-_MOST_USES: Final = 1_000_000  # of pieces that a forecast looks ahead
+_LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
+_POLL: Final = 0.02  # seconds after which a waiting reader checks what other processes have fetched
+_IDLE_SECONDS: Final = 1.0  # seconds after which an idle thread checks whether the fetcher still exists
+_START_SECONDS: Final = 0.5  # the same, until the first records of a plan were requested
+_MOST_USES: Final = 1_000_000  # the limit of a forecast: windows times pieces
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -43,10 +43,10 @@ _living: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
 
 
 class Fetcher:
-    """Brings records for one process. It starts its threads when the first record is asked for."""
+    """Fetches records for one process. It starts its threads when the first record is needed."""
 
     def __init__(self, link: Link, local: LocalCopy, pieces: Pieces) -> None:
-        """Take what records are read from, and the folder that they are written to."""
+        """Store the link that reads records, and the local copy that stores them."""
         self.process = os.getpid()
         self._link, self.local, self._pieces = link, local, pieces
         self.statistics = link.statistics
@@ -55,41 +55,41 @@ class Fetcher:
         self._idle = threading.Condition(lock)  # for threads that wait for work
         self._requests, self._plans = FetchRequests(pieces, local, self._changed), FetchPlans()
         self._threads: list[threading.Thread] = []
-        self._working = 0  # threads at work at requests that are not urgent
+        self._working = 0  # threads that work on requests that are not urgent
         self._is_closed = False
         _living.add(self)
 
     def expect(
         self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
-        """Fetch what these windows need, in their order, instead of what the same owner expected before.
+        """Fetch the records of these windows ahead, in this order. Replaces the owner's earlier plan.
 
-        `further` gives them once more, and those of later epochs: where not all can be kept, it decides what is. Both
-        are used by one thread at a time, which may be another one than the owner's.
+        `further` yields the same windows again, then those of later epochs: if the disk cannot keep all pieces, this
+        order decides which ones to keep. A fetcher's thread may run both iterators, one thread at a time.
         """
         plan = FetchPlan(windows, self._pieces, further)
-        self._read_window(plan)  # so that it is known what comes first
+        self._read_window(plan)  # the plan must have its first records before threads follow it
         with self._changed:
             self._plans.put(owner, plan)
             self._start(LEAST_REQUESTS)
             self._wake()
 
     def get(self, records: NeededRecords) -> dict[int, FetchRequest]:
-        """Wait until records are here, which are pinned in the local copy.
+        """Wait until records are here. The caller has pinned their pieces in the local copy.
 
-        Returns the requests that brought those that are not on the disk, by their places. Raises DamageError,
-        StoreError.
+        Returns the requests that hold records in memory, by the records' positions; all other records are on the disk.
+        Raises DamageError, StoreError.
         """
         found = self._wait(records)
         with self._changed:
             self._plans.note_read(records.pieces)
             self.statistics.needed += int(records.rows["length"].sum())
             if self.local.is_full:
-                self._wake()  # what a plan needs no more makes room in memory
+                self._wake()  # records that were read may free memory for other pieces
         return found
 
     def fetch_first(self, records: NeededRecords) -> None:
-        """Fetch records before all else, each by itself, if they are the first of what is expected.
+        """If a plan begins with these records, fetch them alone, before all others, and wait for them.
 
         Raises DamageError, StoreError.
         """
@@ -99,7 +99,7 @@ class Fetcher:
                 return
             plan.has_begun = plan.is_starting = True
         try:
-            # What the disk has no room for would not be here any more when it is read.
+            # Only if the disk has room for them: in memory they might be dropped before they are read.
             if all(map(self.local.make_room, dict.fromkeys(records.pieces.tolist()))):
                 self._wait(records, first_of=plan)
         finally:
@@ -108,7 +108,7 @@ class Fetcher:
                 self._wake()
 
     def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
-        """Wait until records are here; those that are the first of a plan are read before all else."""
+        """Wait until records are here. With `first_of`, they are that plan's first records, and are fetched first."""
         found, own = dict[int, FetchRequest](), list[FetchRequest]()
         began = time.monotonic()
         self.statistics.began = self.statistics.began or began
@@ -116,16 +116,16 @@ class Fetcher:
         while len(missing := self._missing(records, found)):
             with self._changed:
                 self._requests.collect(records, missing, own, found)
-                missing = self._missing(records, found)  # what has come meanwhile is not asked for again
+                missing = self._missing(records, found)  # some may have arrived meanwhile
                 if len(missing):
                     if first_of is not None:
-                        first_of.is_starting = False  # from here on they are the next in line, and others may follow
+                        first_of.is_starting = False  # they are first in the queue now, so other threads may go on
                     self._requests.ask(records, missing, own, self._plans, is_first=first_of is not None)
                     self._start(MOST_REQUESTS if self._requests.urgent else LEAST_REQUESTS)
                     self._wake()
                     self._changed.wait(_POLL)
                     has_waited = True
-            if signals.is_leaving():  # whoever ends this reader would wait as long as a server that stands still
+            if signals.is_leaving():  # otherwise the process could not end while a server does not answer
                 raise StoreError(f"{self._link.url}: nobody waits for it any more, because the command is interrupted")
         if has_waited:
             with self._changed:
@@ -133,27 +133,27 @@ class Fetcher:
         return found
 
     def _missing(self, records: NeededRecords, found: dict[int, FetchRequest]) -> Numbers:
-        """Return the places of records that are neither on the disk nor found in memory."""
+        """Return the positions of the records that are neither on the disk nor in `found`, which are in memory."""
         missing = np.flatnonzero(~self.local.has(records.numbers))
         return missing[[place not in found for place in missing.tolist()]] if found else missing
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nobody has asked for the first records of a plan yet."""
+        """Whether there is a plan whose first records were not requested yet."""
         return self._plans.are_at_start
 
     @property
     def follows_a_plan(self) -> bool:
-        """Whether somebody who still exists has said what will be read."""
+        """Whether there is a plan whose owner still exists."""
         return any(True for _ in self._plans)
 
     @property
     def is_busy(self) -> bool:
-        """Whether pieces come onto the disk, and readers have not waited for them for much of the time."""
+        """Whether pieces are being fetched to the disk, and readers seldom have to wait for them."""
         return bool(self._working) and not self.local.is_full and self.statistics.keeps_up
 
     def close(self, patience: float = 0.0) -> None:
-        """End the threads after their requests under way, for which it waits `patience` seconds at most."""
+        """End the threads after their current requests. Waits for them for at most `patience` seconds."""
         if self.process != os.getpid():
             return
         with self._changed:
@@ -161,7 +161,7 @@ class Fetcher:
             self._idle.notify_all()
         until = time.monotonic() + patience
         for thread in self._threads:
-            if thread is not threading.current_thread():  # it may be the last that refers to this
+            if thread is not threading.current_thread():  # a fetcher's own thread may hold the last reference to it
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, threads: int) -> None:
@@ -172,11 +172,11 @@ class Fetcher:
             thread.start()
 
     def _wake(self) -> None:
-        """Wake as many threads as may begin something: each that is woken in vain takes time from those that work."""
+        """Wake only as many threads as can find work: waking others would slow down the working threads."""
         self._idle.notify(len(self._requests.urgent) + max(1, self.statistics.width - self._working))
 
     def _work(self) -> bool:
-        """Do one thing, or wait a moment for one; return whether to go on."""
+        """Do one job, or wait a moment for one. Returns whether the thread should continue."""
         self._make_forecast()
         request, plan = None, None
         with self._changed:
@@ -184,7 +184,7 @@ class Fetcher:
                 return False
             try:
                 request = self._next()
-            except Exception as error:  # noqa: BLE001  # whoever waits for something raises it
+            except Exception as error:  # noqa: BLE001  # the threads that wait for records raise it
                 self._give_up(error)
             if request is not None:
                 self._working += not request.is_urgent
@@ -199,7 +199,7 @@ class Fetcher:
         return not self._is_closed
 
     def _next(self) -> FetchRequest | None:
-        """Begin the request that is next; None where there is nothing to begin now."""
+        """Begin the next request, and return it; None if there is none to begin now."""
         if (request := self._requests.next_urgent()) is not None:
             return request
         if self._working >= self.statistics.width or any(plan.holds_others_back for plan in self._plans):
@@ -207,14 +207,14 @@ class Fetcher:
         return self._requests.next_asked() or self._next_planned()
 
     def _next_planned(self) -> FetchRequest | None:
-        """Begin the next request for what a plan needs, where there is room for it."""
+        """Begin the next request for a piece of a plan, if there is room for the piece; None if there is none."""
         self._plans.drop_those_without_owner()
         for plan in self._plans:
             while (needed := plan.peek()) is not None:
                 piece, run = needed
                 under_way = self._requests.by_piece.get(piece)
                 if under_way is not None and not under_way.has(self._requests.lacking(run, piece)):
-                    break  # another part of it comes first
+                    break  # another part of the piece is being fetched first
                 if not (
                     self.local.make_room(piece)
                     or self._replace(plan, piece)
@@ -229,7 +229,10 @@ class Fetcher:
         return None
 
     def _replace(self, plan: FetchPlan, piece: int) -> bool:
-        """Keep a piece in place of others that this plan needs later and nobody needs now; return whether."""
+        """Make room on the disk for a piece by removing pieces that are needed later. Returns whether that worked.
+
+        Pieces that a plan needs now, or that are being fetched, are not removed.
+        """
         if plan.forecast is None:
             return False
         later = plan.forecast.later_than(piece, self.local.kept)
@@ -237,18 +240,18 @@ class Fetcher:
         return self.local.replace(are_free, piece)
 
     def _fulfil(self, request: FetchRequest) -> None:
-        """Bring what a request asks for, and end it."""
+        """Carry out a request, and mark it as done."""
         try:
-            self._bring(request)
-        except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
+            self._fetch(request)
+        except Exception as error:  # noqa: BLE001  # the threads that wait for it raise it
             request.error = error
         with self._changed:
             self._working -= not request.is_urgent
             self._requests.end(request)
             self._start(self.statistics.width)
 
-    def _bring(self, request: FetchRequest) -> None:
-        """Read what a request asks for, onto the disk if that has room for it. Raises DamageError, StoreError."""
+    def _fetch(self, request: FetchRequest) -> None:
+        """Read a request's records to the disk, or to memory if the disk is full. Raises DamageError, StoreError."""
         if self.local.make_room(request.piece):
             with self._changed:
                 runs = self._requests.runs_of(request)
@@ -263,10 +266,10 @@ class Fetcher:
         request.data = self._link.read(request.run)
 
     def _read_window(self, plan: FetchPlan) -> None:
-        """Have a plan read its next window. Where that fails, the plan is over: its records come when they are read."""
+        """Read a plan's next window from its loader. If that fails, the plan ends: records are fetched on demand."""
         try:
             window = plan.read()
-        except Exception as error:  # noqa: BLE001  # the loader's own code; readers raise what is wrong with the cache
+        except Exception as error:  # noqa: BLE001  # the loader's code; damage to the cache is raised when it is read
             _log.warning("%s: records are fetched only when they are read: %s", self._link.url, error)
             window = None
         with self._changed:
@@ -274,7 +277,7 @@ class Fetcher:
             self._wake()
 
     def _make_forecast(self) -> None:
-        """Make the newest plan's forecast, once the disk is full and if no other process keeps pieces on it."""
+        """Make the newest plan's forecast once the disk is full, if no other process uses the local copy."""
         with self._changed:
             plan = next(iter(self._plans), None) if not self._is_closed else None
             if plan is None or plan.further is None or not (self.local.is_full and self.local.is_alone()):
@@ -282,21 +285,21 @@ class Fetcher:
             further, plan.further = plan.further, None
         try:
             forecast = Forecast(further(), self._pieces, _MOST_USES)
-        except Exception as error:  # noqa: BLE001  # the loader's own code; readers raise what is wrong with the cache
+        except Exception as error:  # noqa: BLE001  # the loader's code; damage to the cache is raised when it is read
             _log.warning("%s: no piece on the disk is replaced by one that is needed sooner: %s", self._link.url, error)
             return
         with self._changed:
             plan.take(forecast)
 
     def _give_up(self, error: Exception) -> None:
-        """Follow no plan any more, and end all requests that have not begun with an error."""
+        """Drop all plans, and let all requests that have not begun fail with an error."""
         self._plans.clear()
         self._requests.fail(error if isinstance(error, StoreError) else StoreError(f"{self._link.url}: {error}"))
 
 
 @atexit.register
 def _close_all() -> None:
-    """End all threads before the interpreter does: it would stop them inside of compiled code, which aborts."""
+    """End all threads before the interpreter exits: stopping them inside compiled code would abort the process."""
     for fetcher in list(_living):
         fetcher.close(0.0 if signals.is_leaving() else _LAST_SECONDS)
 

@@ -1,4 +1,4 @@
-"""FsspecFolder: the files of a folder in any place that fsspec knows."""
+"""FsspecFolder: the files of a folder in any storage that fsspec supports."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final
 from tpucache.errors import DependencyError, UsageError
 from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 
-#: Where files are stored. fsspec knows more: programs that make files up, or read those of others by a description.
+#: The schemes of real storage. fsspec has others, which compute files or read them by a description.
 SCHEMES: Final = (
     *("file", "local", "memory", "s3", "s3a", "gs", "gcs", "hf", "az", "abfs", "adl", "oss", "oci", "tos"),
     *("hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "lakefs"),
 )
-_THROUGH: Final = ("simplecache", "filecache", "blockcache", "dir")  # each before `::` and another URL
+_THROUGH: Final = ("simplecache", "filecache", "blockcache", "dir")  # wrappers: each stands before `::` and another URL
 _CHUNK: Final = 8 << 20
-#: Names that libraries use for the digest, the version or the exact time of a file. Times in seconds are left out.
+#: The names under which libraries state a file's digest, version or exact time. Times in whole seconds are too coarse.
 _VERSIONS: Final = (
     "ETag",
     "etag",
@@ -35,15 +35,15 @@ _VERSIONS: Final = (
 
 
 class FsspecFolder:
-    """A folder at a URL that fsspec opens: `hf://`, `memory://`, `file://`, a path, or another that it can read.
+    """A folder that fsspec opens: at `hf://`, `memory://`, `file://`, a path, or another scheme of `SCHEMES`.
 
-    Its methods raise what the library raises.
+    The methods raise whatever the library raises.
     """
 
     def __init__(self, url: str, describe: Callable[[Exception], str], shown: str) -> None:
-        """Open it; `shown` is the URL, and `describe` gives an error's text, both without secrets.
+        """Open the folder. `shown` is the URL without secrets; `describe` returns an error's text without secrets.
 
-        Raises DependencyError where a library is missing, UsageError for another kind of URL.
+        Raises DependencyError if a library is missing, UsageError for an unsupported URL.
         """
         *before, last = url.split("::")
         for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
@@ -62,14 +62,14 @@ class FsspecFolder:
             self._root = root.rstrip("/")
             self._is_repository = url.startswith("hf://") and not self._root.startswith("buckets/")
             return
-        # Raised outside of the handler, which would chain it to an error whose text may hold a password.
+        # Raised outside the handler: otherwise it is chained to the original error, whose text may contain a password.
         if isinstance(failure, ImportError):
             raise DependencyError(f"{url.partition('://')[0]}:// needs a library of its own: {describe(failure)}")
         raise UsageError(f"{shown} cannot be opened: {describe(failure)}. Give the URL of a folder")
 
     @property
     def local(self) -> Path | None:
-        """The folder of this machine that the URL leads to, also through fsspec's caches; None where there is none."""
+        """The local folder to which the URL leads, also through fsspec's wrappers; None if it is not local."""
         from fsspec.implementations.cached import CachingFileSystem
         from fsspec.implementations.dirfs import DirFileSystem
         from fsspec.implementations.local import LocalFileSystem
@@ -81,7 +81,7 @@ class FsspecFolder:
         return Path(root or "/") if isinstance(files, LocalFileSystem) else None
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in it; none where there is no such folder."""
+        """Return the names of files and folders in the folder; an empty set if it does not exist."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._root, detail=False)
@@ -91,14 +91,14 @@ class FsspecFolder:
         return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != self._root.strip("/")}
 
     def files(self) -> dict[str, int]:
-        """Return the files at any depth by their path below here, and their sizes."""
+        """Return the sizes of all files at any depth, by their paths relative to the folder."""
         self._fs.invalidate_cache()
         found = self._fs.find(self._root, detail=True)
         start = len(self._root.strip("/")) + 1
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and a text that changes with its content; None where the library has none."""
+        """Return a file's size in bytes, and a text that changes with its content. Either may be None (unknown)."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(self._path(name))
@@ -109,7 +109,7 @@ class FsspecFolder:
         return None if size is None else int(size), str(stated) if stated else None
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None where there are more than `most`."""
+        """Return a small file's bytes, None if it has more than `most`."""
         data = bytearray()
         with self._fs.open(self._path(name), "rb") as file:
             while len(data) <= most and (chunk := file.read(_CHUNK)):
@@ -117,19 +117,19 @@ class FsspecFolder:
         return bytes(data) if len(data) <= most else None
 
     def part(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes `start` to `stop` of a file. Raises EOFError where there are fewer."""
+        """Yield the bytes `start` to `stop` of a file. Raises EOFError if the file is shorter."""
         data = self._fs.cat_file(self._path(name), start=start, end=stop)
         if len(data) != stop - start:
             raise EOFError(f"{len(data):,} bytes came instead of {stop - start:,}")
         yield data
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Read bytes of a file of `size` bytes from `start` into all of `target`. Raises EOFError for fewer."""
+        """Fill `target` with a file's bytes from `start` on. Raises EOFError if the file is shorter."""
         for data in self.part(name, start, start + len(target)):
             target[:] = data
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a file to here; `advance` is called with its bytes done so far."""
+        """Copy a local file into the folder. `advance` is called with the number of bytes written so far."""
         done = 0
         with self._opened(name) as file:
             for chunk in read_chunks(source):
@@ -143,7 +143,7 @@ class FsspecFolder:
             file.write(data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file that is not there; return False where it is. Only on a disk it is one step."""
+        """Write a small file; return False if another one with its name exists. Atomic on a local disk only."""
         if self.local is not None:
             try:
                 with (self.local / name).open("xb") as file:
@@ -159,11 +159,11 @@ class FsspecFolder:
 
     @property
     def has_commits(self) -> bool:
-        """Whether it is in a repository of Hugging Face's hub, where files are written by commits."""
+        """Whether the folder is in a repository of the Hugging Face hub, where commits write files."""
         return self._is_repository
 
     def commit(self, files: Mapping[str, Path | bytes], remove: Sequence[str]) -> None:
-        """Write files and remove others in one commit: the hub lets an account make some hundred commits an hour."""
+        """Write and remove files in one commit. The hub limits an account to a few hundred commits per hour."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
         place = self._fs.resolve_path(self._root)
@@ -186,7 +186,7 @@ class FsspecFolder:
         self._fs.rm_file(self._path(name))
 
     def make_folder(self) -> None:
-        """Make the folder, where the store has folders."""
+        """Make the folder, if the store has folders."""
         self._fs.makedirs(self._root, exist_ok=True)
 
     def close(self) -> None:
@@ -194,9 +194,9 @@ class FsspecFolder:
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[Any]:
-        """Open a file to be written.
+        """Open a file for writing.
 
-        On a disk it is written under another name first: the old file may be a link to the one that is being read.
+        A local file is written under a temporary name first: the old file may be a link to the file that is the source.
         """
         local = self.local
         if local is None:
@@ -218,12 +218,15 @@ class FsspecFolder:
 
 
 def _is_registered(scheme: str) -> bool:
-    """Return whether this program has registered a place of its own with fsspec."""
+    """Return whether the user's program has registered a filesystem for this scheme with fsspec."""
     module = sys.modules.get("fsspec.registry")
     return module is not None and scheme in module.registry and scheme not in module.known_implementations
 
 
 def _scheme(part: str, *, is_before: bool) -> str:
-    """Return the scheme of a part of a URL between `::`: `file` for a path; a word alone is a scheme, too."""
+    """Return the scheme of one part of a URL that `::` divides. A path has the scheme `file`.
+
+    Before `::` a single word is a scheme, too.
+    """
     name, divider, _ = part.partition("://")
     return name.lower() if divider or (is_before and name.isalpha()) else "file"

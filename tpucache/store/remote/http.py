@@ -1,7 +1,7 @@
-"""HttpFolder: the files of a folder on a web server, whole or by ranges, with the standard library alone.
+"""HttpFolder: reads files of a folder on a web server, whole or in ranges, with the standard library alone.
 
-No answer is trusted. One with another status, range, length or coding than was asked for is refused. No more bytes are
-read than were asked for. An answer that comes too slowly is given up.
+Answers are not trusted: an unexpected status, range, length or encoding is an error, no more bytes are read than were
+requested, and a request that is too slow is stopped.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tpucache.version import __version__
 
 SCHEMES: Final = ("http", "https")
 
-_SILENCE_SECONDS: Final = 60.0  # without a byte, or until there is a connection
-_LEAST_RATE: Final = 10_000  # bytes a second on average, after the first _SILENCE_SECONDS
+_SILENCE_SECONDS: Final = 60.0  # the longest time without a byte, or for connecting
+_LEAST_RATE: Final = 10_000  # bytes per second on average, required after the first _SILENCE_SECONDS
 _MOST_REDIRECTS: Final = 3
-_MOST_IDLE: Final = 16  # connections kept to be used again, of each server
-#: Bytes in addition to those that were asked for: headers, and the lengths of small chunks.
+_MOST_IDLE: Final = 16  # idle connections to keep, per server
+#: Bytes that an answer may have in addition to the requested ones: headers, and the lengths of small chunks.
 _OVERHEAD: Final = 256 << 10
 _BLOCK: Final = 1 << 20
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _MISSING: Final = (404, 410)
 _WHOLE, _PART = 200, 206
-_CHANGED: Final = (412, 416)  # another version than If-Match asks for; a range beyond the end of the file
+_CHANGED: Final = (412, 416)  # the file is not the version in If-Match; the range is beyond the end of the file
 _LENGTH: Final = re.compile(r"\d{1,18}")
 _RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
-# What stays as it is when an address is put into a request; % because it may be quoted already.
+# Characters that are not quoted in a request's address. It may be quoted already, so % is one of them.
 _SAFE: Final = "/%:@!$&'()*+,;=~?[]"
 
 
 class HttpError(OSError):
-    """An answer that was not asked for; `status` is its status, `is_final` whether asking again is in vain."""
+    """An unexpected answer. `status` is its HTTP status; `is_final` means that trying again cannot help."""
 
     def __init__(self, message: str, status: int, *, is_final: bool = True) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class ChangedError(HttpError):
 
 
 class Origin(NamedTuple):
-    """A server: each connection leads to one, and a password is sent to one alone."""
+    """A server. Connections belong to one server, and the password is sent only to the URL's own server."""
 
     scheme: str
     host: str
@@ -65,19 +65,19 @@ class Origin(NamedTuple):
 
 
 class HttpFolder:
-    """A folder at `http://` or `https://`; a user, a password and a query in its URL go with each request to it.
+    """A folder at `http://` or `https://`. Each request to its server has the user, password and query of the URL.
 
-    Threads may share one. Redirections are followed to other servers, without the user and password, but never from
-    https to http, nor to anything else. Errors show no address.
+    Threads may share one. Redirects are followed to other web servers, without the user and the password, but never
+    from https to http. Error messages do not show URLs.
     """
 
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
-        """Open no connection yet; bytes are read `block` at a time. A request ends after `silence` seconds without one.
+        """Store the URL; no connection is opened yet. `block` is the number of bytes per read.
 
-        Raises UsageError for another kind of URL.
+        A request fails after `silence` seconds without a byte. Raises UsageError for an unsupported URL.
         """
         self._block, self._silence = block, silence or _SILENCE_SECONDS
-        self._tags: dict[str, str] = {}  # the version of each file that parts were read of
+        self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
         try:
             self._url = urlsplit(url)
             self._origin = _origin_of(self._url)
@@ -91,7 +91,7 @@ class HttpFolder:
             self.close()
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None where there are more than `most`.
+        """Return a small file's bytes, None if it has more than `most`.
 
         Raises FileNotFoundError, HttpError, OSError for a connection that breaks or is too slow, EOFError for fewer
         bytes than the server states, and `http.client.HTTPException` for an answer that is not HTTP.
@@ -108,10 +108,10 @@ class HttpFolder:
             yield from answer.blocks(stop - start, stop - start)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
+        """Fill `target` with bytes from `start` on of a file with `size` bytes, by one request.
 
-        All parts of a file belong to one version: the server is asked for the version of the first part by its ETag,
-        and the ETag and the size in its answer are compared. Weak ETags, which may differ for equal bytes, are not.
+        All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
+        and the size in the answer are compared. Weak ETags are ignored, because they may differ for equal bytes.
         Raises ChangedError for another version, and what `read` raises.
         """
         stop = start + len(target)
@@ -122,9 +122,9 @@ class HttpFolder:
                 self._tags.setdefault(name, answer.tag)
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and its strong ETag: None where there is no file, or they are not stated.
+        """Return a file's size in bytes and its strong ETag. Each is None if the server does not state it.
 
-        Raises as `read`.
+        Both are None if there is no file. Raises what `read` raises.
         """
         try:
             with self._answer(name, 1, (0, 1)) as answer:
@@ -134,7 +134,7 @@ class HttpFolder:
             return None, None
 
     def beginning(self, name: str, stop: int) -> Iterator[bytes]:
-        """Yield the first `stop` bytes of a file out of one long answer: for servers that send no parts.
+        """Yield the first `stop` bytes of a file by one request without a range, for servers that ignore ranges.
 
         Raises what `read` raises.
         """
@@ -142,7 +142,7 @@ class HttpFolder:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server sends parts of this file, which has at least a byte. Raises what `read` raises."""
+        """Return whether the server supports ranges for this file, which must not be empty. Raises as `read`."""
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:
@@ -151,7 +151,7 @@ class HttpFolder:
             raise
 
     def close(self) -> None:
-        """Close the connections that are not in use; another request opens a new one."""
+        """Close the idle connections. The next request opens a new one."""
         with self._lock:
             idle = [connection for connections in self._idle.values() for connection in connections]
             self._idle.clear()
@@ -162,12 +162,12 @@ class HttpFolder:
     def _answer(
         self, name: str, asked: int, span: tuple[int, int] | None = None, tag: str | None = None
     ) -> Iterator[_Answer]:
-        """Ask for a file, or for a span of its bytes; the connection is used again once all of it was read."""
+        """Request a file or a byte range of it. If the whole answer is read, the connection is used again."""
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
-        if tag and not tag.startswith("W/"):  # a weak one never matches
+        if tag and not tag.startswith("W/"):  # If-Match never matches a weak ETag
             headers["If-Match"] = tag
         for _ in range(_MOST_REDIRECTS + 1):
             connection, response = self._ask(url, headers, asked)
@@ -180,7 +180,7 @@ class HttpFolder:
                     is_whole = response.isclosed() and not response.will_close
                     return
                 url = _target(url, response)
-                response.read(_OVERHEAD)  # a short answer is read, so that the connection can be used again
+                response.read(_OVERHEAD)  # read a short body to the end, so that the connection can be used again
                 is_whole = response.isclosed() and not response.will_close
             finally:
                 response.close()
@@ -190,7 +190,7 @@ class HttpFolder:
     def _ask(
         self, url: SplitResult, headers: dict[str, str], asked: int
     ) -> tuple[_Connection, http.client.HTTPResponse]:
-        """Send a request and return the connection, and the answer as far as its headers."""
+        """Send a request. Returns the connection, and the answer with its headers read."""
         origin = _origin_of(url)
         words = quote(url.path or "/", _SAFE) + (f"?{quote(url.query, _SAFE)}" if url.query else "")
         if origin == self._origin:
@@ -201,7 +201,7 @@ class HttpFolder:
                 return connection, connection.ask(words, headers, asked)
             except (ConnectionError, http.client.BadStatusLine):
                 connection.close()
-                if not is_used:  # the server may have closed an idle one meanwhile
+                if not is_used:  # the server may have closed an idle connection: then a new one is tried
                     raise
             except BaseException:
                 connection.close()
@@ -224,7 +224,7 @@ class HttpFolder:
 
 
 class _Connection:
-    """An open connection to a server; it is closed after `silence` seconds without a byte, or when it is too slow."""
+    """An open connection to a server. Reading fails after `silence` seconds without a byte, or if it is too slow."""
 
     def __init__(self, origin: Origin, silence: float) -> None:
         self.origin = origin
@@ -236,12 +236,12 @@ class _Connection:
         else:
             self._http = http.client.HTTPConnection(origin.host, origin.port, timeout=silence)
         self._http.connect()
-        self._http.auto_open = 0  # it would be another connection, which nothing watches
+        self._http.auto_open = 0  # http.client must not reconnect by itself, around the watched socket
         self._socket = _WatchedSocket(self._http.sock, silence)
-        self._http.sock = self._socket  # it has all methods of a socket that are used
+        self._http.sock = self._socket  # it has all methods that http.client uses
 
     def ask(self, words: str, headers: dict[str, str], asked: int) -> http.client.HTTPResponse:
-        """Send a GET request for at most `asked` bytes and return the answer as far as its headers."""
+        """Send a GET request for at most `asked` bytes, and return the answer with its headers read."""
         self._socket.most = 2 * asked + _OVERHEAD
         self._http.request("GET", words, headers=headers)
         return self._http.getresponse()
@@ -252,7 +252,7 @@ class _Connection:
 
 
 class _WatchedSocket:
-    """The methods of a socket that `http.client` uses; each answer brings at most `most` bytes."""
+    """The methods of a socket that `http.client` uses. An answer may have at most `most` bytes."""
 
     def __init__(self, connected: socket.socket, silence: float) -> None:
         self._socket, self._silence = connected, silence
@@ -270,7 +270,7 @@ class _WatchedSocket:
 
 
 class _WatchedFile(io.RawIOBase):
-    """The bytes of one answer. Raises TimeoutError when they come too slowly, OSError when there are too many."""
+    """The bytes of one answer. Raises TimeoutError if they arrive too slowly, OSError if there are too many."""
 
     def __init__(self, connected: socket.socket, most: int, silence: float) -> None:
         self._socket, self._silence = connected, silence
@@ -304,11 +304,11 @@ class _Answer:
     def __init__(self, response: http.client.HTTPResponse, block: int) -> None:
         self._response = response
         self._block = block
-        #: Bytes of the body, where the headers state them.
+        #: The size of the body in bytes, if the headers state it.
         self.length: int | None = None
 
     def check(self, name: str, span: tuple[int, int] | None) -> None:
-        """Raise FileNotFoundError or HttpError for an answer that was not asked for."""
+        """Raise FileNotFoundError or HttpError unless the answer matches the request."""
         response, headers = self._response, self._response.headers
         status = response.status
         if status in _MISSING:
@@ -332,27 +332,27 @@ class _Answer:
 
     @property
     def total(self) -> int | None:
-        """Bytes of the whole file, where the server states them with a part."""
+        """The size of the whole file in bytes, if a partial answer states it."""
         found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
         return int(found[3]) if found and found[3] else None
 
     @property
     def tag(self) -> str:
-        """The version of the file that the server states, "" where it states none."""
+        """The file's ETag, "" if the server states none."""
         return str(self._response.headers.get("ETag", "")).strip()
 
     def check_version(self, name: str, size: int, tag: str | None) -> None:
-        """Raise ChangedError where the file has another size than `size`, or another version than `tag`."""
+        """Raise ChangedError if the file's size is not `size`, or its ETag is not `tag`."""
         found = _RANGE.fullmatch(self._response.headers.get("Content-Range", "").strip())
         if found and found[3] and int(found[3]) != size:
             raise ChangedError(f"{name} is {int(found[3]):,} bytes on the server, the manifest says {size:,}", _PART)
-        # Equal bytes may have different weak tags: one of another server, or of the same one a second later.
+        # Equal bytes may have different weak ETags, for example from two servers behind one address.
         is_strong = not any(each.startswith("W/") for each in (tag or "", self.tag))
         if is_strong and tag and self.tag and tag != self.tag:
             raise ChangedError(f"{name} was replaced on the server while it was read", _PART)
 
     def read_into(self, target: memoryview) -> None:
-        """Read the body into all of `target`. Raises EOFError when there are fewer bytes."""
+        """Fill `target` with the body. Raises EOFError if the body is shorter."""
         done = 0
         while done < len(target):
             count = self._response.readinto(target[done:])
@@ -361,7 +361,7 @@ class _Answer:
             done += count
 
     def blocks(self, most: int, least: int) -> Iterator[bytes]:
-        """Yield at most `most` bytes of the body. Raises EOFError when there are fewer than `least`."""
+        """Yield at most `most` bytes of the body. Raises EOFError if it has fewer than `least`."""
         done = 0
         while done < most and (block := self._response.read(min(self._block, most - done))):
             done += len(block)
@@ -371,7 +371,7 @@ class _Answer:
 
 
 def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
-    """Raise EOFError for a range that ends too early, HttpError for any other that was not asked for."""
+    """Compare the range in an answer with the requested one. Raises EOFError if it ends early, else HttpError."""
     found = _RANGE.fullmatch(text.strip())
     start, stop = span
     if not found or int(found[1]) != start or int(found[2]) >= stop or int(found[2]) < start:
@@ -388,13 +388,13 @@ def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
 def _unexpected(status: int, span: tuple[int, int] | None) -> HttpError:
     if status == _WHOLE and span is not None:
         return HttpError("the server sends the whole file instead of a part", status, is_final=False)
-    # 408 and 429 are HTTP's "too slow" and "too often".
+    # 408 means "request timeout", 429 "too many requests".
     is_final = status < 500 and status not in (408, 429)
     return HttpError(f"the server answers with status {status}", status, is_final=is_final)
 
 
 def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult:
-    """Return where a redirection leads. Raises HttpError for one that is not followed."""
+    """Return the target of a redirect. Raises HttpError if it must not be followed."""
     place = response.headers.get("Location", "")
     try:
         target = urlsplit(urljoin(url.geturl(), place))
@@ -407,7 +407,7 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return a URL's server. Raises ValueError where it has none."""
+    """Return the server of a URL. Raises ValueError if it has none."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

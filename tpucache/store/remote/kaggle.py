@@ -1,8 +1,8 @@
-"""Kaggle's calls for a dataset: files go up one by one, and a version is made of those that are named.
+"""Kaggle's calls for a dataset: files are uploaded one by one, and then a version is made from a list of them.
 
-kagglesdk does the talking. Kaggle's own clients send a whole folder, and keep no part of it for another day. kagglesdk
-has the calls below that: start an upload, make a version of a list of tokens, list files. What it lacks is here: the
-bytes are sent in ranges to the address that Kaggle answers with, a resumable upload of Google Cloud Storage.
+kagglesdk makes the calls. Kaggle's own clients upload a whole folder and cannot resume it later. kagglesdk has the
+calls below that level: start an upload, make a version from a list of tokens, list files. It lacks the upload itself,
+which is here: a resumable upload of Google Cloud Storage, in byte ranges, to the URL in Kaggle's answer.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _log: Final = logging.getLogger("tpucache")
 _TRIES: Final = 8
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 60.0
-_SECONDS: Final = (30.0, 600.0)  # to connect, and without a byte; 600 is kagglehub's
+_SECONDS: Final = (30.0, 600.0)  # timeouts for connecting, and without a byte; 600 is kagglehub's value
 _PAGE: Final = 100
 _MAX_PAGES: Final = 100
 _MOST_TEXT: Final = 500
 _CHUNK: Final = 8 << 20
 _INCOMPLETE: Final = 308
-_GONE: Final = (404, 410)  # a session that has expired, or never was
-_HIDDEN: Final = (403, 404)  # what Kaggle answers for a dataset that is not there, or not yet
+_GONE: Final = (404, 410)  # the upload session has expired or does not exist
+_HIDDEN: Final = (403, 404)  # the dataset does not exist, or Kaggle does not show it yet
 _RANGE: Final = re.compile(r"bytes=0-(\d+)")
 _USER, _KEY, _TOKEN = "KAGGLE_USERNAME", "KAGGLE_KEY", "KAGGLE_API_TOKEN"
 
 
 class RefusedError(PublishError):
-    """Kaggle answered a request with a refusal; `status` is that of HTTP, 200 where only its text says so."""
+    """Kaggle refused a request. `status` is the HTTP status; it is 200 if only the answer's text says so."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -48,18 +48,18 @@ class RefusedError(PublishError):
 
 
 class NoAnswerError(PublishError):
-    """No answer came: nobody knows whether Kaggle carried out the request."""
+    """No answer arrived, so it is unknown whether Kaggle carried out the request."""
 
 
 class ExpiredError(PublishError):
-    """Kaggle no longer keeps an uploaded file for a version: it has to be sent again."""
+    """Kaggle no longer keeps an uploaded file, which must be uploaded again."""
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A file that Kaggle keeps, or receives, for a version: its token, and the address that its bytes go to.
+    """An upload at Kaggle: the file's token, and the URL to which its bytes are sent.
 
-    They allow writing this one file, until they expire, and give no other access to the account.
+    Until they expire, they allow writing this one file; they give no other access to the account.
     """
 
     token: str
@@ -67,11 +67,12 @@ class Blob:
 
 
 class KaggleDataset:
-    """A dataset of a Kaggle account, as kagglesdk reaches it."""
+    """A dataset of a Kaggle account, accessed by kagglesdk."""
 
     def __init__(self, dataset_id: str) -> None:
-        """Open no connection yet; `dataset_id` is owner/slug. Raises DependencyError without kagglesdk,
-        PublishError where it cannot begin.
+        """Make the client; no connection is opened yet. `dataset_id` is owner/slug.
+
+        Raises DependencyError without kagglesdk, PublishError if the client cannot be made.
         """
         try:
             from kagglesdk import KaggleClient
@@ -91,16 +92,16 @@ class KaggleDataset:
             ) from None
 
     def close(self) -> None:
-        """Close the connections; the next call opens others."""
+        """Close the connections. The next call opens new ones."""
         self._client.__exit__(None, None, None)
 
     @property
     def page(self) -> str:
-        """The address of its page."""
+        """The URL of the dataset's page."""
         return f"https://www.kaggle.com/datasets/{self.dataset_id}"
 
     def start(self, name: str, size: int, modified: int) -> Blob:
-        """Begin the upload of a file of `size` bytes; `modified` is in seconds of the epoch. Raises PublishError."""
+        """Begin the upload of a file with `size` bytes. `modified` is in seconds since 1970. Raises PublishError."""
         from kagglesdk.blobs.types.blob_api_service import ApiBlobType, ApiStartBlobUploadRequest
 
         request = ApiStartBlobUploadRequest()
@@ -114,7 +115,7 @@ class KaggleDataset:
         return Blob(answer.token, answer.create_url)
 
     def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:
-        """Send what Kaggle lacks of a file, continuing where a connection broke; `advance` is given the bytes there.
+        """Upload the rest of a file, and resume after connection errors. `advance` gets the bytes that have arrived.
 
         Raises ExpiredError, PublishError.
         """
@@ -135,7 +136,7 @@ class KaggleDataset:
             self._put(blob, name, file, there, size)
 
     def arrived(self, blob: Blob, name: str, size: int) -> int | None:
-        """Return how many of a file's bytes Kaggle has, None where the upload has expired. Raises PublishError."""
+        """Return how many bytes of a file Kaggle has, None if the upload has expired. Raises PublishError."""
         answer = self._ask(f"what has arrived of {name}", lambda: self._request(blob, f"bytes */{size}", b""))
         if answer.status_code in _GONE:
             return None
@@ -147,7 +148,7 @@ class KaggleDataset:
         return size
 
     def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
-        """Send a file from `start` to its end. An answer that it is not whole, or none, is left to the caller."""
+        """Send a file from `start` to its end, once. The caller asks how much arrived, also after an error."""
         file.seek(start)
         try:
             answer = self._request(blob, f"bytes {start}-{size - 1}/{size}", file)
@@ -160,12 +161,12 @@ class KaggleDataset:
                 raise PublishError(f"{name} arrived with other bytes at Kaggle: run the same command again")
 
     def _request(self, blob: Blob, content_range: str, data: BinaryIO | bytes) -> Any:
-        """Make one request of a resumable upload and return the answer; no account's key goes with it."""
+        """Make one request of a resumable upload. It does not contain the account's key."""
         import requests
 
         self._secrets = list(dict.fromkeys([*url_secrets(blob.url), *self._secrets]))
         headers = {"Content-Range": content_range, "Content-Type": "application/octet-stream"}
-        # `auth` keeps requests from looking for a key of its own, in ~/.netrc.
+        # Without `auth`, requests would look for a password in ~/.netrc.
         with closing(
             requests.put(blob.url, data=data, headers=headers, timeout=_SECONDS, auth=lambda each: each)
         ) as answer:
@@ -174,7 +175,7 @@ class KaggleDataset:
             return answer
 
     def version(self) -> int | None:
-        """Return the number of the current version, None where Kaggle shows no dataset. Raises PublishError."""
+        """Return the number of the current version, None if Kaggle shows no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
         request = ApiGetDatasetRequest()
@@ -188,7 +189,7 @@ class KaggleDataset:
         return int(found.current_version_number or 1)
 
     def status(self) -> str:
-        """Return what Kaggle does with the newest version: "READY", "FAILED" or another word; "" where unknown.
+        """Return Kaggle's status of the newest version, such as "READY" or "FAILED"; "" if Kaggle shows no dataset.
 
         Raises PublishError.
         """
@@ -207,7 +208,7 @@ class KaggleDataset:
         return str(answer.status.name)
 
     def files(self) -> dict[str, int]:
-        """Return the names of the files of the current version and their bytes; none where Kaggle shows no dataset.
+        """Return the sizes of the current version's files by name; an empty dict if Kaggle shows no dataset.
 
         Raises PublishError.
         """
@@ -232,7 +233,7 @@ class KaggleDataset:
         raise PublishError(f"{self.dataset_id} has more than {_MAX_PAGES * _PAGE:,} files")
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return a file of the current version; None where there is none, or of more than `limit` bytes.
+        """Return the bytes of a file of the current version; None if there is none, or it has more than `limit` bytes.
 
         Raises PublishError.
         """
@@ -266,9 +267,9 @@ class KaggleDataset:
         *,
         is_private: bool = True,
     ) -> None:
-        """Make a new dataset of uploaded files. Without a `license_name` nothing states one.
+        """Make a new dataset from uploaded files. Without a `license_name`, the dataset states no licence.
 
-        Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
+        Raises RefusedError, and NoAnswerError if it is unknown whether the dataset was made.
         """
         from kagglesdk.datasets.types.dataset_api_service import ApiCreateDatasetRequest
 
@@ -280,9 +281,9 @@ class KaggleDataset:
         self._commit(lambda: self._client.datasets.dataset_api_client.create_dataset(request))
 
     def create_version(self, notes: str, tokens: Iterable[str]) -> None:
-        """Make the next version of the dataset, with the uploaded files and no others.
+        """Make the next version of the dataset from these uploaded files alone.
 
-        Raises RefusedError, and NoAnswerError where nobody knows whether it was made.
+        Raises RefusedError, and NoAnswerError if it is unknown whether the version was made.
         """
         from kagglesdk.datasets.types.dataset_api_service import (
             ApiCreateDatasetVersionRequest,
@@ -302,7 +303,10 @@ class KaggleDataset:
             raise RefusedError(f"Kaggle made no version of {self.dataset_id}: {text}", 200)
 
     def _ask(self, what: str, call: Callable[[], T], *, is_repeatable: bool = True) -> T:
-        """Return a call's answer, asking again where Kaggle is busy or silent. Raises RefusedError, NoAnswerError."""
+        """Make a call, and try again if Kaggle is busy or does not answer. Raises RefusedError, NoAnswerError.
+
+        A call with `is_repeatable=False` is tried again only if Kaggle certainly has not carried it out.
+        """
         failures = 0
         while True:
             try:
@@ -312,7 +316,7 @@ class KaggleDataset:
             except Exception as error:  # noqa: BLE001  # requests, urllib3 and kagglesdk raise whatever they raise
                 failure, failures = error, failures + 1
                 if (answer := getattr(error, "response", None)) is not None:
-                    answer.close()  # kagglesdk reads no further, and the connection would stay open
+                    answer.close()  # kagglesdk does not, so the connection would stay open
             status, after = _status(failure), None
             text = f"{self.dataset_id}: {what}: {self._clean(failure)}"
             if status == 401:
@@ -321,7 +325,7 @@ class KaggleDataset:
                 ) from None
             if status is not None and status < 500 and status != 429:
                 raise RefusedError(text, status) from None
-            if status == 429:  # it was not done
+            if status == 429:  # too many requests: it was not carried out
                 after = _retry_after(failure)
             elif not is_repeatable:
                 raise NoAnswerError(text) from None
@@ -353,7 +357,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds that an answer asks to wait, None where it does not say: a date is not read."""
+    """Return the seconds to wait that an answer asks for; None if it has no such number. Dates are ignored."""
     text = getattr(error, "response").headers.get("Retry-After", "")  # noqa: B009  # only errors of requests have it
     return float(text) if re.fullmatch(r"\d{1,6}", text) else None
 
@@ -363,7 +367,7 @@ def _pause(failures: int) -> float:
 
 
 def _stated_md5(header: str) -> str | None:
-    """Return the MD5 that Google Cloud Storage states in X-Goog-Hash, in base64."""
+    """Return the MD5, in base64, in Google Cloud Storage's header X-Goog-Hash; None if it has none."""
     parts = (part.strip().partition("=") for part in header.split(","))
     return next((value for kind, _, value in parts if kind == "md5"), None)
 

@@ -1,4 +1,4 @@
-"""Link: reads records of a cache from its URL, compares them with their checksums, and measures how fast they come."""
+"""Link: reads records of a cache from its URL, compares them with their checksums, and measures the speed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ MOST_REQUESTS: Final = 16
 
 _CHECKS: Final = 3  # times that bytes with a wrong checksum are read
 _REFUSED: Final = (401, 403)  # statuses of a web server
-#: Together, the requests under way ask for so many times the bytes that the link brings during one latency.
+#: The running requests together ask for this many times the bytes that the link transfers during one latency.
 _BUSY_TIMES: Final = 20
-_LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and no second of reading
-_WAITING_SHARE: Final = 0.5  # of the time, all threads together, above which readers wait for the network
+_LONGEST_SECOND: Final = 3.0  # a longer time between two answers is a pause, and does not count as the best second
+_WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed over threads) may wait for the network
 
 
 class Store(Protocol):
-    """What files are read from: a web server or an object store. Threads may share one."""
+    """The storage that files are read from: a web server or an object store. Threads may share one."""
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Read bytes of a file of `size` bytes from `start` into all of `target`, once.
+        """Fill `target` with bytes from `start` on of a file with `size` bytes. Does not try again after an error.
 
-        Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
+        Raises ChangedError if the file is another version than the one read before, OSError, EOFError, HTTPException.
         """
         ...
 
@@ -45,13 +45,13 @@ class Link:
     """Reads runs of records from a URL. Threads may share one; each reads one run at a time."""
 
     def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
-        """Take what files are read from; `describe` returns which sample and variant a row of the index belongs to."""
+        """Store the storage to read from. `describe` returns the sample and variant of an index row as text."""
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
-        self._buffers: list[bytearray] = []  # that nobody uses now
+        self._buffers: list[bytearray] = []  # unused memory
         self.statistics = LinkStatistics()
 
     def read(self, run: RecordRun) -> memoryview:
-        """Return the bytes of a run, each record compared with its checksum. Raises DamageError, StoreError."""
+        """Read a run, and compare each record with its checksum. Raises DamageError, StoreError."""
         name, size = self._shards[run.shard].name, self._shards[run.shard].bytes
         wrong = -1
         for _ in range(_CHECKS):
@@ -69,21 +69,19 @@ class Link:
         )
 
     def reuse(self, data: memoryview) -> None:
-        """Take back the memory of a run that nobody needs any more."""
+        """Keep the memory of a run for later reads. The caller must not use it any more."""
         if len(self._buffers) < self.statistics.width and isinstance(data.obj, bytearray):
             self._buffers.append(data.obj)
 
     def _read(self, name: str, size: int, run: RecordRun) -> memoryview:
-        """Return the bytes of a run of a file; errors that may pass are tried again. Raises StoreError."""
+        """Read the bytes of a run from a file. Tries again after temporary errors. Raises StoreError."""
         data, tries = self._buffer(run.stop - run.start), Tries(PATIENT_SECONDS)
         while True:
             began = time.monotonic()
             try:
                 self._store.read_into(name, run.start, data, size)
             except ChangedError as error:
-                raise StoreError(
-                    f"{self.url}: {error}. A cache that was built anew is another one: open its URL again"
-                ) from None
+                raise StoreError(f"{self.url}: {error}. The cache was probably rebuilt: open its URL again") from None
             except (OSError, EOFError, HTTPException) as error:
                 self.statistics.failures += 1
                 pause = tries.pause_after(error)
@@ -95,15 +93,15 @@ class Link:
                 return data
 
     def _buffer(self, size: int) -> memoryview:
-        """Return memory of this size, used before if there is any: the system takes time to give new pages."""
-        with contextlib.suppress(IndexError):  # another thread may take the last one
+        """Return memory of this size, if possible memory that was used before: new pages cost time."""
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
             buffer = self._buffers.pop()
             if len(buffer) >= size:
                 return memoryview(buffer)[:size]
         return memoryview(bytearray(size))
 
     def _failure(self, name: str, error: Exception, tries: int) -> StoreError:
-        """Return the error of a file that cannot be read."""
+        """Return the error for a file that cannot be read."""
         reason = f"{self.url}/{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, PermissionError) or getattr(error, "status", None) in _REFUSED:
             return StoreError(
@@ -114,22 +112,22 @@ class Link:
 
 
 class LinkStatistics:
-    """Counts what is read from a URL and how fast it comes, and how long readers wait for it. Threads may share one."""
+    """Counts bytes and requests of a link, its speed, and how long readers wait for it. Threads may share one."""
 
     def __init__(self) -> None:
         self.bytes = self.needed = self.requests = self.failures = 0
-        self.began = 0.0  # when somebody first waited for a record
+        self.began = 0.0  # when a reader first waited for a record
         self.waited = 0.0
-        self.latency = 1.0  # the shortest time of an answer, in seconds
-        self._busy = 0.0  # seconds in which anything was read
-        self._best = 0.0
+        self.latency = 1.0  # the duration of the fastest request, in seconds
+        self._busy = 0.0  # seconds during which at least one request ran
+        self._best = 0.0  # the highest rate of any second
         self._second = (0.0, 0)  # when the last second began, and the bytes before it
         self._last = 0.0
         self._marks: deque[tuple[float, int]] = deque(maxlen=64)
         self._lock = threading.Lock()
 
     def count(self, size: int, seconds: float) -> None:
-        """Count an answer of `size` bytes that has just come, after `seconds`."""
+        """Count a request that just ended: it transferred `size` bytes in `seconds`."""
         with self._lock:
             now = time.monotonic()
             self.bytes += size
@@ -146,7 +144,7 @@ class LinkStatistics:
 
     @property
     def width(self) -> int:
-        """How many requests for pieces fill the link, by its latency and its rate."""
+        """The number of parallel requests that fills the link, given its latency and rate."""
         rate = 0.0
         if len(self._marks) > 1:
             (first, before), (last, after) = self._marks[0], self._marks[-1]
@@ -155,11 +153,11 @@ class LinkStatistics:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether readers wait for less than half of the time. Until the first records were read, it is True."""
+        """Whether readers wait less than half of the time. True until the first records were read."""
         return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
 
     def use(self, kept: int, total: int) -> NetworkUse:
-        """Return the figures so far; `kept` of the cache's `total` bytes are on this machine's disk."""
+        """Return the figures so far. `kept` of the cache's `total` bytes are on this machine's disk."""
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)

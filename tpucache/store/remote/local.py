@@ -1,13 +1,13 @@
-"""LocalCopy: a cache at a URL on this machine's disk: sparse files with the shards' names, filled record by record.
+"""LocalCopy: the local copy of a cache at a URL: sparse files with the shards' names, filled record by record.
 
-A part of a sparse file that was not written reads as zeros, without an error, and anybody may remove, replace or cut a
-file at any time. So each process compares a record with its checksum before it uses it. It does so once, as long as
-the shard's file keeps its inode, size and times. While a file is being changed, each record is compared at each read.
+An unwritten part of a sparse file reads as zeros without an error, and other programs may remove, replace or truncate a
+file at any time. So each process compares each record with its checksum before its first use. It need not repeat that
+as long as the shard's file keeps its inode, size and times. While a file changes, records are compared at every read.
 
-The file `state` has one byte for each record: whether it need not be fetched. A record that turns out to be wrong is
-fetched anew. Processes of one machine share the folder: each piece is fetched by the one that holds its lock. Locks end
-with their process. A piece is given up only for one that is needed sooner, by a process that uses the folder alone, and
-never while this process reads it. In a folder that others can write, no link is followed.
+The file `state` has one byte per record, which is 1 if the record was fetched. A record with a wrong checksum is
+fetched again. Processes of one machine share the folder: the process that holds the lock of a piece fetches it, and
+locks end with their process. A piece is removed only to make room for a piece that is needed sooner, only by a process
+that uses the folder alone, and never while this process reads it. Links in the folder are not followed.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ STATE_NAME: Final = "state"
 
 _HEADER: Final = 4096
 _MAGIC: Final = b"tpucache local copy 1\n"
-_SUM_AT: Final = 128  # where the bytes of all kept pieces are, uint64
-_USERS: Final = 1  # the byte that all users lock together, and one that gives up pieces alone
-_PATIENCE: Final = 20.0  # seconds for a lock that is held for a moment
-_KEPT: Final = 1  # a piece's byte: the disk has room for it
+_SUM_AT: Final = 128  # the offset of the total size of all kept pieces, uint64
+_USERS: Final = 1  # the byte with a shared lock of every user; removing pieces needs an exclusive lock on it
+_PATIENCE: Final = 20.0  # seconds to wait for a lock that others hold only briefly
+_KEPT: Final = 1  # a piece's byte: space on the disk is reserved for it
 _THERE: Final = 1  # a record's byte: it was written
-_BLOCK: Final = 4096  # records' bytes that are read at once
+_BLOCK: Final = 4096  # bytes of the state per read
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_COUNT_PAUSE: Final = 100  # times as long as counting what is here takes, before it is counted again
-_SHARE: Final = 0.8  # of the free disk at most, unless the user says how much
-#: A change in the same tick of the file system's clock leaves the times as they are. 2 s is the longest tick there is.
+_COUNT_PAUSE: Final = 100  # counting the records pauses for this many times the duration of a count
+_SHARE: Final = 0.8  # the fraction of the free disk that is used by default
+#: Two changes within one tick of a file system's clock get the same time. The longest tick of any file system is 2 s.
 _TICK_NS: Final = 2_000_000_000
-#: File systems whose files only this machine changes, so that `fstat` shows each change at once: `man 2 statfs`.
+#: File systems whose files only this machine changes, so that `fstat` shows each change at once (`man 2 statfs`).
 LOCAL_FILE_SYSTEMS: Final = {
     0xEF53,  # ext2, ext3, ext4
     0x58465342,  # XFS
@@ -73,7 +73,7 @@ _OF_FILE: Final = operator.attrgetter(
 
 
 class Moment(NamedTuple):
-    """The status of an open file, which changes whenever the file does."""
+    """The status of an open file. It differs after every change of the file."""
 
     device: int
     inode: int
@@ -86,43 +86,43 @@ class Moment(NamedTuple):
 
     @classmethod
     def of(cls, file: OpenFile) -> Moment:
-        """Return that of an open file. Raises OSError."""
+        """Return the status of an open file. Raises OSError."""
         return cls(*_OF_FILE(os.fstat(file.number)))
 
     @property
     def is_settled(self) -> bool:
-        """Whether the status shows each later change, and only this user can make one."""
+        """Whether every later change will alter the status, and only this user can change the file."""
         is_own = self.owner == os.geteuid() and not self.mode & (stat.S_IWGRP | stat.S_IWOTH)
         return is_own and self.links == 1 and self.changed_ns + _TICK_NS < time.time_ns()
 
 
 class LocalCopy:
-    """The folder of a cache at a URL on this machine. Threads may share one; a forked process makes another one."""
+    """The local folder of a cache at a URL. Threads may share one; a forked process makes its own."""
 
     def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
-        """Open the folder, to keep at most `most_bytes` of shards; None means 80 % of the free disk.
+        """Open the folder. It keeps at most `most_bytes` of shards; None means 80 % of the free disk.
 
         Raises StoreError.
         """
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
-        self._held: set[int] = set()  # pieces whose locks this process has
-        self._stay_lock = ThreadLock()
-        self._pinned: Counter[int] = Counter()  # reads of each piece that are under way
-        self._whole: set[int] = set()  # shards of which all is here, and stays
-        self._counted = (-1.0, 0, 0)  # when records are to be counted again, of how many, and how many were here
+        self._held: set[int] = set()  # pieces whose locks this process holds
+        self._stay_lock = ThreadLock()  # guards `_pinned` and `_whole`, which keep pieces from being removed
+        self._pinned: Counter[int] = Counter()  # the number of running reads of each piece
+        self._whole: set[int] = set()  # shards that are complete and whose pieces are not removed
+        self._counted = (-1.0, 0, 0)  # when `count` counts again, its last argument and its last result
         self.is_full = self._has_warned = False
-        self._gives_up = True  # until the file system cannot free parts of files
-        self._is_shared = True  # unless the disk has no room for the state
+        self._can_remove = True  # False once the file system turns out not to free parts of files
+        self._is_shared = True  # False if the disk has no room for the state
         self._kept, self._sum = np.zeros(len(pieces), np.uint8), 0
-        self._there = np.zeros(manifest.records, np.bool_)  # the state has those that others have written since
-        self._proven = np.zeros(manifest.records, np.bool_)
-        self._moments: dict[int, Moment] = {}  # the status of a shard's file since its records were proven
+        self._there = np.zeros(manifest.records, np.bool_)  # may lag behind what other processes wrote
+        self._proven = np.zeros(manifest.records, np.bool_)  # records that this process compared with their checksums
+        self._moments: dict[int, Moment] = {}  # the status of a shard's file when its records were proven
         try:
             self._folder = OpenFolder(directory)
             self._state = OpenFile.of(self._folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
-            fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # as long as it is open, nobody removes the folder
+            fcntl.flock(self._number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # while it is open, nobody removes the folder
             self._is_local = file_system(self._number) in LOCAL_FILE_SYSTEMS
             with self._locked_header():
                 self._prepare(is_alone=_try_lock(self._number, _USERS, fcntl.F_WRLCK))
@@ -140,21 +140,21 @@ class LocalCopy:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the kept pieces."""
+        """The total size of the kept pieces in bytes."""
         return self._sum
 
     @property
     def has_room_for_all(self) -> bool:
-        """Whether all shards may be kept, so that no piece is given up for another one."""
+        """Whether there is room for all shards, so that no piece has to be removed."""
         return not self.is_full and self._most >= sum(entry.bytes for entry in self._manifest.shards)
 
     @property
     def kept(self) -> Numbers:
-        """The kept pieces: int64 (n,)."""
+        """The numbers of the kept pieces: int64 (n,)."""
         return np.flatnonzero(self._kept)
 
     def count(self, records: int) -> int:
-        """Return how many of the first `records` records are here, as it was a moment ago."""
+        """Return how many of the first `records` records are here. The answer may be a moment old."""
         until, counted, found = self._counted
         if (now := time.monotonic()) >= until or counted != records:
             self._look_up(np.flatnonzero(~self._there[:records]))
@@ -163,7 +163,7 @@ class LocalCopy:
         return found
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which records were written here, and need not be fetched: bool (n,). That does not prove them."""
+        """Return which records were written here, and need not be fetched: bool (n,). They may still be damaged."""
         found: Bools = self._there[numbers]
         if not found.all():
             self._look_up(numbers[~found])
@@ -171,10 +171,10 @@ class LocalCopy:
         return found
 
     def proven_since(self, shard: int, numbers: Numbers) -> tuple[Bools, Moment | None]:
-        """Return which records of a shard are proven, bool (n,), and the moment since which they are, if any is.
+        """Return which records of a shard are proven, bool (n,), and the file's status when they were proven.
 
-        Whoever reads them compares that with the file's moment afterwards: if it has changed, they may be wrong.
-        Raises OSError, StoreError.
+        After reading them, the caller must compare this status with the present one: if they differ, the records may be
+        wrong. The status is None if no record is proven. Raises OSError, StoreError.
         """
         if shard in self._moments:
             now = Moment.of(self.file(shard))
@@ -184,9 +184,9 @@ class LocalCopy:
         return np.zeros(len(numbers), np.bool_), None
 
     def read(self, shard: int, numbers: Numbers, rows: Rows) -> list[bytes | None]:
-        """Return records of a shard, each compared with its checksum: None for one that is not here.
+        """Read records of a shard and compare them with their checksums. Wrong records are None in the result.
 
-        The piece of such a record will be fetched again. Raises OSError, StoreError.
+        The pieces of wrong records will be fetched again. Raises OSError, StoreError.
         """
         file = self.file(shard)
         before = Moment.of(file)
@@ -210,7 +210,7 @@ class LocalCopy:
         return found
 
     def make_room(self, piece: int) -> bool:
-        """Return whether a piece may be kept: from the first time that there is room for it until it is given up."""
+        """Reserve disk space for a piece. Returns whether the piece has space now."""
         if self._kept[piece]:
             return True
         if self.is_full:
@@ -219,16 +219,16 @@ class LocalCopy:
             return self._make_room(piece)
 
     def is_alone(self) -> bool:
-        """Return whether no other process, and no other dataset of this one, keeps pieces in this folder."""
+        """Return whether nobody else uses this folder: no other process, and no other dataset of this process."""
         with self._locked_header(), self._alone() as is_alone:
             return is_alone
 
     def replace(self, others: Sequence[int], piece: int) -> bool:
-        """Give up some of these other pieces, the first ones first, until there is room for a piece; return whether.
+        """Remove pieces of `others`, from the first on, until a piece has space. Returns whether it has.
 
-        Pinned pieces stay. Where another process uses the folder, nothing is given up.
+        Pinned pieces are not removed. If another process uses the folder, nothing is removed.
         """
-        if not self._gives_up:
+        if not self._can_remove:
             return False
         with self._locked_header(), self._alone() as is_alone:
             if not is_alone:
@@ -238,14 +238,14 @@ class LocalCopy:
                 other = next(left, None)
                 if other is None:
                     return False
-                with self._stay_lock:  # nobody begins to read it meanwhile
-                    if not (self._pinned[other] or self._pieces.shard_of(other) in self._whole or self._give_up(other)):
+                with self._stay_lock:  # no thread begins to read it meanwhile
+                    if not (self._pinned[other] or self._pieces.shard_of(other) in self._whole or self._remove(other)):
                         return False
         return True
 
     @contextlib.contextmanager
     def pinned(self, pieces: Numbers) -> Iterator[None]:
-        """Keep pieces that are here as long as this lasts."""
+        """Keep pieces from being removed while the block runs."""
         unique = np.unique(pieces).tolist()
         with self._stay_lock:
             self._pinned.update(unique)
@@ -256,7 +256,7 @@ class LocalCopy:
                 self._pinned.subtract(unique)
 
     def stays_whole(self, shard: int) -> bool:
-        """Return whether all records of a shard are here; if so, none of them will be given up."""
+        """Return whether all records of a shard are here. If so, none of them will be removed from now on."""
         if not self.has_room_for_all:
             return False
         numbers = self._pieces.cache.rows_of(self._manifest.shards[shard])
@@ -266,13 +266,13 @@ class LocalCopy:
             return shard in self._whole
 
     def write(self, run: RecordRun, data: memoryview) -> bool:
-        """Write a run whose records were compared with their checksums; return whether there was room on the disk.
+        """Write a run whose records were compared with their checksums. Returns False if the disk is full.
 
-        Where there was none, that is logged once, and nothing more is kept. Raises StoreError.
+        A full disk is logged once, and no more pieces are kept. Raises StoreError.
         """
         try:
             file, at = self._open_file(run.shard), 0
-            if not Moment.of(file).links:  # somebody removed it: what we wrote to it would be gone
+            if not Moment.of(file).links:  # the file was removed: new data in it would be lost
                 self._renew(run.shard)
                 file = self._open_file(run.shard)
             while at < len(data):
@@ -288,7 +288,7 @@ class LocalCopy:
         return True
 
     def file(self, shard: int) -> _SparseFile:
-        """Return a shard's sparse file, open for reading and writing. Raises StoreError."""
+        """Open a shard's sparse file for reading and writing. Raises StoreError."""
         try:
             return self._open_file(shard)
         except OSError as error:
@@ -303,11 +303,11 @@ class LocalCopy:
             entry = self._manifest.shards[shard]
             file = self._files[shard] = _SparseFile(self._folder, entry.name, entry.bytes)
             if len(self._files) > _MOST_OPEN:
-                self._files.popitem(last=False)  # it is closed once nobody uses it
+                self._files.popitem(last=False)  # it is closed when nothing refers to it
             return file
 
     def lock(self, piece: int) -> bool:
-        """Take the lock of a piece, without waiting; return whether this thread has it now."""
+        """Take the lock of a piece without waiting. Returns whether this thread holds it now."""
         with self._lock:
             if piece in self._held or not _try_lock(self._number, _HEADER + piece, fcntl.F_WRLCK):
                 return False
@@ -315,18 +315,18 @@ class LocalCopy:
             return True
 
     def unlock(self, piece: int) -> None:
-        """Give the lock of a piece back."""
+        """Release the lock of a piece."""
         with self._lock:
             self._held.discard(piece)
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
     def _prepare(self, *, is_alone: bool) -> None:
-        """Read the state, or begin it anew where another cache left it. The header is locked. Raises OSError."""
+        """Read the state, or reset it if it belongs to another cache. The header is locked. Raises OSError."""
         size = _HEADER + len(self._kept) + len(self._there)
         is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
         names = {each.name for each in os.scandir(self._folder.number)}
         if not is_right:
-            if is_alone:  # nobody knows what these hold
+            if is_alone:  # without a state, the contents of these files are unknown
                 for entry in self._manifest.shards:
                     if entry.name in names:
                         os.unlink(entry.name, dir_fd=self._folder.number)
@@ -352,21 +352,21 @@ class LocalCopy:
                         self._note(numbers, is_there=False)
 
     def _read_kept(self) -> None:
-        """Read which pieces are kept, and their bytes: another process may have changed that."""
+        """Read which pieces are kept, and their total size: another process may have changed both."""
         if self._is_shared:
             data = os.pread(self._number, len(self._kept), _HEADER)
             self._kept[: len(data)] = np.frombuffer(data, np.uint8)
             self._sum = int.from_bytes(os.pread(self._number, 8, _SUM_AT), "little")
 
     def _write_kept(self, piece: int, *, is_kept: bool, change: int) -> None:
-        """Note whether a piece is kept, and the change of all kept bytes. The header is locked."""
+        """Record whether a piece is kept, and the change of the total size. The header is locked."""
         self._kept[piece] = _KEPT * is_kept
         self._sum = max(0, self._sum + change)
         self._write(self._kept[piece : piece + 1].tobytes(), _HEADER + piece)
         self._write(self._sum.to_bytes(8, "little"), _SUM_AT)
 
     def _look_up(self, numbers: Numbers) -> None:
-        """Look up which of these records other processes have written since."""
+        """Look up in the state which of these records other processes have written."""
         if not self._is_shared:
             return
         start = _HEADER + len(self._kept)
@@ -375,14 +375,14 @@ class LocalCopy:
             self._there[block * _BLOCK : block * _BLOCK + len(data)] |= np.frombuffer(data, np.uint8) == _THERE
 
     def _note(self, numbers: Numbers, *, is_there: bool) -> None:
-        """Note whether records were written here."""
+        """Record in the state whether records were written here."""
         edges = np.flatnonzero(np.diff(ordered := np.sort(numbers)) != 1) + 1
         for part in np.split(ordered, edges):
             self._write(bytes([_THERE * is_there]) * len(part), _HEADER + len(self._kept) + int(part[0]))
         self._there[numbers] = is_there
 
     def _write(self, data: bytes, start: int) -> None:
-        """Write into the state, where there is one."""
+        """Write into the state, if there is one."""
         if not self._is_shared:
             return
         try:
@@ -394,20 +394,20 @@ class LocalCopy:
             self._note_full(error)
 
     def _forget_pieces(self, numbers: Numbers, rows: Rows) -> None:
-        """Have the pieces of these records fetched again: the records are not as they were written."""
+        """Mark the pieces of these damaged records as missing, so that they are fetched again."""
         for piece in np.unique(self._pieces.of(rows)[1]).tolist():
             self._note(self._pieces.run(piece).numbers, is_there=False)
         self._note(numbers, is_there=False)
 
     def _renew(self, shard: int) -> None:
-        """Open a shard's file again, because it was removed or cut. Raises OSError, StoreError."""
+        """Forget a shard's open file, because the file was removed or truncated: the next use opens it again."""
         with self._files_lock:
             self._files.pop(shard, None)
             self._moments.pop(shard, None)
             self._proven[self._pieces.cache.rows_of(self._manifest.shards[shard])] = False
 
     def _note_full(self, error: OSError) -> None:
-        """Keep nothing more, and say so once."""
+        """Keep no more pieces, and log that once."""
         with self._full_lock:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
@@ -420,7 +420,7 @@ class LocalCopy:
         self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
-        """Keep a piece if there is room for it; return whether there is. The header is locked."""
+        """Reserve disk space for a piece, if there is any. Returns whether it has space. The header is locked."""
         size = self._pieces.bytes_of(piece)
         if not self._kept[piece]:
             if self.kept_bytes + size > self._most:
@@ -429,21 +429,21 @@ class LocalCopy:
             self._write_kept(piece, is_kept=True, change=size)
         return True
 
-    def _give_up(self, piece: int) -> bool:
-        """Free the disk space of a piece; return whether that was possible. The header is locked."""
+    def _remove(self, piece: int) -> bool:
+        """Free the disk space of a piece. Returns whether the file system can do that. The header is locked."""
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
-        self._note(run.numbers, is_there=False)  # first: from here on it is a hole
+        self._note(run.numbers, is_there=False)  # first, because the space is about to become a hole
         if not free_part(self.file(run.shard).number, *self._pieces.own_bytes(piece)):
             self._note(there, is_there=True)
-            self._gives_up = False
+            self._can_remove = False
             return False
         self._write_kept(piece, is_kept=False, change=run.start - run.stop)
         return True
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Lock other users out of the folder; give whether there are none. The header is locked: none can come."""
+        """Try to use the folder alone. Enters with whether that worked. The header is locked, so no other can begin."""
         is_alone = _try_lock(self._number, _USERS, fcntl.F_WRLCK)
         try:
             yield is_alone
@@ -453,13 +453,13 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _locked_header(self) -> Iterator[None]:
-        """Hold the lock of the header, which each process holds for a moment. Raises StoreError."""
+        """Lock the header and read it. Each process holds this lock only briefly. Raises StoreError."""
         until = time.monotonic() + _PATIENCE
         with self._lock:
             while not _try_lock(self._number, 0, fcntl.F_WRLCK):
                 if time.monotonic() > until:
                     raise StoreError(
-                        f"another process has locked {self.directory / STATE_NAME} and does not go on: end it"
+                        f"another process has locked {self.directory / STATE_NAME} and does not release it: end it"
                     )
                 time.sleep(0.002)
             try:
@@ -470,20 +470,20 @@ class LocalCopy:
 
 
 class _SparseFile(OpenFile):
-    """A file of a given size, open for reading and writing, whose missing parts take no room."""
+    """A sparse file of a given size, open for reading and writing. Unwritten parts take no disk space."""
 
     def __init__(self, folder: OpenFolder, name: str, size: int) -> None:
         self.number = folder.open(name, os.O_RDWR | os.O_CREAT)
         self.bytes = size
-        if os.fstat(self.number).st_size != size:  # it is new, or somebody changed it: each record is compared
+        if os.fstat(self.number).st_size != size:  # it is new or was truncated; checksums find missing records
             os.ftruncate(self.number, size)
 
 
 def _try_lock(number: int, byte: int, kind: int) -> bool:
-    """Take or give back the lock of a byte of an open file, without waiting; return whether that was possible.
+    """Take or release the lock on a byte of an open file without waiting. Returns whether that worked.
 
-    The lock belongs to the open file and ends when it is closed. Locks that wait are not used: the system refuses them
-    where processes wait for each other in a circle. Raises OSError.
+    The lock belongs to the open file and ends when the file is closed. Waiting locks are not used, because the system
+    refuses them if it suspects a deadlock. Raises OSError.
     """
     try:
         fcntl.fcntl(number, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

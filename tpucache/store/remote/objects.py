@@ -1,8 +1,8 @@
 """ObjectFolder: the files of a folder in S3 or Google Cloud Storage, by obstore.
 
-Keys come from the places where the clouds' own tools look for them: environment variables, files, or the machine's own
-account. They may expire while a cache is read. So a refused request is sent once more, with keys that are looked up
-anew.
+Access keys come from the places that the clouds' own tools use: environment variables, files, or the machine's own
+account. Keys may expire while a cache is read. So after a refused request, the keys are looked up again and the request
+is sent once more.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SCHEMES: Final = ("s3", "gs")
 
 _SILENCE_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 10.0
-_LONGEST_SECONDS: Final = 600.0  # of a request, whatever its size
+_LONGEST_SECONDS: Final = 600.0  # the longest time for a request of any size
 _CHUNK: Final = 8 << 20
 _PRECONDITION_FAILED: Final = 412
-#: Where the machine's own account is asked for, which is the last place.
+#: The metadata servers that give the machine's own account. They are asked last.
 _ACCOUNTS: Final = ("169.254.169.254", "metadata.google.internal")
 _KEYS: Final = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket. Keys in "
@@ -43,31 +43,34 @@ _KEYS: Final = {
 
 
 def is_installed() -> bool:
-    """Return whether obstore is there; without it fsspec reads these stores, more slowly."""
+    """Return whether obstore is installed. Without it, fsspec reads these stores, more slowly."""
     return importlib.util.find_spec("obstore") is not None
 
 
 class ObjectFolder:
-    """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`; threads may share one.
+    """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`. Threads may share one.
 
-    Raises FileNotFoundError, PermissionError where the store refuses, ChangedError for another version of a file than
-    was read before, and OSError for all else.
+    The methods raise FileNotFoundError, PermissionError if the store refuses access, ChangedError if a file was
+    replaced since it was first read, and OSError for all other errors.
     """
 
     local = None
 
     def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
-        """Send no request yet; a request ends after `silence` seconds without a byte. Raises UsageError."""
+        """Make the client; no request is sent yet. A request fails after `silence` seconds without a byte.
+
+        Raises UsageError.
+        """
         self._url, self._silence, self._shown = url, silence or _SILENCE_SECONDS, shown
         self._scheme = url.partition("://")[0].lower()
-        self._tags: dict[str, str] = {}  # the version of each file that parts were read of
+        self._tags: dict[str, str] = {}  # the ETag of each file at its first partial read
         self._lock = threading.Lock()
         if not url.partition("://")[2].partition("/")[0]:
             raise UsageError(f"{shown} names no bucket: give the URL of a folder: {self._scheme}://bucket/cache")
         self._store = self._open()
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in it."""
+        """Return the names of files and folders in the folder."""
         import obstore
 
         found = self._call(obstore.list_with_delimiter, "")
@@ -75,14 +78,14 @@ class ObjectFolder:
         return {path.rstrip("/").rpartition("/")[2] for path in paths}
 
     def files(self) -> dict[str, int]:
-        """Return the files at any depth by their path below here, and their sizes."""
+        """Return the sizes of all files at any depth, by their paths relative to the folder."""
         import obstore
 
         found = self._call(lambda store: [item for part in obstore.list(store) for item in part], "")
         return {item["path"]: int(item["size"]) for item in found}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes and its ETag, None where there is no file, or no ETag."""
+        """Return a file's size in bytes and its ETag. Each is None if it is unknown; both are if there is no file."""
         import obstore
 
         try:
@@ -92,7 +95,7 @@ class ObjectFolder:
         return int(found["size"]), found.get("e_tag")
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None where there are more than `most`."""
+        """Return a small file's bytes, None if it has more than `most`."""
         import obstore
 
         def get(store: ObjectStore) -> bytes | None:
@@ -109,10 +112,10 @@ class ObjectFolder:
         yield bytes(data)
 
     def read_into(self, name: str, start: int, target: memoryview, size: int | None) -> None:
-        """Read bytes of a file of `size` bytes from `start` into all of `target`, in one request.
+        """Fill `target` with bytes from `start` on of a file with `size` bytes, by one request.
 
-        All parts of a file belong to one version, which the store is asked for, and which its answer names. Raises
-        EOFError for fewer bytes.
+        All parts of a file must come from one version: each request asks for the ETag of the first part, and the ETag
+        and the size in the answer are compared. Raises EOFError if the answer is shorter.
         """
         import obstore
 
@@ -138,7 +141,7 @@ class ObjectFolder:
         self._call(get, name)
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a file to here; it appears once it is whole. `advance` is called with its bytes done so far."""
+        """Upload a local file, which appears when it is complete. `advance` is called with the bytes sent so far."""
         import obstore
 
         def chunks() -> Iterator[bytes]:
@@ -158,9 +161,9 @@ class ObjectFolder:
         self._call(lambda store: obstore.put(store, name, data), name)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file that is not there, by If-None-Match; return False where it is.
+        """Write a small file atomically (If-None-Match). Returns False if another file with its name exists.
 
-        A request whose answer was lost, and which is sent again, finds its own file.
+        If the file has exactly these bytes, an earlier request, whose answer was lost, wrote it: this returns True.
         """
         import obstore
         from obstore import exceptions as refused
@@ -183,13 +186,13 @@ class ObjectFolder:
         self._call(lambda store: obstore.delete(store, name), name)
 
     def make_folder(self) -> None:
-        """Do nothing: such stores have no folders."""
+        """Do nothing: object stores have no folders."""
 
     def close(self) -> None:
-        """Do nothing: connections end with the store's client."""
+        """Do nothing: obstore closes its connections when its client is freed."""
 
     def _call(self, ask: Callable[[Any], Any], name: str) -> Any:
-        """Return the result of a request; a refused one is sent once more, with keys that are looked up anew."""
+        """Return the result of a request. If access is refused, look up the keys again and send it once more."""
         from obstore import exceptions as refused
 
         store = self._store
@@ -215,7 +218,7 @@ class ObjectFolder:
 
     def _renew(self, old: ObjectStore) -> ObjectStore:
         with self._lock:
-            if self._store is old:  # otherwise another thread was here first
+            if self._store is old:  # otherwise another thread has renewed it
                 self._store = self._open()
             return self._store
 
@@ -227,10 +230,10 @@ class ObjectFolder:
             "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self._silence)),
             "read_timeout": timedelta(seconds=self._silence),
             "timeout": timedelta(seconds=_LONGEST_SECONDS),
-            # A server without TLS is one that the user named in the environment.
+            # Servers without TLS are allowed only if the user names one in the environment.
             "allow_http": any(value.startswith("http://") for value in endpoints),
         }
-        # The caller tries again: it knows how long to wait.
+        # No retries here: the caller decides when to try again.
         retries: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=self._silence)}
         more: Any = {"credential_provider": _profile_keys()} if self._scheme == "s3" else {}
         try:
@@ -241,24 +244,27 @@ class ObjectFolder:
 
 
 class _Use:
-    """The process that sent the first request. Its threads send all others, and a forked process lacks them."""
+    """The process that sent the first request. obstore's threads belong to it; a forked process does not have them."""
 
     process: int | None = None
 
     @classmethod
     def check(cls) -> None:
-        """Raise UsageError in a process that was forked after the first request: it would wait for ever."""
+        """Raise UsageError in a process that was forked after the first request: it would wait forever."""
         if cls.process is None:
             cls.process = os.getpid()
         if cls.process != os.getpid():
             raise UsageError(
                 "s3:// and gs:// cannot be read in a process forked from one that has read them: give a DataLoader "
-                'multiprocessing_context="forkserver", or use CachedLoader, whose threads need no other process'
+                'multiprocessing_context="forkserver", or use CachedLoader, which needs no other processes'
             )
 
 
 def _interruptible(call: Callable[[], Any]) -> Any:
-    """Return the result of a call. The main thread leaves it to another one: obstore does not look for signals."""
+    """Return the result of a call. In the main thread, another thread makes the call, so that Ctrl-C works.
+
+    obstore itself does not handle signals while it waits.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -277,7 +283,7 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 
 
 def _profile_keys() -> Any:
-    """Return an object that finds the keys in a profile of AWS's tools, None without a profile or without boto3."""
+    """Return an object that reads keys from a profile of AWS's tools; None without a profile or without boto3."""
     files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
     is_wanted = "AWS_PROFILE" in os.environ or any(Path(name).expanduser().exists() for name in files)
     if "AWS_ACCESS_KEY_ID" in os.environ or not is_wanted or importlib.util.find_spec("boto3") is None:
@@ -287,7 +293,7 @@ def _profile_keys() -> Any:
 
         return Boto3CredentialProvider()
     except ValueError as error:
-        if not type(error).__module__.startswith("botocore"):  # the files hold no keys
+        if not type(error).__module__.startswith("botocore"):  # the files contain no keys
             return None
         failure: Exception = error
     except Exception as error:  # noqa: BLE001  # botocore raises whatever a broken file makes it raise
@@ -299,7 +305,7 @@ def _profile_keys() -> Any:
 
 
 def _endpoints() -> list[str]:
-    """Return the servers that the environment names in place of AWS's. Raises UsageError for a wrong address."""
+    """Return the servers that the environment sets instead of AWS's. Raises UsageError for an invalid address."""
     found = {name: value for name, value in os.environ.items() if name.startswith("AWS_ENDPOINT_URL") and value}
     for name, value in found.items():
         try:
@@ -314,7 +320,7 @@ def _endpoints() -> list[str]:
 
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
-    """Raise OSError for a panic of obstore, which is no Exception; obstore works on after it."""
+    """Turn a panic of obstore, which is not an Exception, into OSError. obstore still works after a panic."""
     try:
         yield
     except BaseException as error:
@@ -324,5 +330,5 @@ def _without_panics() -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's text, in one line, without details for the library's own authors."""
+    """Return an error's text in one line, without secrets and without obstore's debug output."""
     return f"{type(error).__name__}: {' '.join(redact(str(error)).partition('Debug source:')[0].split())}"

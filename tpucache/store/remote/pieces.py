@@ -1,7 +1,7 @@
-"""Pieces: the runs of whole records, of about 8 MiB, in which the shards of a cache at a URL are read and kept.
+"""Pieces: the shards of a cache at a URL are fetched and kept in pieces of whole records, of about 8 MiB each.
 
-All pieces of a shard have the same number of records, except the last. So the manifest alone gives the numbers of all
-pieces; where one begins and ends is looked up in the index when it is needed.
+All pieces of a shard have the same number of records, except the last. So pieces can be numbered with the manifest
+alone. The index gives the bytes at which a piece begins and ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tpucache.store.index import Numbers, Rows
 
 PIECE_BYTES: Final = 8 << 20
 
-#: Two records with more bytes than these between them are read by two requests. A link of 150 MB/s sends as much in
-#: the 20 ms before an answer, divided by the 16 requests that wait at once.
+#: Two records with a larger gap between them are read by two requests. A link of 150 MB/s transfers 16 times this much
+#: during a latency of 20 ms, which 16 parallel requests share.
 _GAP_BYTES: Final = 192 << 10
-#: Bytes of a shard for each record in addition to the record: the rest of its last page, and LMDB's own pages.
+#: The most bytes per record that a shard may have beyond the records: unused ends of pages, and LMDB's own pages.
 _SLACK_BYTES: Final = 64 << 10
 _MOST_TABLES: Final = 256
 
@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RecordRun(NamedTuple):
-    """Some consecutive records of a shard, which has a number: its bytes, and the records' numbers and index rows."""
+    """Consecutive records of a shard: the shard's number, the byte range, and the records' numbers and index rows."""
 
     shard: int
     start: int
@@ -41,7 +41,7 @@ class RecordRun(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The rows of a shard's records, and their numbers, both in the order of their offsets."""
+    """The index rows and the numbers of a shard's records, in the order of their offsets."""
 
     rows: Rows
     numbers: Numbers
@@ -51,7 +51,7 @@ class Pieces:
     """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share one."""
 
     def __init__(self, cache: Cache) -> None:
-        """Take an opened cache; its index is read when pieces are looked up."""
+        """Store an open cache. Its index is read when pieces are looked up."""
         self.cache = cache
         self.shards, self.bands = cache.manifest.shards, len(cache.manifest.layouts)
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
@@ -64,33 +64,33 @@ class Pieces:
         return int(self._first[-1])
 
     def numbers_at(self, rows: Rows) -> Numbers:
-        """Return the numbers of the records in which index rows, or parts of them, lie: int64 (n,).
+        """Return the record number for each index row, which may point at a part of a record only: int64 (n,).
 
-        Raises DamageError for a row that lies in no record.
+        Raises DamageError for a row that is not inside a record.
         """
         return self._find(rows)[0]
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Return the numbers of the records at these index rows, and those of the pieces that they lie in."""
+        """Return the record number and the piece number for each index row: int64 (n,) each."""
         return self._find(rows)
 
     def run(self, piece: int) -> RecordRun:
-        """Return a whole piece. Raises DamageError where the index has records outside of their shard."""
+        """Return a whole piece. Raises DamageError if the index has records outside their shard."""
         shard = self.shard_of(piece)
         each, table = int(self._sizes[shard]), self._table(shard)
         first = (piece - int(self._first[shard])) * each
         return self._run(shard, table, slice(first, first + each))
 
     def part(self, piece: int, start: int, stop: int) -> RecordRun:
-        """Return the records of a piece that lie between two places of its shard. Raises DamageError."""
+        """Return the records of a piece between two offsets in its shard. Raises DamageError."""
         run = self.run(piece)
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
         return self._run(run.shard, _Table(run.rows, run.numbers), slice(first, last))
 
     def runs(self, rows: Rows) -> Iterator[RecordRun]:
-        """Yield runs that hold some records, given by their whole rows: those close to each other are in one.
+        """Yield runs that cover these records, given their index rows. Records close to each other share a run.
 
-        Records between them belong to the run, too: they are read with it, and need not be read again.
+        Other records between them become part of the run, so that they need not be fetched again.
         """
         for shard in np.unique(rows["shard"]).tolist():
             table = self._table(shard)
@@ -103,7 +103,7 @@ class Pieces:
                 yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
 
     def own_bytes(self, piece: int) -> tuple[int, int]:
-        """Return where the bytes begin and end that belong to this piece alone. Raises DamageError."""
+        """Return the byte range that belongs to this piece and no other. Raises DamageError."""
         run = self.run(piece)
         start, stop = run.start, run.stop
         if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:
@@ -113,11 +113,11 @@ class Pieces:
         return start, max(start, stop)
 
     def shard_of(self, piece: int) -> int:
-        """Return the number of the shard that has a piece."""
+        """Return the number of the shard to which a piece belongs."""
         return int(np.searchsorted(self._first, piece, "right")) - 1
 
     def bytes_of(self, piece: int) -> int:
-        """Return the bytes of a piece. Raises DamageError."""
+        """Return the size of a piece in bytes. Raises DamageError."""
         run = self.run(piece)
         return run.stop - run.start
 
@@ -160,7 +160,7 @@ class Pieces:
         return RecordRun(shard, start, stop, numbers, rows)
 
     def _check(self, shard: int, start: int, stop: int, rows: Rows) -> None:
-        """Raise DamageError for a run that is not inside its shard, or much longer than its records."""
+        """Raise DamageError for a run that is not inside its shard, or is much longer than its records together."""
         most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         entry = self.shards[shard]
         if entry.deleted:  # records of deleted samples lie between the others

@@ -1,4 +1,4 @@
-"""RemoteReader: reads records of a cache at a URL by their index rows, once they are here."""
+"""RemoteReader: reads records of a cache at a URL by their index rows. It waits until they are fetched."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tpucache.store.remote.local import Moment
 from tpucache.store.remote.pieces import Pieces
 from tpucache.store.remote.requests import FetchRequest, NeededRecords
 
-_COUNT_EVERY: Final = 64  # reads without a missing record, after which it looks which shards are here
-_MOST_PARTS: Final = 1000  # that Linux writes in one call
-_TRIES: Final = 5  # reads of records that somebody changes again each time
+_COUNT_EVERY: Final = 64  # reads without a missing record until the reader checks which shards are complete
+_MOST_PARTS: Final = 1000  # buffers per call of `writev`; Linux allows 1024
+_TRIES: Final = 5  # attempts to read a file that another program keeps changing
 
-_LAST_SECONDS: Final = 0.5  # for idle threads, which end at once; others end after their requests
+_LAST_SECONDS: Final = 0.5  # how long `close` waits for the fetcher's threads
 
 T = TypeVar("T")
 
 
 class RemoteReader(ShardReader):
-    """Reads records out of sparse files, each after it was fetched and compared with its checksum.
+    """Reads records from sparse files after they were fetched and compared with their checksums.
 
-    Nothing else reads these files: records that are missing there would read as zeros, and anybody may change them.
-    Threads may share one. A forked process, or a pickled copy, fetches and compares by itself.
+    No other code may read these files: missing records read as zeros, and other programs may change the files. Threads
+    may share one reader. Forked and pickled copies have a fetcher of their own.
     """
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
-        """Take a cache in the folder of its sparse files; `make` makes the fetcher, once in each process."""
+        """Store the cache's tables. `make` makes the fetcher, once in each process."""
         super().__init__(cache.directory, cache.manifest.shards)
         self._cache, self._pieces, self._make = cache, Pieces(cache), make
         self._fetcher: Fetcher | None = None
@@ -47,9 +47,9 @@ class RemoteReader(ShardReader):
         shards = cache.manifest.shards
         self._variants = np.array([entry.variant for entry in shards], np.int64)
         self._bands = np.array([entry.band for entry in shards], np.int64)
-        self._whole = np.zeros(len(shards), np.bool_)  # shards whose records are all here, and stay
-        self._is_proven = np.zeros(len(shards), np.bool_)  # those whose records are all proven, since a moment
-        self._since: dict[int, Moment] = {}
+        self._whole = np.zeros(len(shards), np.bool_)  # shards whose records are all here and are not removed
+        self._is_proven = np.zeros(len(shards), np.bool_)  # shards whose records are all proven
+        self._since: dict[int, Moment] = {}  # the status of each proven shard's file when it was proven
         self._reads = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class RemoteReader(ShardReader):
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
-        """Return what this process has read so far, and how much is kept of the first bands of frequencies."""
+        """Return this process's network traffic so far, and how much of the first frequency bands is on disk."""
         fetcher, records = self.fetcher, bands * self._cache.rows_a_band
         total = sum(entry.bytes for entry in self._shards if entry.band < bands)
         return fetcher.statistics.use(int(total * fetcher.local.count(records) / max(1, records)), total)
@@ -82,13 +82,13 @@ class RemoteReader(ShardReader):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records come as fast as they are read."""
+        """Whether records are being fetched as fast as they are read."""
         return self._fetcher is not None and self._fetcher.is_busy
 
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Fetch records in this order, ahead of reading; do nothing where all records of these variants are here."""
+        """Fetch records ahead in this order. Does nothing if all records of these variants and bands are here."""
         shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(shards)
         if self._whole[shards].all():
@@ -101,7 +101,7 @@ class RemoteReader(ShardReader):
         self.fetcher.expect(owner, rows(windows), None if further is None else functools.partial(rows, further))
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Fetch records before all else, and wait for them, if they are the first that are expected."""
+        """If a plan begins with these records, fetch them before all others, and wait for them."""
         if self._fetcher is None or not self._fetcher.is_at_start:
             return
         rows = self._cache.index[numbers]
@@ -130,11 +130,11 @@ class RemoteReader(ShardReader):
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Read the record of each index row into its buffers; each was compared with its checksum, whole or not."""
+        """Like `ShardReader.scatter`, but every record, even if only a part is read, was compared with its checksum."""
         self._read_unchanged(lambda: super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read))
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records in another way; each was compared with its checksum."""
+        """Like `ShardReader.read_by`, but every record was compared with its checksum."""
         if len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0
 
@@ -145,7 +145,7 @@ class RemoteReader(ShardReader):
         return self._read_unchanged(call)
 
     def _read_unchanged(self, read: Callable[[], T]) -> T:
-        """Read again where somebody has changed a file meanwhile. Raises StoreError where that has no end."""
+        """Read, and read again if a file changed meanwhile. Raises StoreError after several attempts."""
         for _ in range(_TRIES):
             with contextlib.suppress(_ChangedError):
                 return read()
@@ -156,9 +156,10 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
-        """Wait until records are here; give each one's descriptor and place, in its shard's file or in memory.
+        """Wait until records are here. Enters with each record's descriptor and its row in that file.
 
-        Raises _ChangedError where files were changed meanwhile, so that what was read of them may be wrong.
+        A descriptor is that of a shard's file, or that of a file in memory. Raises _ChangedError if a file changed
+        meanwhile: then the data that were read may be wrong.
         """
         if self._is_proven[rows["shard"]].all():
             with self._unchanged(rows, self._since) as opened:
@@ -170,14 +171,14 @@ class RemoteReader(ShardReader):
                 yield opened
             return
         with self.fetcher.local.pinned(pieces):
-            brought = self.fetcher.get(NeededRecords(numbers, pieces, self._cache.index[numbers]))
-            self._note(are_here=not brought)
-            with self._proven_or_in_memory(rows, numbers, brought) as opened:
+            fetched = self.fetcher.get(NeededRecords(numbers, pieces, self._cache.index[numbers]))
+            self._note(are_here=not fetched)
+            with self._proven_or_in_memory(rows, numbers, fetched) as opened:
                 yield opened
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Rows, since: Mapping[int, Moment]) -> Iterator[tuple[Numbers, Rows]]:
-        """Open the files of records that were proven since some moments. Raises _ChangedError where that ends."""
+        """Open the files of proven records. At the end, raises _ChangedError if a status differs from `since`."""
         since = dict(since)
         opened = self._open_files(rows)
         try:
@@ -191,17 +192,17 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _proven_or_in_memory(
-        self, rows: Rows, numbers: Numbers, brought: Mapping[int, FetchRequest]
+        self, rows: Rows, numbers: Numbers, fetched: Mapping[int, FetchRequest]
     ) -> Iterator[tuple[Numbers, Rows]]:
-        """Give records from the files where they are proven, and all others from memory.
+        """Like `_opened`: proven records are in their shards' files, all others are put into a file in memory.
 
-        `brought` are the requests that have brought some into memory, by the places of these records.
+        `fetched` has the requests that hold records in memory, by the positions of these records.
         """
         local, since, found = self.fetcher.local, dict[int, Moment](), dict[int, memoryview]()
-        for at, request in brought.items():
+        for at, request in fetched.items():
             start = int(rows["offset"][at]) - request.run.start
             found[at] = request.bytes(start, start + int(rows["length"][at]))
-        others = np.array([at for at in range(len(rows)) if at not in brought], np.int64)
+        others = np.array([at for at in range(len(rows)) if at not in fetched], np.int64)
         proven = list[int]()
         for shard in np.unique(rows["shard"][others]).tolist():
             places = others[rows["shard"][others] == shard]
@@ -227,9 +228,10 @@ class RemoteReader(ShardReader):
     def _read_proven(
         self, shard: int, rows: Rows, numbers: Numbers, places: list[int], found: dict[int, memoryview]
     ) -> None:
-        """Read records of a shard, or parts of them, compared with their checksums, into `found`, by their places.
+        """Read records of a shard, compare them with their checksums, and add the parts in `rows` to `found`.
 
-        Raises _ChangedError where some are not here: they are fetched again when they are read again.
+        `places` has the records' keys in `found`. Raises _ChangedError for wrong records; the next attempt fetches them
+        again.
         """
         whole = self._cache.index[numbers]
         records = self.fetcher.local.read(shard, numbers, whole)
@@ -241,20 +243,20 @@ class RemoteReader(ShardReader):
             found[at] = memoryview(data)[start : start + length]
 
     def _are_here(self, rows: Rows) -> bool:
-        """Return whether the shards of these rows are here as a whole."""
+        """Return whether all shards of these rows are complete here."""
         return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
-        """Look now and then which shards are here as a whole: their records are not looked up any more.
+        """Check now and then which shards are complete, so that their records need not be looked up any more.
 
-        An epoch that follows a plan looks when it begins, and counts all records that it needs until it ends.
+        If there is a plan, this is done when an epoch begins, so that the epoch counts all of its records as needed.
         """
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:
             self._look_at(np.arange(len(self._whole)))
 
     def _look_at(self, shards: Numbers) -> None:
-        """Note which of these shards are here as a whole, and which of them are proven as a whole."""
+        """Check which of these shards are complete, and which of them are proven completely."""
         for shard in shards[~self._whole[shards]].tolist():
             self._whole[shard] = self.fetcher.local.stays_whole(shard)
         for shard in shards[self._whole[shards] & ~self._is_proven[shards]].tolist():
@@ -265,12 +267,12 @@ class RemoteReader(ShardReader):
 
 
 class _ChangedError(Exception):
-    """Somebody has changed a file since its records were proven."""
+    """A file changed after its records were proven."""
 
 
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records into a file in memory; give its descriptor, and where each of them begins. Raises StoreError."""
+    """Write records into a file in memory. Enters with its descriptor and each record's offset. Raises StoreError."""
     number = system.open_memory_file()
     try:
         parts, offsets, end = list(found.values()), dict[int, int](), 0

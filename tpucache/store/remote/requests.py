@@ -1,14 +1,14 @@
-"""Requests: the records that are asked for, the order in which they are read, and how each request ended.
+"""Requests for records: their states, and the order in which they are fetched.
 
 A request is for records of one piece. It is in one of three states:
 
-    asked   It waits for its turn. Another request may overtake it, and records that arrive meanwhile are taken out.
+    asked   It waits in a queue. Other requests may overtake it. Records that arrive meanwhile are removed from it.
     begun   A thread reads it from the URL.
-    done    Its records are on the disk; or the disk has no room, and they are in memory; or its `error` says why not.
+    done    Its records are on the disk, or in memory if the disk is full. If it failed, `error` is set.
 
-Urgent requests, for a few records that somebody waits for, are read first, in the order in which they were asked for.
-Next come the requests that somebody waits for, in the order in which their records are needed, and then the rest of
-pieces of which somebody has asked for a few records. What plans need comes last.
+Urgent requests are fetched first, in the order in which they were made: they are for a few records that a reader waits
+for. Next come other requests that a reader waits for, in the order in which the records are needed. Then come the rests
+of pieces of which a few records were requested urgently. Requests for plans come last.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tpucache.store.remote.local import LocalCopy
 from tpucache.store.remote.pieces import PIECE_BYTES, Bools, Pieces, RecordRun
 from tpucache.store.remote.plan import FetchPlans
 
-_MEMORY_SHARE: Final = 4  # a quarter of the free memory at most for pieces that are not on the disk
-_MOST_MEMORY: Final = 2 << 30  # bytes
-_LEAST_IN_MEMORY: Final = 8  # pieces
-#: Where at least a quarter of a piece is needed at once, the whole piece is read; otherwise only those records.
+_MEMORY_SHARE: Final = 4  # pieces in memory may take a quarter of the free memory
+_MOST_MEMORY: Final = 2 << 30  # and at most this many bytes
+_LEAST_IN_MEMORY: Final = 8  # but at least this many pieces
+#: If a reader needs at least a quarter of a piece at once, the whole piece is fetched, otherwise only these records.
 _WHOLE_SHARE: Final = 4
 
 
 class NeededRecords(NamedTuple):
-    """Records that somebody reads: their numbers in the index, the pieces that they lie in, and their index rows."""
+    """Records that a reader needs: their index row numbers, their pieces, and their index rows."""
 
     numbers: Numbers
     pieces: Numbers
@@ -43,52 +43,52 @@ class NeededRecords(NamedTuple):
 
 
 class FetchRequest:
-    """Records of a piece that are asked for, in one of the states above."""
+    """A request for records of one piece, in one of the states above."""
 
     def __init__(self, run: RecordRun, piece: int, *, is_urgent: bool = False) -> None:
         self.run, self.piece, self.is_urgent = run, piece, is_urgent
-        self.data: memoryview | None = None  # the bytes of its run, where they are not on the disk
+        self.data: memoryview | None = None  # the bytes of its run, if they are in memory
         self.error: Exception | None = None
         self.has_begun = self.is_done = False
 
     @functools.cached_property
     def numbers(self) -> frozenset[int]:
-        """The numbers of its records."""
+        """The index row numbers of its records."""
         return frozenset(self.run.numbers.tolist())
 
     def has(self, run: RecordRun) -> bool:
-        """Return whether it brings all records of a run."""
+        """Return whether the request covers all records of a run."""
         return self.numbers >= {*run.numbers.tolist()}
 
     def narrow(self, run: RecordRun) -> None:
-        """Ask for less: for those of its records that have not come onto the disk since."""
+        """Reduce the request to a smaller run, because other records of it have arrived meanwhile."""
         self.run = run
         self.__dict__.pop("numbers", None)
 
     def bytes(self, start: int, stop: int) -> memoryview:
-        """Return some of its bytes, counted from the start of its run; none where they are on the disk."""
+        """Return some bytes in memory, counted from the start of the run. Returns b"" if they are on the disk."""
         return memoryview(b"") if self.data is None else self.data[start:stop]
 
 
 class FetchRequests:
-    """The requests of a process that are asked for or begun, and pieces in memory. The fetcher's lock guards it.
+    """The requests of a process that are not done, and the pieces in memory. Callers hold the fetcher's lock.
 
-    Two things hold while the lock is free:
+    Two rules hold whenever the lock is free:
 
-    - Of each piece there is at most one request that is not urgent. From its beginning to its end this process holds
-      the piece's lock in the folder. So of all processes on this machine, one reads the piece.
-    - An urgent request needs no such lock. Another process, or the request for the piece, may read the same bytes; both
-      write the same.
+    - For each piece there is at most one request that is not urgent. While a thread reads it, this process holds the
+      piece's lock in the local copy. So only one process on this machine fetches the piece.
+    - An urgent request needs no such lock. Another process, or the request for the piece, may fetch the same bytes,
+      too: both write the same data.
     """
 
     def __init__(self, pieces: Pieces, local: LocalCopy, changed: threading.Condition) -> None:
-        """Take the folder that records are written to; `changed` is notified when a request is done."""
+        """Store the local copy that records are written to. `changed` is notified when a request is done."""
         self._pieces, self._local, self._changed = pieces, local, changed
         self.urgent: deque[FetchRequest] = deque()
         self.asked: deque[FetchRequest] = deque()
-        self.by_piece: dict[int, FetchRequest] = {}  # those that are not urgent, asked or begun
-        self._urgent_by_piece: dict[int, list[FetchRequest]] = {}  # those for pieces that the disk has room for
-        #: Those that brought their records into memory, by piece, in the order in which the pieces came.
+        self.by_piece: dict[int, FetchRequest] = {}  # requests that are not urgent, asked or begun
+        self._urgent_by_piece: dict[int, list[FetchRequest]] = {}  # urgent requests whose pieces have disk space
+        #: The done requests whose records are in memory, by piece, the oldest piece first.
         self._in_memory: OrderedDict[int, list[FetchRequest]] = OrderedDict()
         room = min(_MOST_MEMORY, available_memory() // _MEMORY_SHARE)
         self._most_in_memory = max(_LEAST_IN_MEMORY, room // PIECE_BYTES)
@@ -96,10 +96,10 @@ class FetchRequests:
     def ask(
         self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], plans: FetchPlans, *, is_first: bool
     ) -> None:
-        """Ask for those of some records that are missing, given by their places, and add the requests to `own`.
+        """Request the records at the positions `missing`, and add the requests to `own`.
 
-        Single records come soon, but whole pieces faster. So the first records of a plan are read by themselves, and so
-        are few records that no plan names.
+        Single records arrive sooner, but whole pieces have a higher rate. So only the first records of a plan
+        (`is_first`), and small numbers of records that no plan needs, are requested alone.
         """
         already = {request.piece for request in own}
         waited = list[FetchRequest]()
@@ -112,7 +112,7 @@ class FetchRequests:
                 own.extend(self._urgent_by_piece[piece])
                 continue
             request, is_planned = self.by_piece.get(piece), plans.need(piece)
-            # The first records do not wait for a request that has not begun: it waits until they are asked for.
+            # First records must not wait for a request that has not begun: it waits for the first records itself.
             if request is None or not (request.has_begun or (is_planned and not is_first)):
                 run = plans.run_of(piece, numbers) or self._pieces.run(piece)
                 are_few = int(rows["length"].sum()) * _WHOLE_SHARE < run.stop - run.start
@@ -128,7 +128,7 @@ class FetchRequests:
         self.asked.extendleft(reversed(waited))
 
     def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[FetchRequest]:
-        """Ask for some records of a piece before all else, and for the rest after all that somebody waits for."""
+        """Request some records of a piece first of all, and the rest of it after everything that a reader waits for."""
         requests = [FetchRequest(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
         self.urgent.extend(requests)
         if self._local.make_room(piece):
@@ -138,16 +138,16 @@ class FetchRequests:
         return requests
 
     def add(self, request: FetchRequest) -> None:
-        """Add a request for a piece after all others."""
+        """Append a request for a piece to the queue."""
         self.by_piece[request.piece] = request
         self.asked.append(request)
 
     def collect(
         self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], found: dict[int, FetchRequest]
     ) -> None:
-        """Enter into `found` the requests that brought missing records into memory, by the places of these records.
+        """Add to `found` the requests that hold missing records in memory, by the records' positions.
 
-        Those of the `own` requests that are done are removed. Raises the error of one.
+        Also removes done requests from `own`. Raises the error of a request that failed.
         """
         for place in missing.tolist():
             for request in self._in_memory.get(int(records.pieces[place]), ()):
@@ -162,7 +162,7 @@ class FetchRequests:
                 found.update(dict.fromkeys(places, request))
 
     def next_urgent(self) -> FetchRequest | None:
-        """Begin the next urgent request; None where there is none."""
+        """Begin the next urgent request, and return it; None if there is none."""
         if not self.urgent:
             return None
         request = self.urgent.popleft()
@@ -170,7 +170,7 @@ class FetchRequests:
         return request
 
     def next_asked(self) -> FetchRequest | None:
-        """Begin the next request for a piece; None where there is none, or where other processes read all of them."""
+        """Begin the next request for a piece, and return it; None if there is none that no other process reads."""
         of_others, found = list[FetchRequest](), None
         while self.asked and found is None:
             request = self.asked.popleft()
@@ -182,9 +182,9 @@ class FetchRequests:
         return found
 
     def _begin(self, request: FetchRequest) -> bool:
-        """Begin a request, or end it at once where nothing is missing; return False if another process reads its piece.
+        """Begin a request; if nothing is missing, end it at once. Returns False if another process reads its piece.
 
-        What another process has brought since is taken out of the request once this process has the piece's lock.
+        With the piece's lock, the records that other processes have fetched meanwhile are removed from the request.
         """
         piece = request.piece
         if not any(each.has(request.run) for each in self._in_memory.get(piece, ())):
@@ -199,7 +199,7 @@ class FetchRequests:
         return True
 
     def end(self, request: FetchRequest) -> None:
-        """Take a request as done, and tell those who wait for it."""
+        """Mark a request as done, and wake the threads that wait for it."""
         request.is_done = True
         piece = request.piece
         if request.is_urgent:
@@ -219,21 +219,21 @@ class FetchRequests:
         self._changed.notify_all()
 
     def fail(self, error: StoreError) -> None:
-        """End all requests for pieces that have not begun, with an error."""
+        """Let all requests for pieces that have not begun fail with an error."""
         self.asked.clear()
         for request in [each for each in self.by_piece.values() if not each.has_begun]:
             request.error = error
             self.end(request)
 
     def are_here_soon(self, numbers: Numbers, piece: int) -> Bools:
-        """Return which records of a piece are on the disk, or will come there by an urgent request: bool (n,)."""
+        """Return which records of a piece are on the disk, or are in an urgent request: bool (n,)."""
         found = self._local.has(numbers)
         for request in self._urgent_by_piece.get(piece, ()):
             found |= np.isin(numbers, request.run.numbers)
         return found
 
     def lacking(self, run: RecordRun, piece: int) -> RecordRun:
-        """Return the part of a run that is not on the disk, nor soon: from the first such record to the last."""
+        """Return the part of a run from the first to the last record that is not `are_here_soon`."""
         places = np.flatnonzero(~self.are_here_soon(run.numbers, piece))
         if len(places) in (0, len(run.numbers)):
             return run
@@ -241,18 +241,18 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return the runs to read for a request: its own, without longer parts that are here, or will be soon."""
+        """Return the runs to read for a request: its own run, without longer parts that are `are_here_soon`."""
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))
         return [*self._pieces.runs(request.run.rows[places])]
 
     def is_under_way(self, piece: int) -> bool:
-        """Return whether records of a piece are asked for."""
+        """Return whether there is a request for records of a piece."""
         return piece in self.by_piece or piece in self._urgent_by_piece
 
     def has_room_in_memory(self, plans: FetchPlans) -> bool:
-        """Return whether memory has room for one more piece; drop one that no plan needs any more if that helps."""
+        """Return whether there is memory for one more piece. If not, first drop a piece that no plan needs any more."""
         if len(self._in_memory) + len(self.by_piece) < self._most_in_memory:
             return True
         unneeded = next((piece for piece in self._in_memory if not plans.need(piece)), None)

@@ -1,6 +1,6 @@
-"""Remote: a folder at a URL, on a web server, in an object store or wherever fsspec reaches.
+"""Remote: a folder at a URL: on a web server, in an object store, or in any storage that fsspec supports.
 
-All requests to a URL are tried again by one rule, that of `Tries`.
+`Tries` is the retry policy for all requests.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
 _FIRST_PAUSE: Final = 0.5
-PATIENT_SECONDS: Final = 40.0  # with the last try's silence nobody waits longer than a minute
-_CHANCE: Final = random.Random()  # its own: the program's random numbers stay as its seed makes them
+PATIENT_SECONDS: Final = 40.0  # plus the last attempt's timeout, nobody waits longer than a minute
+_CHANCE: Final = random.Random()  # a separate generator, so that the program's own random numbers do not change
 _MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
-#: What ends the path of a URL, as the libraries of object stores have it. A web server's URL may have a query.
+#: The characters that end a URL's path for the libraries of each scheme. A web server's URL may have a query.
 _MARKS: Final = {**dict.fromkeys(SCHEMES, "#"), **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "#?")}
-#: What stores answer where there is no such bucket.
+#: Texts in the errors of stores for a bucket that does not exist.
 _NO_BUCKET: Final = ("NoSuchBucket", "bucket does not exist")
-_BLOCK: Final = 1 << 20  # a connection that breaks after fewer bytes, again and again, is given up
-# Other statuses from 400 to 499 are final: asking again gets the same answer. 408 is "too slow", 429 "too often".
+_BLOCK: Final = 1 << 20  # after this many bytes without an error, the count of attempts starts again
+# Other statuses from 400 to 499 are final: trying again gives the same answer. 408: timeout, 429: too many requests.
 _PASSING: Final = (408, 429)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _FINAL: Final = (
@@ -53,23 +53,23 @@ _FINAL: Final = (
     InvalidURL,
 )
 
-#: What Hugging Face puts into each repository, by schemes; no cache has a file of these names.
+#: The files that the Hugging Face hub puts into each repository, by scheme. They are not part of a cache.
 OF_REPOSITORIES: Final = {"hf": {".gitattributes", "README.md"}}
 
 
 class Tries:
-    """The tries of one request: seven at most, with pauses that double from half a second.
+    """The retry policy of one request: at most seven attempts. The pauses begin with half a second and double.
 
-    Each pause is longer or shorter by chance, so that threads that failed together do not come back together.
+    The pauses vary randomly, so that threads that failed together do not try again together.
     """
 
     def __init__(self, patience: float = math.inf) -> None:
-        """Begin the first try; none begins later than `patience` seconds from now."""
+        """Start the clock: no attempt begins later than `patience` seconds from now."""
         self.failures = 0
         self._until = time.monotonic() + patience
 
     def pause_after(self, error: Exception) -> float | None:
-        """Count a failed try; return the seconds to wait before the next one, None where there is to be none."""
+        """Count a failed attempt. Returns the seconds to wait before the next one; None means to give up."""
         self.failures += 1
         pause = _FIRST_PAUSE * 2 ** (self.failures - 1) * _CHANCE.uniform(0.5, 1.5)
         is_last = _is_final(error) or self.failures > _RETRIES or time.monotonic() + pause > self._until
@@ -79,30 +79,30 @@ class Tries:
 class Remote:
     """The folder at a URL: `gs://`, `s3://`, `hf://`, `https://`, `memory://`, `file://`, or a path.
 
-    `HttpFolder` asks web servers and limits each answer; `ObjectFolder` asks S3 and Google Cloud Storage where obstore
-    is installed; fsspec and its libraries ask all other places. After any error they try again, at growing intervals,
-    and raise StoreError in the end.
+    `HttpFolder` reads web servers and limits each answer. `ObjectFolder` reads S3 and Google Cloud Storage if obstore
+    is installed. fsspec and its libraries read all other storage. After an error, a request is tried again at growing
+    intervals, and raises StoreError in the end.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
-        """Open no connection yet; a request to a web server ends after `silence` seconds without a byte.
+        """Store the URL; no connection is opened yet. A request fails after `silence` seconds without a byte.
 
-        Where `silence` is given, somebody waits: then no try begins later than 40 seconds after the first.
-        Raises DependencyError where a library is missing, UsageError for no URL.
+        If `silence` is given, no attempt begins later than 40 seconds after the first, because a reader waits.
+        Raises DependencyError if a library is missing, UsageError for an unsupported URL.
         """
         self._secrets, self._patience = url_secrets(url), math.inf if silence is None else PATIENT_SECONDS
         self.shown = shown(url)
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
         if mark := next((mark for mark in _MARKS.get(self.scheme, "") if mark in url), ""):
             raise UsageError(
-                f"{self.shown} has a {mark} behind it, with which the path of such a URL ends: it leads to another "
-                f"folder. Give one without it{f', or write {quote(mark)}' if self.scheme in SCHEMES else ''}"
+                f"{self.shown} has a {mark}, which ends the path of such a URL, so that it leads to another folder. "
+                f"Give a URL without it{f', or write {quote(mark)}' if self.scheme in SCHEMES else ''}"
             )
         self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
         self._files = self._web or self._open_store(url, silence)
 
     def _open_store(self, url: str, silence: float | None) -> FsspecFolder | ObjectFolder:
-        """Return the folder in a place other than a web server. Raises DependencyError, UsageError."""
+        """Open a folder that is not on a web server. Raises DependencyError, UsageError."""
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
@@ -116,24 +116,24 @@ class Remote:
 
     @property
     def is_http(self) -> bool:
-        """Whether it is a folder on a web server, which cannot be written."""
+        """Whether the folder is on a web server, so that it cannot be written."""
         return self._web is not None
 
     @property
     def local(self) -> Path | None:
-        """The folder of this machine that the URL leads to, also through fsspec's caches; None where there is none."""
+        """The local folder to which the URL leads, also through fsspec's wrappers; None if it is not local."""
         return self._files.local if isinstance(self._files, FsspecFolder) else None
 
     def names(self) -> set[str]:
-        """Return the names of files and folders in it; none where there is no such folder. Raises StoreError."""
+        """Return the names of files and folders in the folder; an empty set if it does not exist. Raises StoreError."""
         return self._retry("", self._writable.names)
 
     def files(self) -> dict[str, int]:
-        """Return the files at any depth by their path below here, and their sizes. Raises StoreError."""
+        """Return the sizes of all files at any depth, by their paths relative to the folder. Raises StoreError."""
         return self._retry("", self._writable.files)
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes. Raises FormatError when there are more than `limit`, StoreError."""
+        """Return a small file's bytes. Raises FormatError if it has more than `limit`, StoreError."""
         found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
             most = "any manifest: give the URL of a cache" if name == MANIFEST_NAME else f"{limit:,} bytes, its limit"
@@ -141,9 +141,9 @@ class Remote:
         return found
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Read bytes of a file of `size` bytes from `start` into all of `target`, once.
+        """Fill `target` with bytes from `start` on of a file with `size` bytes. Does not try again after an error.
 
-        Raises ChangedError where it is not the version that was read before, OSError, EOFError, HTTPException.
+        Raises ChangedError if the file was replaced since it was first read, OSError, EOFError, HTTPException.
         """
         try:
             self._files.read_into(name, start, target, size)
@@ -155,7 +155,7 @@ class Remote:
             raise OSError(f"{type(error).__name__}: {self._clean(error)}") from None
 
     def manifest(self) -> tuple[Manifest, bytes]:
-        """Return the manifest, validated, and its bytes. Raises NotACacheError, FormatError, StoreError."""
+        """Return the validated manifest, and its bytes. Raises NotACacheError, FormatError, StoreError."""
         where = f"{self.shown}/{MANIFEST_NAME}"
         data = self.read(MANIFEST_NAME, MAX_MANIFEST_BYTES)
         try:
@@ -164,11 +164,11 @@ class Remote:
             raise FormatError(f"{where}: {error}") from error
 
     def small_file(self, name: str) -> bytes | None:
-        """Return a small file, such as an earlier manifest; None where there is none. Raises StoreError."""
+        """Return the bytes of a small file, such as an earlier manifest; None if there is none. Raises StoreError."""
         return None if self.size(name) is None else self.read(name, MAX_MANIFEST_BYTES)
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
-        """Yield a file's bytes from `start` to `stop`, continuing where the connection broke. Raises StoreError."""
+        """Yield a file's bytes from `start` to `stop`, and resume after a broken connection. Raises StoreError."""
         at, reached, tries = start, start, Tries(self._patience)
         while at < stop:
             try:
@@ -186,18 +186,18 @@ class Remote:
             self._pause(name, failure, tries)
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None where there is no file or no size is stated. Raises StoreError."""
+        """Return a file's size in bytes, None if there is no file or the size is not stated. Raises StoreError."""
         return self.version(name)[0]
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size as `size` does, and a text that changes with its content, None where the store has none.
+        """Return a file's size as `size` does, and a text that changes with its content (None if the store has none).
 
         Raises StoreError.
         """
         return self._retry(name, lambda: self._files.version(name))
 
     def write(self, name: str, source: Path, advance: Callable[[int], None]) -> None:
-        """Copy a file to here; `advance` is called with its bytes done so far. Raises StoreError."""
+        """Copy a local file into the folder. `advance` is called with the bytes written so far. Raises StoreError."""
         self._retry(name, lambda: self._writable.write(name, source, advance))
 
     def put(self, name: str, data: bytes) -> None:
@@ -205,9 +205,9 @@ class Remote:
         self._retry(name, lambda: self._writable.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file that is not there; return False where it is. Of several processes, one alone can do so.
+        """Write a small file atomically: of several processes only one gets True. False means that the file exists.
 
-        Where a store cannot promise that, it looks whether the file is there first. Raises StoreError.
+        Some stores cannot do this atomically: there it is checked first whether the file exists. Raises StoreError.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
@@ -217,11 +217,11 @@ class Remote:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether `send` writes and removes all of its files at once, or none."""
+        """Whether `send` writes and removes all of its files in one atomic step."""
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write files, in their order, and then remove others: all at once where it `is_atomic`. Raises StoreError."""
+        """Write files in their order, then remove others; in one step if `is_atomic`. Raises StoreError."""
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:
                 folder = self._files
@@ -236,11 +236,11 @@ class Remote:
             self.remove(name)
 
     def make_folder(self) -> None:
-        """Make the folder, where the store has folders. Raises StoreError."""
+        """Make the folder, if the store has folders. Raises StoreError."""
         self._retry("", self._writable.make_folder)
 
     def close(self) -> None:
-        """Close all connections; the next request opens one again."""
+        """Close all connections. The next request opens a new one."""
         self._files.close()
 
     @property
@@ -255,7 +255,7 @@ class Remote:
 
     @functools.cached_property
     def ranged(self) -> bool:
-        """Whether parts of a cache's files can be read: not every web server sends them."""
+        """Whether files can be read in parts: not every web server supports ranges."""
         if self._web is None:
             return True
         web = self._web
@@ -270,7 +270,7 @@ class Remote:
             yield from self._files.part(name, at, end)
 
     def _rest(self, name: str, start: int, stop: int) -> Iterator[bytes]:
-        """Yield a file's bytes from `start` to `stop` out of one stream, whose beginning is thrown away."""
+        """Yield a file's bytes from `start` to `stop`. The file is read from its beginning, without a range."""
         at = 0
         for chunk in self._web.beginning(name, stop) if self._web is not None else ():
             data = chunk[max(0, start - at) :]
@@ -290,7 +290,10 @@ class Remote:
             self._pause(name, failure, tries)
 
     def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
-        """Wait before the next try. Raises StoreError if there is none, not chained to an error with a password."""
+        """Wait before the next attempt. Raises StoreError if there is none.
+
+        The error is not chained to the original one, whose text may contain a password.
+        """
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):
             raise StoreError(f"{self.shown}: there is no such bucket. Check its name, and whose keys are used")
@@ -310,12 +313,12 @@ class Remote:
 
 @functools.cache
 def _say_slow(scheme: str) -> None:
-    """Say once that a store is read by the slower of two libraries."""
+    """Log once that a store is read by the slower of two libraries."""
     _log.warning("%s:// is read by fsspec, which is slower than obstore: `pip install obstore`", scheme)
 
 
 def _is_final(error: Exception) -> bool:
-    """Return whether asking again gets the same answer."""
+    """Return whether trying again would fail in the same way."""
     status = getattr(error, "status", None)
     refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING
     is_full = isinstance(error, OSError) and error.errno in _FULL
