@@ -1,4 +1,4 @@
-"""Batches prepared ahead of the loop that takes them, by one thread."""
+"""Ahead: a thread that prepares batches ahead of the loop that uses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
 
 _DONE: Final = object()
-#: The most batches that are prepared together: each handing over wakes two threads.
+#: The largest group of batches that are prepared together. Passing one group to the loop wakes two threads.
 _MOST_TOGETHER: Final = 64
 
 
@@ -32,15 +32,15 @@ class _Failure:
 
 
 class Ahead(Generic[Prepared]):
-    """Iterates batches that a thread has prepared by `prepare(batch, number)`, `depth` of them ahead of the loop.
+    """Iterates over batches that a thread has prepared by `prepare(batch, number)`, up to `depth` batches ahead.
 
-    A CachedLoader's batches are counted in its state when they are handed out here, not when they are read. An error in
-    reading or preparing a batch is raised in the loop, where that batch would have come. No thread remains when the
-    context is left early; in a process that was forked meanwhile, UsageError is raised. `waited_seconds` is how long
-    the loop has been blocked here, `cpu_seconds` how long a processor has worked for the thread.
+    A CachedLoader counts a batch in its state when the loop gets it here, not when it is read. If reading or preparing
+    a batch fails, the error is raised in the loop at that batch. Leaving the context ends the thread. In a forked
+    process, iterating raises UsageError. `waited_seconds` is the time for which the loop was blocked here;
+    `cpu_seconds` is the CPU time of the thread.
 
-    With `together(batches, number)`, batches of resident records that are rows alone are prepared together, up to 64 of
-    them, which `depth` counts as one.
+    If `together(batches, number)` is given, it prepares up to 64 batches in one call, which `depth` counts as one. This
+    is used for batches of resident records that upload nothing and only consist of row numbers.
     """
 
     def __init__(
@@ -51,36 +51,36 @@ class Ahead(Generic[Prepared]):
         first: int = 0,
         together: Callable[[Sequence[Any], int], Sequence[Prepared]] | None = None,
     ) -> None:
-        """Take batches, whose numbers begin at `first`; iterating them, in a thread, begins with the context."""
+        """Store the batches. The first one gets the number `first`. The thread starts when the context is entered."""
         self.waited_seconds = 0.0
         self.cpu_seconds = 0.0
         self._batches, self._prepare, self._together, self._first = batches, prepare, together, first
-        self._iterator: Iterator[Any] = iter(())  # that of the batches, once the context has begun
+        self._iterator: Iterator[Any] = iter(())  # over the batches, once the context is entered
         self._ready: queue.Queue[Any] = queue.Queue(depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tpucache-feed", daemon=True)
 
     @property
     def has_begun(self) -> bool:
-        """Whether the context has begun, and with it the thread."""
+        """Whether the context was entered, which starts the thread."""
         return self._thread.ident is not None
 
     def __enter__(self: Self) -> Self:
         self._process, self._iterator = os.getpid(), self._begin()
         self._thread.start()
-        # Also when the interpreter ends: it would stop the thread inside of compiled code, which aborts the process.
+        # Also at exit: the interpreter would stop the thread inside compiled code, which aborts the process.
         self._end = weakref.finalize(self, _end, self._stop, self._ready, self._thread)
         return self
 
     def _begin(self) -> Iterator[Any]:
-        """Begin to iterate the batches."""
+        """Return an iterator over the batches."""
         batches = self._batches
         return batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
-            f"a {type(self).__name__} has a thread, which no other process can have: give the loader to that process, "
-            f"and make a {type(self).__name__} of it there"
+            f"a {type(self).__name__} has a thread, so it cannot be sent to another process: give the loader to that "
+            f"process, and make a {type(self).__name__} of it there"
         )
 
     def __exit__(
@@ -112,12 +112,12 @@ class Ahead(Generic[Prepared]):
                 self._ready.put([(each, confirm) for each, (_, confirm) in zip(prepared, group, strict=True)])
                 self.cpu_seconds = time.thread_time()
                 number += len(group)
-                del group, prepared  # otherwise the buffer would be in use until the next batch is read
+                del group, prepared  # otherwise their buffers stay in use until the next batch is read
             self._ready.put(_DONE)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the loop raises it again
+        except BaseException as error:  # noqa: BLE001  # the loop raises it again
             self._ready.put(_Failure(error))
         finally:
-            # Close a generator in the thread that ran it, before the context ends.
+            # A generator must be closed in the thread that ran it, before the context ends.
             if isinstance(batches, Generator):
                 batches.close()
 
@@ -127,7 +127,7 @@ class Ahead(Generic[Prepared]):
         return [self._prepare(batch, number + at) for at, batch in enumerate(batches)]
 
     def _grouped(self, batches: Iterator[Any]) -> Generator[list[tuple[Any, Callable[[], None] | None]], None, None]:
-        """Yield batches with their `confirm` as they are prepared together: few at first, so that none waits long."""
+        """Yield groups of batches, each with its `confirm`. The first groups are small, so the loop starts early."""
         group: list[tuple[Any, Callable[[], None] | None]] = []
         key: Hashable = None
         most = 1
@@ -145,7 +145,7 @@ class Ahead(Generic[Prepared]):
                 if key is None or len(group) >= most:
                     yield group
                     group, most = [], 1 if key is None else min(2 * most, _MOST_TOGETHER)
-        except Exception:  # the batches before it come first
+        except Exception:  # the batches before the error come first
             if group:
                 yield group
             raise
@@ -154,14 +154,14 @@ class Ahead(Generic[Prepared]):
 
 
 def _shared(batch: Any) -> Hashable:
-    """Return what batches that may be prepared together have in common, None for one with more than its rows."""
+    """Return a key that is equal for batches that may be prepared together; None for a batch that uploads records."""
     if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch) and not batch[1].uploads:
         return id(batch[0]), len(batch[1].slots)
     return None
 
 
 def _end(stop: threading.Event, ready: queue.Queue[Any], thread: threading.Thread) -> None:
-    """Wait until a thread has seen that it must stop; make room meanwhile, as a full queue may block it."""
+    """Stop a thread and wait for it. The queue is emptied meanwhile: a full queue may block the thread."""
     stop.set()
     while thread.is_alive():
         try:

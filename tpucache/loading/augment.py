@@ -1,4 +1,4 @@
-"""Random crops and flips on the host, made by the threads of a loader while they read records."""
+"""HostCrop: a loader's threads make random crops and flips on the host while they read records."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _BYTES: Final = "|u1"
 
 
 class HostCrop:
-    """Reads the crops of a batch's images, with the random numbers that `tpucache.ondevice.draw` has for the device.
+    """Reads random crops of a batch's images. A device would make the same crops, by `tpucache.ondevice.draw`.
 
-    Crops of the images' own size are the same bytes as the device makes of the same pixels.
+    Crops of the same size as the images also have exactly the same bytes.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
-        """Take the samples and the height and width of the crops, by default those of the images.
+        """Store the settings and the samples. `size` is the height and width of the crops, by default the images' size.
 
-        Raises UsageError where `why_not` gives a reason.
+        Raises UsageError if `why_not` gives a reason.
         """
         reason = why_not(settings, dataset)
         if reason is not None:
@@ -45,18 +45,18 @@ class HostCrop:
         height, width, channels = image.shape
         has_planes = _has_planes(dataset)
         self._form = Form(height, width, channels, has_planes)
-        #: The dataset that is read: its records hold planes as they are stored.
+        #: The dataset to read. If images are stored as planes, it does not decode them.
         self.dataset = dataset.packed() if has_planes else dataset
         self._settings, self.size = settings, size or (height, width)
-        #: The datasets' images as they are read: uint8 (height, width, channels).
+        #: The fields of the result: one image, uint8 (height, width, channels).
         self.fields = (Field(IMAGE, "raw", _BYTES, (*self.size, channels)),)
-        #: What is still to be done to a batch.
+        #: The augmentation that remains to be done to a batch.
         self.left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
-        """Return what reads crops as `CachedDataset.read_into` reads images, into buffers of `fields`.
+        """Return a function that reads crops into buffers of `fields`, called like `CachedDataset.read_into`.
 
-        Random numbers are those of (seed, step) for the rows `own` of a global batch of `rows`.
+        The random numbers follow from (seed, step), for the rows `own` of a global batch with `rows` rows.
         """
         draws = drawn.draw(self._settings, seed, step, rows, (self._form.height, self._form.width))[own]
         first = drawn.CROPPED.start
@@ -74,7 +74,7 @@ class HostCrop:
 
             return dataset.visit(indices, epoch, chunk, use, needed_bytes(self._form, boxes), divide)
         pool = dataset.buffer_pools.pool(len(targets))
-        whole = pool.take()  # what has to be decoded is cropped once the whole batch is
+        whole = pool.take()  # images that need decoding are decoded as a whole batch, then cropped
         try:
             ways = dataset.read_into(whole, indices, epoch, chunk, divide)
             (sources,) = whole.starts
@@ -92,7 +92,7 @@ class HostCrop:
 
 
 def why_not(settings: AugmentSettings | None, dataset: CachedDataset) -> str | None:
-    """Return why the images of a dataset are not cropped on the host, None where they are."""
+    """Return why the host cannot crop the images of a dataset; None if it can."""
     if settings is None or not settings.crop:
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
@@ -117,7 +117,7 @@ def _why_not_images(dataset: CachedDataset) -> str | None:
 
 
 def _has_planes(dataset: CachedDataset) -> bool:
-    """Return whether records hold the planes of yuv420, which are cropped where they are."""
+    """Return whether records hold the planes of yuv420, which are cropped without a copy."""
     return isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
 
 

@@ -1,4 +1,4 @@
-"""Columns of the samples table, encoded as numbers, to be given with the records: `CachedDataset.with_columns`."""
+"""Columns of the samples table, encoded as numbers for the model: input of `CachedDataset.with_columns`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tpucache.types import Array
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the training samples have it: the mean and deviation of its numbers, or its different names."""
+    """How a column is encoded, fitted to the training samples: mean and deviation of numbers, or the list of names."""
 
     name: str
     mean: float = 0.0
@@ -24,17 +24,17 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many values it has for each sample."""
+        """The number of encoded values per sample."""
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Return the values of samples, float32 (n, width): standardised, or 1 at the sample's name.
+        """Encode the column of some samples, float32 (n, width): standardised numbers, or one-hot names.
 
-        Raises UsageError where a value is missing, has another type, or is a name that no training sample has.
+        Raises UsageError if a value is missing, has another type, or is a name that no training sample has.
         """
         values = read_column(table, self.name, positions)
         if isinstance(values, list) != bool(self.names):
-            raise UsageError(f"the column {self.name!r} holds {_kind(values)} here, and not where the run was trained")
+            raise UsageError(f"the column {self.name!r} holds {_kind(values)} here, but not in the training samples")
         if not isinstance(values, list):
             return ((values - self.mean) / self.std).astype(np.float32)[:, None]
         numbers = {name: number for number, name in enumerate(self.names)}
@@ -51,17 +51,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Columns:
-    """Several columns, side by side in one array."""
+    """Several columns, concatenated in one array."""
 
     parts: tuple[Column, ...]
 
     @property
     def width(self) -> int:
-        """How many values a sample gets."""
+        """The number of values per sample."""
         return sum(part.width for part in self.parts)
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Return the values of samples: float32 (n, width). Raises UsageError."""
+        """Encode the columns of some samples: float32 (n, width). Raises UsageError."""
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
     def to_list(self) -> list[dict[str, Any]]:
@@ -70,12 +70,12 @@ class Columns:
 
 
 def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
-    """Return the columns that `to_list` gave."""
+    """Undo `Columns.to_list`."""
     return Columns(tuple(Column(**{**part, "names": tuple(part["names"])}) for part in values))
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Return columns whose statistics and names are those of the training samples. Raises UsageError."""
+    """Fit the encoding of some columns to the training samples. Raises UsageError."""
     parts = []
     for name in names:
         values = read_column(table, name, positions)
@@ -87,9 +87,9 @@ def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> C
 
 
 def read_column(table: SampleTable, name: str, positions: Array) -> Array | list[str]:
-    """Return a column of some samples: numbers, float64 (n,), or names.
+    """Return a column of some samples: numbers, float64 (n,), or a list of names.
 
-    Raises UsageError where there is no such column or a value is missing: NaN, infinite or empty.
+    Raises UsageError if there is no such column, or if a value is missing (NaN, infinite or empty).
     """
     if name not in table or name in ("number", "path", "label"):
         kept = [each for each in table if each not in ("number", "path", "label")]

@@ -1,4 +1,4 @@
-"""CachedDataset: a finished cache as a plain map-style PyTorch dataset."""
+"""CachedDataset: the samples of a cache as a map-style PyTorch dataset."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
     from tpucache.store.arriving import NetworkUse
 
-Item = Any  # (image, label), or a dict of tensors where a record has more fields than an image
+Item = Any  # (image, label), or a dict of tensors if a record has more fields than an image
 
-#: The name of the columns in a batch.
+#: The key of the columns in a batch.
 COLUMNS: Final = "columns"
 _BATCH_BYTES: Final = 4 << 20
 _UNCOUNTED: Final = -1
@@ -58,16 +58,17 @@ Self = TypeVar("Self", bound="CachedDataset")
 class CachedDataset(Dataset[Item]):
     """The samples of a cache: `image, label = dataset[0]`.
 
-    The image is a tensor (channels, height, width), uint8 unless its own depth was kept, channels last in memory; the
-    label an int64 scalar, a float32 vector, or -1 where the cache has no labels. A cache with fields besides the image
-    gives a dict of tensors instead, the label under "label". Without torch, all are numpy arrays of the same shapes.
+    The image is a tensor (channels, height, width), with channels last in memory. It is uint8, unless warmup kept
+    another depth. The label is an int64 scalar, a float32 vector, or -1 if the cache has no labels. If records have
+    more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch, the tensors
+    are numpy arrays of the same shapes.
 
-    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of these samples, as slices, lists and masks
-    of a numpy array are arrays; nothing is read for that (see `select`).
+    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples. Making one reads
+    nothing (see `select`).
 
-    It works under DataLoader with any kind of worker, Subset and everything else that takes a dataset. It pickles
-    small and opens files in the process that reads them. `close`, or leaving a `with` block, closes its files and
-    frees its records in memory; all that was selected from one dataset shares them.
+    The dataset works with DataLoader (any kind of worker), Subset and everything else that takes a map-style dataset.
+    Its pickle is small, and files are opened in the process that reads them. `close`, or leaving a `with` block, closes
+    the files and frees the records in memory. Datasets that were selected from one another share both.
     """
 
     def __init__(
@@ -83,29 +84,33 @@ class CachedDataset(Dataset[Item]):
         frequencies: int | None = None,
         version: int | None = None,
     ) -> None:
-        """Open a cache; no shard is opened before it is read.
+        """Open a cache. A shard is opened when it is first read.
 
-        `cache` is its folder, or "kaggle:slug", which is looked for where such datasets are mounted (see `find_cache`),
-        or a URL, such as "gs://bucket/cache": see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`.
-        `variant` 0 is the clean image, 1 to K the augmented ones; "epoch" shows every sample another augmented
-        variant each epoch, all K in K epochs; in a cache without any the clean image, with a warning in the log. A
-        CachedLoader counts epochs itself; for a DataLoader call `set_epoch`. A warning in the log says where more
-        samples than the dataset has were read without that.
+        `cache` is a folder; or "kaggle:slug", which is searched where such datasets are mounted (see `find_cache`); or
+        a URL such as "gs://bucket/cache" (see `RemoteCache.open_url` for `cache_dir` and `cache_bytes`).
 
-        `version` is one of the cache's versions, from 1; if not given, the newest. "cache@2" names one, too. A dataset
-        keeps its version while others are made.
+        `variant` 0 gives the clean images, 1 to K one augmented variant. "epoch" gives each sample another augmented
+        variant in each epoch, all K in K epochs; a cache without augmented variants then gives clean images and logs a
+        warning. A CachedLoader counts epochs itself. With a DataLoader, call `set_epoch` before each epoch; without
+        that, a warning is logged when the second epoch begins.
 
-        `indices` keeps only these samples, in this order: positions from 0, or a mask of one bool a sample. Negative
-        ones are refused here, because -1 is how many tables say "not found".
+        `version` is the number of a version of the cache, by default the newest. "cache@2" names a version, too. The
+        dataset keeps its version when new ones are made.
 
-        `in_memory` "auto" lets CachedLoader decide: it maps shards where nobody can cut them short, else keeps records
-        once they are read, as far as half of the free memory allows. True keeps whatever is read, False nothing.
+        `indices` selects samples in this order: positions from 0, or a mask with one bool per sample. Negative
+        positions are refused here, because many tables use -1 for "not found".
 
-        `resolution` shows images of the codecs dct-zstd and dct-lz4 in another size, (height, width) in pixels or one
-        number for both, from 8 to twice the stored one. Boxes, keypoints and masks are those of that size. Of each
-        block's 8 frequencies as many are used as the size can show, or `frequencies` of them: a device is given these.
+        `in_memory` "auto" lets CachedLoader decide: it maps shards that no other program can truncate. Otherwise it
+        keeps records in memory after the first read, in at most half of the free memory. True keeps every record that
+        is read, False keeps none.
 
-        Raises NotACacheError, FormatError or DamageError for the cache, UsageError for the rest, or for want of memory.
+        `resolution` gives images of the codecs dct-zstd and dct-lz4 at another size, (height, width) in pixels or one
+        number for both, from 8 to twice the stored size. Boxes, keypoints and masks are moved accordingly. Decoding
+        uses as many of each block's 8 frequencies as the size needs, or `frequencies` of them; the others are not sent
+        to a device.
+
+        Raises NotACacheError, FormatError or DamageError for the cache, UsageError for wrong arguments or if there is
+        too little memory.
         """
         opened = cache if isinstance(cache, Cache) else open_cache(cache, cache_dir, cache_bytes, version)
         self.place: str = opened.place
@@ -119,10 +124,10 @@ class CachedDataset(Dataset[Item]):
         self._columns: Array | None = None  # float32 (samples of the cache, width)
         self._targets: Array | None = None  # float32 (samples of the cache, classes)
         self._scale: tuple[Array, Array] | None = None  # mean and deviation of the labels, float64 (m,)
-        self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # only then do workers need to see it
-        # How many samples were read before the epoch was set; -1 once it was set, or the user was warned.
+        self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # otherwise workers do not need the epoch
+        # The number of samples that were read before the epoch was set; -1 once it is set, or the user was warned.
         self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
-        opened.index  # a damaged one is refused here  # noqa: B018
+        opened.index  # opened now, so that a damaged index is found early  # noqa: B018
         self._reader: RecordReader | None = RecordReader(
             opened, self._selection.records, in_memory, shown=self.manifest.fields
         )
@@ -131,9 +136,9 @@ class CachedDataset(Dataset[Item]):
         return len(self._selection)
 
     def __getitem__(self, index: Any) -> Item:
-        """Return one sample for a whole number, and for anything else the dataset that `select` gives.
+        """Return one sample for an integer, and the dataset that `select` returns for any other index.
 
-        Raises IndexError outside of the samples, UsageError for what is not an index.
+        Raises IndexError for an index out of range, UsageError for a value that is not an index.
         """
         if not is_single(index):
             return self.select(index)
@@ -142,13 +147,13 @@ class CachedDataset(Dataset[Item]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return several samples, as torch's fetcher asks for a whole batch. Raises IndexError and UsageError."""
+        """Return several samples: DataLoader calls this for a whole batch. Raises IndexError and UsageError."""
         if overrides(self, CachedDataset, "__getitem__") and not overrides(self, CachedDataset, "__getitems__"):
-            return [self[index] for index in indices]  # a subclass changes the samples of a batch, too
+            return [self[index] for index in indices]  # a subclass's own __getitem__ also applies to batches
         return self._items(indices)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()  # another thread may read meanwhile, and set attributes on first use
+        return self.__dict__.copy()  # a copy, because other threads may set attributes meanwhile
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -163,9 +168,9 @@ class CachedDataset(Dataset[Item]):
         self.close()
 
     def close(self) -> None:
-        """Close the files and free the records in memory; reading raises UsageError from then on.
+        """Close the files and free the records in memory. Reading raises UsageError afterwards.
 
-        The datasets that it was selected from, or that were selected from it, stay open. Closing again does nothing.
+        Datasets from which this one was selected, or that were selected from it, stay open. A second call does nothing.
         """
         self._reader = None
 
@@ -175,86 +180,86 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def epoch(self) -> int:
-        """Which epoch it is, for variant="epoch"."""
+        """The epoch whose variants are read with variant="epoch"."""
         return self._epoch.get()
 
     @property
     def cache(self) -> Cache:
-        """The opened cache of the samples."""
+        """The open cache."""
         return self._open_reader.cache
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole cache is built; `open_or_build` gives one that may not be."""
+        """Whether the whole cache is built. `open_or_build` returns a dataset whose cache may not be finished yet."""
         return self._open_reader.cache.is_finished
 
     @property
     def resolution(self) -> int | tuple[int, int] | None:
-        """The size that images are shown in, None for the stored one."""
+        """The size of the images, as the constructor got it; None for the stored size."""
         return self._resolution[0]
 
     @property
     def frequencies(self) -> int | None:
-        """How many of each block's frequencies were asked for, None for those that the resolution needs."""
+        """The number of frequencies per block, as the constructor got it; None for as many as the resolution needs."""
         return self._resolution[1]
 
     @property
     def names(self) -> list[str]:
         """The names of a record's fields, in order."""
-        return list(map(operator.attrgetter("name"), self.manifest.fields))  # each batch asks for them
+        return list(map(operator.attrgetter("name"), self.manifest.fields))  # fast, because every batch needs them
 
     @property
     def record_fields(self) -> tuple[Field, ...]:
-        """The fields of a record as they are read: dtype and shape of each array of a sample."""
+        """The fields of a record as they are read, with the dtype and shape of each array."""
         return self._open_reader.fields
 
     @property
     def reading(self) -> ReadingPlan:
-        """How a CachedLoader will read the records, and the memory that it plans to take, as far as is known now."""
-        is_whole = self._open_reader.cache.reader.arriving is None  # else no shard is mapped
+        """How a CachedLoader will probably read the records, and how much memory it plans to use."""
+        is_whole = self._open_reader.cache.reader.arriving is None  # shards that are still arriving are not mapped
         return self._open_reader.plan(self._selection.records, self._selection.shards if is_whole else ())
 
     @property
     def in_memory(self) -> bool:
-        """Whether a CachedLoader keeps each record in memory once it is read."""
+        """Whether a CachedLoader keeps each record in memory after the first read."""
         return self._reader is not None and self.reading.way == "keep"
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """How many shards this process has mapped, by the way, and how many it has not, by the reason.
+        """The number of shards that this process has mapped, by method, and that it could not map, by reason.
 
-        Shards of which nothing was read do not count. The ways are "lease" and "read_only". Reasons are "other_owner",
-        "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched": see
-        `tpucache.loading.reading.maps.TEXTS`.
+        Only shards that were read are counted. The methods are "lease" and "read_only". The reasons are "other_owner",
+        "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched".
+        `tpucache.loading.reading.maps.TEXTS` explains them.
         """
         return {} if self._reader is None else self._reader.maps
 
     @property
     def network(self) -> NetworkUse | None:
-        """What this process has read of a cache at a URL so far; None for a cache in a folder."""
+        """This process's network traffic for a cache at a URL so far; None for a cache in a folder."""
         return None if self._reader is None else self._reader.network
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """What this process has read of a cache at a URL, as a list of one; none for a cache in a folder."""
+        """`network` in a list; an empty list for a cache in a folder."""
         return [use for use in [self.network] if use is not None]
 
     @property
     def mean_record_bytes(self) -> int:
-        """Bytes a record takes on disk, on average over the variants in use."""
+        """The mean size of a record on disk in bytes, over the variants in use."""
         return self._selection.mean_record_bytes
 
     @property
     def usual_record_bytes(self) -> int:
-        """Bytes that a record with these fields usually takes: exact for codecs of a fixed length."""
+        """The usual size of a record with these fields in bytes; exact for codecs with a fixed length."""
         return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all that decides the samples: records, labels, columns, selection and its order.
+        """SHA-256, in hexadecimal, of everything that decides the samples: records, labels, columns, selection, order.
 
-        Only the variants in use count, so adding variants to a cache leaves the digest of variant 0 as it is. Loaders
-        and runs are resumed only where it is the same.
+        Only the variants in use are covered, so adding variants to a cache does not change the digest of variant 0.
+        Loaders and runs resume only with an equal digest.
         """
         if self._digest is None:
             self._digest = self.digest_without_columns
@@ -271,32 +276,32 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def column_width(self) -> int:
-        """How many values a sample has in its columns: 0 where it has none."""
+        """The number of values per sample in the columns; 0 without columns."""
         return 0 if self._columns is None else int(self._columns.shape[1])
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names; a label is a position among them."""
+        """The class names. A label is a position in this tuple."""
         return self.manifest.classes
 
     @property
     def paths(self) -> list[str]:
-        """Where each sample came from."""
+        """The path of each sample in the source."""
         return list(map(self.table.paths.__getitem__, self.positions.tolist()))
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Where in the cache each sample is: int64 (n,)."""
+        """The position of each sample in the cache: int64 (n,)."""
         return self._selection.positions
 
     @property
     def numbers(self) -> npt.NDArray[np.uint64]:
-        """The samples' numbers, which are their keys in the shards: uint64 (n,)."""
+        """The number of each sample, which is its key in the shards: uint64 (n,)."""
         return self.table.numbers[self.positions]
 
     @property
     def variant(self) -> Variant:
-        """Which variant is shown."""
+        """The variant that is read: a number or "epoch"."""
         return self._selection.variant
 
     @property
@@ -305,16 +310,16 @@ class CachedDataset(Dataset[Item]):
         return self.labels_of(np.arange(len(self)))
 
     def select(self, indices: Sequence[int] | Array | slice) -> CachedDataset:
-        """Return a dataset of these samples of this one, in this order; nothing is read.
+        """Return a dataset of some of these samples, in this order. Nothing is read.
 
-        `indices` are positions (negative ones count from the end), a mask of one bool a sample, or a slice; a sample
-        may be chosen more than once. The dataset has an epoch of its own, which begins as this one's.
-        Raises UsageError; OutOfRangeError, which is also an IndexError, for positions outside of the samples.
+        `indices` are positions (negative ones count from the end), a mask with one bool per sample, or a slice. A
+        sample may be chosen more than once. The new dataset's epoch is a copy of this one's, and changes separately.
+        Raises UsageError; OutOfRangeError, which is also an IndexError, for positions out of range.
         """
         return self._derive(self._selection.select(indices), self._open_reader)
 
     def in_variant(self, variant: Variant) -> CachedDataset:
-        """Return all samples of the cache in another variant. Both share files, and what was fetched from a URL."""
+        """Return a dataset of all samples of the cache in another variant. Both share files and fetched records."""
         reader = self._open_reader
         resolution, frequencies = self._resolution
         return CachedDataset(
@@ -322,10 +327,10 @@ class CachedDataset(Dataset[Item]):
         )
 
     def in_resolution(self, resolution: int | tuple[int, int] | None) -> CachedDataset:
-        """Return the same samples with images of another size, as `resolution` of the constructor has it.
+        """Return a dataset of the same samples with images of another size: see `resolution` of the constructor.
 
-        Files are shared; it is the dataset itself where that is its size. Raises UsageError for a size that cannot be
-        made of the images.
+        Both share files. If the size is the same, this returns the dataset itself. Raises UsageError for a size that
+        cannot be made from the stored images.
         """
         if resolution == self.resolution:
             return self
@@ -336,18 +341,19 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def where(self, condition: str) -> CachedDataset:
-        """Return the samples that meet a condition such as "age > 60 and site == 'A'", as `matching` reads it.
+        """Return the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
 
-        No code is run, and a missing value never matches. Raises UsageError.
+        `tpucache.store.filter.matching` explains conditions. They do not run code, and a missing value never matches.
+        Raises UsageError.
         """
         from tpucache.store.filter import matching
 
         return self.select(matching(condition, self.table, self.positions, self.classes))
 
     def with_columns(self, values: Array) -> CachedDataset:
-        """Return these samples with values of their own, float32 (n, width), under "columns": all items are dicts then.
+        """Return a dataset whose items are dicts that also have "columns": a row of `values`, float32 (n, width).
 
-        Raises UsageError where records have a field of that name.
+        Raises UsageError if records have a field with that name.
         """
         if COLUMNS in self.names:
             raise UsageError(f"the records have a field {COLUMNS!r} already: columns cannot be inputs as well")
@@ -358,10 +364,10 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def with_soft_labels(self) -> CachedDataset:
-        """Return these samples so that batches have, in place of labels, what `relabel` gave them as soft labels.
+        """Return a dataset whose batches have soft labels, which `relabel` wrote, instead of labels.
 
-        That is float32 (n, classes): the probabilities times the sample's weight. It is the dataset itself where the
-        cache has none. `labels` stay as they are. Raises FormatError for columns that are no soft labels.
+        They are float32 (n, classes): class probabilities times the sample's weight. If the cache has no soft labels,
+        this returns the dataset itself. The attribute `labels` does not change. Raises FormatError for invalid columns.
         """
         if SOFT_LABEL not in self.table or SOFT_WEIGHT not in self.table:
             return self
@@ -376,10 +382,10 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
-        """Return these samples so that batches have labels less `mean` and divided by `std`, a number for each column.
+        """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.
 
-        That is float32 (n, m), and only the result is rounded: the samples table has float64. `labels` stay as they
-        are. Raises UsageError unless labels are as many columns of values.
+        They are float32 (n, m), computed in float64. The attribute `labels` does not change. Raises UsageError unless
+        labels are float values in `len(mean)` columns.
         """
         labels = self.table.labels
         if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),) or len(mean) != len(std):
@@ -389,71 +395,73 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def packed(self) -> CachedDataset:
-        """Return the same samples with fields as their codecs pack them, for a device to finish.
+        """Return a dataset of the same samples whose fields stay in their codecs' packed form, for a device to decode.
 
-        An image is then uint8 (n,), for `tpucache.ondevice.decoder`, where its codec has such a form, else as here.
+        If its codec has a packed form, an image is then uint8 (n,), the input of `tpucache.ondevice.decoder`. Other
+        fields do not change.
         """
         reader = self._open_reader.packing()
         return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, a whole number from 0. Workers of a DataLoader see it, too, also those that persist."""
+        """Set the epoch, an integer from 0. Worker processes of a DataLoader see it, including persistent ones."""
         self._epoch.set(to_integer("epoch", epoch, 0))
         self._unset_reads.set(_UNCOUNTED)
 
     def read_into(
         self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided
     ) -> WaysRead:
-        """Read samples into the first rows of a buffer, for a loader. Threads may call this, with a buffer each.
+        """Read samples into the first rows of a buffer, for a loader. Threads may call this, each with its own buffer.
 
-        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work. Returns
-        where the records were. Raises DamageError naming the shard when the cache's bytes are not what the manifest
-        says.
+        With variant="epoch", each `chunk` of consecutive samples has the same variant. `divide` may share the work
+        among threads. Returns the numbers of records read from memory, maps and files. Raises DamageError, which names
+        the shard, if the cache is damaged.
         """
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
     @property
     def records(self) -> int:
-        """How many different records may be shown, in all epochs: they are numbered from 0."""
+        """The number of different records that all epochs together read. They are numbered from 0."""
         return self._selection.records
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records that an epoch shows of samples; nothing is read. `chunk` as in `read_into`.
+        """Return the numbers of the records of these samples in an epoch. Nothing is read. `chunk` as in `read_into`.
 
-        A record is one variant of one sample, which may have several indices.
+        A record is one variant of one sample. A sample that was selected several times has one record per variant.
         """
         return self._selection.record_numbers(indices, epoch, chunk)
 
     def record_indices(self, numbers: Array) -> npt.NDArray[np.int64]:
-        """Return for each record the index of a sample that shows it."""
+        """Return, for each record, the index of a sample with this record."""
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples.
+        """Read records by their numbers into the first rows of a buffer. Otherwise like `read_into`.
 
-        They are not kept in the host's memory: the caller keeps them elsewhere.
+        The records are not kept in the host's memory, because the caller keeps them elsewhere.
         """
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
 
     @property
     def can_visit(self) -> bool:
-        """Whether records are the bytes of their fields, so that `visit` may use them where they are."""
+        """Whether records are just the bytes of their fields, so that `visit` can be used."""
         return self._open_reader.can_visit
 
     def visit(
         self, indices: Array, epoch: int, chunk: int, use: UseRecords, parts: Numbers, divide: Divide = undivided
     ) -> WaysRead:
-        """Call `use` with the records of samples where they are; only `parts` of them are needed: see RecordReader.
+        """Call `use` with the addresses of the samples' records, without a copy: see `RecordReader.visit`.
 
-        The other arguments, and what is returned and raised, are those of `read_into`.
+        `parts` are the byte ranges that `use` reads. The other arguments, the result and the errors are the same as for
+        `read_into`.
         """
         return self._open_reader.visit(self._rows(indices, epoch, chunk), use, parts, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
-        """Iterate over one field of all samples, in their order, in batches (n, *shape) of at most 4 MB, or one sample.
+        """Iterate over one field of all samples, in order, in batches (n, *shape) of at most 4 MB, or one sample.
 
-        Of the records' other fields nothing is read. Raises UsageError where there is no such field, and DamageError.
+        Other fields are not read. Raises UsageError if there is no such field, and DamageError.
         """
         rows = self._rows(np.arange(len(self)), self.epoch)
         shown = {field.name: at for at, field in enumerate(self.manifest.fields) if field.view is not None}
@@ -462,7 +470,7 @@ class CachedDataset(Dataset[Item]):
         return self._shown_batches(rows, shown[name])
 
     def _shown_batches(self, rows: Numbers, field: int) -> Iterator[Array]:
-        """Yield a field whose stored size is not the one that is shown."""
+        """Yield batches of a field that is decoded at another size than the stored one."""
         count = max(1, _BATCH_BYTES // max(1, self.record_fields[field].nbytes))
         for first in range(0, len(rows), count):
             some = rows[first : first + count]
@@ -471,17 +479,17 @@ class CachedDataset(Dataset[Item]):
             yield buffer.arrays[field]
 
     def prepare(self, threads: int) -> None:
-        """Prepare for a loader that reads with this number of threads; what would take long is done while it reads."""
+        """Map shards, or read the first records into memory, for a loader with this many threads, in at most 0.5 s."""
         if self._open_reader.cache.reader.arriving is not None:
             return
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Say what an owner will read, far ahead and in its order: it is fetched from a URL, or built, beforehand.
+        """Announce what `owner` will read, far ahead and in order, so that it is fetched or built in time.
 
-        `further` gives the same again and later epochs: of a cache that is larger than the disk, it decides what of it
-        is kept there. Where all is here already, nothing is done.
+        `further` yields the same samples again, then those of later epochs: if the disk cannot keep the whole cache,
+        this order decides which records to keep. Does nothing if all records are here already.
         """
         reader = self._open_reader
         arriving = reader.cache.reader.arriving
@@ -497,16 +505,16 @@ class CachedDataset(Dataset[Item]):
         arriving.expect(owner, self._selection.variants, bands, functools.partial(numbers, windows), further_numbers)
 
     def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
-        """Ask the kernel to have these samples in memory when they are read."""
+        """Ask the kernel to read these samples' records from the disk ahead."""
         self._open_reader.hint(self._rows(indices, epoch, chunk))
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The buffers of batches, which all loaders of this dataset share."""
+        """The batch buffers, which all loaders of this dataset share."""
         return self._open_reader.pools
 
     def labels_of(self, indices: Array) -> torch.Tensor:
-        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 where the cache has none.
+        """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels.
 
         Raises FormatError.
         """
@@ -516,7 +524,7 @@ class CachedDataset(Dataset[Item]):
         return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))
 
     def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
-        """Return what samples have besides their records: the columns, if there are any, and the label."""
+        """Return the values of samples that do not come from records: the label, and columns if there are any."""
         columns, positions = {}, self._selection.positions_of(indices)
         if self._columns is not None:
             columns[COLUMNS] = to_tensor(self._columns[positions])
@@ -529,11 +537,11 @@ class CachedDataset(Dataset[Item]):
         return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
-        """Return the batch of these samples, whose fields were read into `arrays`, in the shape that users see."""
+        """Make the batch that users get: the fields in `arrays` with the labels of these samples."""
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
-        """Return fields and the values of `values_of` as one batch: (images, labels), or a dict of tensors."""
+        """Join fields and the values of `values_of` to one batch: (images, labels), or a dict of tensors."""
         fields = [self.as_tensor(name, array) for name, array in zip(self.names, arrays, strict=True)]
         if self.names == [IMAGE] and [*values] == [LABEL]:
             return fields[0], values[LABEL]
@@ -541,11 +549,11 @@ class CachedDataset(Dataset[Item]):
 
     @staticmethod
     def as_tensor(name: str, array: Array) -> torch.Tensor:
-        """Return an array (batch, …) as a tensor over the same memory; images that are not packed: (batch, C, H, W)."""
+        """Return an array (batch, …) as a tensor over the same memory. Decoded images become (batch, C, H, W)."""
         return to_tensor(array.transpose(0, 3, 1, 2) if name == IMAGE and array.ndim == 4 else array)
 
     def _derive(self, selection: Selection, reader: RecordReader) -> CachedDataset:
-        """Return a dataset of a selection, with an epoch of its own; everything else is as here."""
+        """Return a copy of this dataset with another selection and reader, and with its own epoch."""
         derived = object.__new__(type(self))
         derived.__dict__.update(self.__getstate__())
         derived._selection, derived._digest, derived._reader = selection, None, reader
@@ -554,7 +562,7 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
-        """Read samples and return each in the shape that users see."""
+        """Read samples, and return each one as users get it."""
         positions = integer_positions(indices, len(self))
         if not len(positions):
             return []
@@ -568,7 +576,7 @@ class CachedDataset(Dataset[Item]):
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     def _warn_of_one_variant(self, read: int) -> None:
-        """Warn once if all workers together have read more than an epoch's samples, and the epoch was never set."""
+        """Warn once if the workers together have read more than one epoch, but the epoch was never set."""
         before = self._unset_reads.get()
         if before == _UNCOUNTED:
             return

@@ -1,4 +1,4 @@
-"""Finding a cache by its name in the folders where notebooks mount published data."""
+"""Finds a cache by its name in the folders where notebooks mount published data."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from tpucache.store.format import MANIFEST_NAME
 from tpucache.store.history import split_version
 from tpucache.store.manifest import Manifest
 
-#: Where to look instead of the usual mounts: folders, separated as in PATH.
+#: The environment variable with the folders to search instead of the usual mounts, separated as in PATH.
 PATH_VARIABLE: Final = "TPUCACHE_PATH"
 
-# /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five deep, and a cache
-# may be a folder or two further down. Folders of photographs are there, too: a few entries of each are enough.
+# /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five levels deep, and a
+# cache may be one or two levels further down. Large folders of photographs may be there, too: of each folder only the
+# first entries are read.
 _MAX_DEPTH: Final = 7
 _MAX_FOLDERS: Final = 20_000
 _MAX_ENTRIES: Final = 2_000
-_MAX_SECONDS: Final = 30.0  # a mounted drive answers some twenty folders a second
+_MAX_SECONDS: Final = 30.0  # per root: a mounted drive lists about twenty folders per second
 _NAMED: Final = 10
 _VERSIONS: Final = "versions"
 
@@ -34,9 +35,9 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def locate(cache: str | Path) -> Path:
-    """Return the folder a cache is given by: "kaggle:slug" and "kaggle:owner/slug" are looked for, others are paths.
+    """Return the folder of a cache. "kaggle:slug" and "kaggle:owner/slug" are searched for; other texts are paths.
 
-    A version behind it, as in "cache@2", stays there; "kaggle:slug@2" is joined of what is mounted of it.
+    A path keeps its version, as in "cache@2". The files of "kaggle:slug@2" are collected from all mounted datasets.
     """
     text = os.fspath(cache)
     if text.startswith(KAGGLE):
@@ -52,11 +53,11 @@ def open_cache(
     cache_bytes: int | None = None,
     version: int | None = None,
 ) -> Cache:
-    """Read the manifest of a cache given by its folder, "kaggle:slug" or a URL; nothing else of a folder is opened.
+    """Open a cache, given as a folder, "kaggle:slug" or a URL. In a folder, only the manifest is read.
 
-    `cache_dir` and `cache_bytes` say where and how much of a cache at a URL is kept, as `RemoteCache.open_url` does.
-    With `cache_dir` a folder, such as that of a mounted bucket, is read in the same way. `version` is one of the
-    cache's versions, the newest if not given; "cache@2" names version 2 of "cache" as well.
+    `cache_dir` and `cache_bytes` are those of `RemoteCache.open_url`, for a cache at a URL. If `cache_dir` is given, a
+    folder (such as a mounted bucket) is read like a URL. `version` is the number of the version to open, by default the
+    newest; "cache@2" also names version 2 of "cache".
     """
     is_remote = is_url(cache) and not os.fspath(cache).startswith(KAGGLE)
     if is_remote or cache_dir is not None:
@@ -64,20 +65,20 @@ def open_cache(
 
         place = as_url(cache) if is_remote else os.fspath(locate(cache).absolute())
         return RemoteCache.open_url(place, cache_dir, cache_bytes, version=version)
-    return Cache.open(locate(cache).absolute(), version)  # files are opened later, perhaps from another working folder
+    return Cache.open(locate(cache).absolute(), version)  # absolute, because the working folder may change
 
 
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
-    """Return the folder of the one cache of this name: "name", "kaggle:slug" or "kaggle:owner/slug".
+    """Return the folder of the only cache with this name: "name", "kaggle:slug" or "kaggle:owner/slug".
 
-    A cache has a name when one of the folders above its manifest, below the root, is called so; "a/b" names b in a. It
-    is looked for in `roots`; if not given, in the folders of the environment variable TPUCACHE_PATH; if that is not
-    set, where Kaggle and Colab mount datasets and kagglehub keeps them. Of several versions that kagglehub keeps of one
-    dataset the latest is taken, and copies of one cache count once.
+    A cache has a name if its folder, or a folder above it (below the root), is called that; "a/b" means b in a. The
+    search covers `roots`, or the folders in the environment variable TPUCACHE_PATH, or else the places where Kaggle and
+    Colab mount datasets and kagglehub keeps them. If kagglehub has several versions of a dataset, the latest is used.
+    Copies of the same cache count once.
 
-    A warning is logged where a folder of that name cannot be used, or not all folders were searched.
+    A warning is logged if a folder with the name cannot be used, or if the search was cut short.
 
-    Raises UsageError for what is not a name, and where several caches have it; NotACacheError where none does.
+    Raises UsageError for an invalid name, or if several caches have the name; NotACacheError if none has it.
     """
     wanted = _wanted(name)
     search = Search([Path(root) for root in roots] if roots is not None else usual_roots(), _MAX_SECONDS)
@@ -87,7 +88,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     for found in _latest(named):
         try:
             caches[found.path] = Manifest.load(found.path)
-        except StoreError as error:  # other programs write files called manifest.json, too
+        except StoreError as error:  # other programs also write files called manifest.json
             refused.append(str(error))
     distinct = {manifest.to_json(): path for path, manifest in reversed(caches.items())}
     if len(distinct) > 1:
@@ -104,10 +105,10 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 
 
 def find_version(name: str, version: int, roots: Sequence[str | Path] | None = None) -> Path:
-    """Return a folder that has one version of the cache "kaggle:slug" or "kaggle:owner/slug".
+    """Return a folder with one version of the cache "kaggle:slug" or "kaggle:owner/slug".
 
-    Its files may be in several mounted datasets: slug itself, and add-ons slug-v2, slug-v3 and so on. It is looked for
-    as `find_cache` does. Raises what that and `join_version` raise.
+    Its files may be spread over several mounted datasets: slug itself, and add-ons called slug-v2, slug-v3 and so on.
+    The search is the same as in `find_cache`. Raises what `find_cache` and `join_version` raise.
     """
     from tpucache.loading.joined import join_version
 
@@ -122,14 +123,14 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
 
 
 def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
-    """Return the names of folders with the dataset's own in the place of those of its add-ons."""
+    """Replace the names of a dataset's add-ons by the name of the dataset."""
     from tpucache.loading.joined import is_of_dataset
 
     return [slug if is_of_dataset(part, slug) else part for part in parts]
 
 
 def usual_roots() -> list[Path]:
-    """Return where caches are looked for: the folders of TPUCACHE_PATH, or else the mounts of Kaggle and Colab."""
+    """Return the folders to search: those in TPUCACHE_PATH, or else the mounts of Kaggle and Colab."""
     if folders := os.environ.get(PATH_VARIABLE):
         return [Path(root) for root in folders.split(os.pathsep) if root]
     kagglehub = os.environ.get("KAGGLEHUB_CACHE") or Path.home() / ".cache" / "kagglehub"
@@ -138,7 +139,7 @@ def usual_roots() -> list[Path]:
 
 @dataclass(frozen=True)
 class Found:
-    """A folder with a manifest: where it is, and its names below the root."""
+    """A folder with a manifest: its path, and the parts of the path below the root."""
 
     path: Path
     parts: tuple[str, ...]
@@ -146,16 +147,16 @@ class Found:
 
 @dataclass
 class Search:
-    """A walk through the roots, level by level, that stops at manifests and at its limits; it remembers what it saw."""
+    """A breadth-first search below the roots for folders with manifests, with limits."""
 
     roots: list[Path]
-    seconds: float  # a root, at most
-    folders: int = 0
-    others: list[Path] = field(default_factory=list)
-    cut: list[Path] = field(default_factory=list)
+    seconds: float  # the limit per root
+    folders: int = 0  # that were visited
+    others: list[Path] = field(default_factory=list)  # that have a manifest
+    cut: list[Path] = field(default_factory=list)  # roots whose search reached a limit
 
     def caches(self) -> Iterator[Found]:
-        """Yield each folder with a manifest once, root by root."""
+        """Yield each folder with a manifest once, one root after the other."""
         seen: set[Path] = set()
         for root in self.roots:
             waiting = deque([Found(root, ())])
@@ -176,7 +177,7 @@ class Search:
                     waiting.extend(Found(folder.path / name, (*folder.parts, name)) for name in _folders(folder.path))
 
     def explain(self, name: str, refused: Sequence[str]) -> str:
-        """Say what was looked at, what was found instead, and what to do."""
+        """Return an error message: what was searched, what was found instead, and what to do."""
         roots = ", ".join(f"{root}{'' if root.is_dir() else ' (not there)'}" for root in self.roots) or "nowhere"
         lines = [
             f"no cache is called {name!r}. Looked at {self.folders:,} folders, {_MAX_DEPTH} deep at most, in {roots}"
@@ -196,7 +197,7 @@ class Search:
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return the sequences of folder names that a name means. Raises UsageError."""
+    """Return the sequences of folder names that match a name. Raises UsageError."""
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name
@@ -207,13 +208,13 @@ def _wanted(name: str) -> list[tuple[str, ...]]:
 
 
 def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Return whether a path's names contain the wanted ones in a row; the empty name means the root."""
+    """Return whether the parts of a path contain the wanted names in a row. The empty name stands for the root."""
     names = ("", *parts)
     return any(tuple(names[at : at + len(wanted)]) == tuple(wanted) for at in range(len(names)))
 
 
 def _latest(found: Sequence[Found]) -> list[Found]:
-    """Keep the latest where kagglehub has several versions of one dataset."""
+    """Keep only the latest version of each dataset that kagglehub has in several versions."""
     best: dict[tuple[Path, tuple[str, ...]], tuple[int, Found]] = {}
     for one in found:
         at = one.parts.index(_VERSIONS) + 1 if _VERSIONS in one.parts[:-1] else 0
@@ -225,7 +226,7 @@ def _latest(found: Sequence[Found]) -> list[Found]:
 
 
 def _folders(directory: Path) -> list[str]:
-    """Return the folders in a directory in order, out of its first entries; none where it cannot be read."""
+    """Return the sorted names of the folders among a directory's first entries; [] if it cannot be read."""
     try:
         with os.scandir(directory) as entries:
             few = [entry for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False)]

@@ -1,4 +1,4 @@
-"""What a CachedLoader does to its batches on a torch device: upload, finish decoding, normalise, augment."""
+"""BatchFinish: uploads a CachedLoader's batches to a torch device, decodes, normalises and augments them there."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ if TYPE_CHECKING:
     from tpucache.loading.augment import HostCrop
     from tpucache.ondevice.modules import Augment
 
-#: As torch takes it: "cuda", "cpu", "xla" or a torch.device.
+#: A device as torch takes it: "cuda", "cpu", "xla" or a torch.device.
 Device = Any
 
 
 class Fields(Protocol):
-    """The samples of a batch: those of a CachedDataset, or of a mixture of several."""
+    """A CachedDataset or a mixture of several: the manifest and the fields of its samples."""
 
     @property
     def manifest(self) -> Any:
-        """The manifest of the cache."""
+        """The manifest of the cache (of the first one, in a mixture)."""
         ...
 
     @property
     def record_fields(self) -> Sequence[Field]:
-        """The fields of a record as they are read."""
+        """The fields of a record as the loader reads them."""
         ...
 
 
 @dataclass(frozen=True)
 class FinishSettings:
-    """The device, as text, and the augmentation, None where images are not even normalised. Raises UsageError.
+    """The device, as text, and the augmentation; `augment` is None if images are not normalised either.
 
-    `size` is the height and width of random crops, where it is not that of the images. Raises DependencyError without
-    torch.
+    `size` is the height and width of random crops, if they differ from the images'.
     """
 
     device: str
@@ -57,7 +56,10 @@ class FinishSettings:
     def of(
         cls, augment: AugmentSettings | None, normalise: bool, device: Device, size: Any = None
     ) -> FinishSettings | None:
-        """Return what the arguments of a CachedLoader ask for; None where they ask for nothing."""
+        """Make the settings from a CachedLoader's arguments; None if none of them is given.
+
+        Raises UsageError, and DependencyError without torch.
+        """
         if augment is not None and not isinstance(augment, AugmentSettings):
             raise UsageError(f"augment is an AugmentSettings, such as AugmentSettings(flip=True), not {augment!r:.60}")
         if augment is None and not normalise and device is None and size is None:
@@ -67,17 +69,17 @@ class FinishSettings:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether batches come out in the host's memory."""
+        """Whether the finished batches are in the host's memory."""
         return self.device.startswith("cpu")
 
 
 class BatchFinish:
-    """Turns the batches of a loader into what a model is given, on the device."""
+    """Turns a loader's batches into the input of a model, on the device."""
 
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
-        """Bring the constants to the device. Raises UsageError for what the records do not have.
+        """Upload the constants to the device. Raises UsageError if the records lack a field that the settings need.
 
-        Images that `crop` has read are decoded, and cropped, already.
+        Images that `crop` reads are decoded and cropped already.
         """
         import torch
 
@@ -102,9 +104,9 @@ class BatchFinish:
             self._augment = Augment(augment, statistics.mean, statistics.std, height, width, self._device, image.dtype)
 
     def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
-        """Return a batch, (images, labels) or a dict, finished: images are float32 where they are normalised.
+        """Finish a batch, (images, labels) or a dict. Normalised images are float32.
 
-        Random numbers are those of (seed, step). The global batch has `rows` rows, and this batch is its slice `own`.
+        The random numbers follow from (seed, step). The global batch has `rows` rows; this batch is its slice `own`.
         """
         import torch
 
@@ -126,7 +128,7 @@ class BatchFinish:
 
         labels = fields.pop(LABEL)
         draws = None if drawn is None else self._put(torch.from_numpy(np.ascontiguousarray(drawn)))
-        # Images are read with channels last: this view is contiguous.
+        # The loader reads images with channels last, so this view is contiguous.
         changed = augment.fields({**fields, IMAGE: fields[IMAGE].permute(0, 2, 3, 1)}, draws)
         if draws is not None:
             labels = augment.views(labels)
@@ -136,7 +138,7 @@ class BatchFinish:
         return {**changed, LABEL: labels}
 
     def _put(self, tensor: torch.Tensor) -> torch.Tensor:
-        # CUDA copies from page-locked memory later, and from any other before it returns.
+        # On CUDA, a copy from page-locked memory is asynchronous, and a copy from other memory is not.
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
 
@@ -150,7 +152,7 @@ def _to_size(size: Any) -> tuple[int, int]:
 
 
 def _usable(device: Device) -> str:
-    """Return the name of a device. Raises UsageError for what is none of this machine, DependencyError."""
+    """Return a device's name. Raises UsageError if this machine does not have the device, DependencyError."""
     if not HAS_TORCH:
         raise DependencyError(
             "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install it"
@@ -160,6 +162,6 @@ def _usable(device: Device) -> str:
     try:
         torch.empty(1, device=device)
         return str(torch.device(device))
-    except Exception as error:  # what torch raises depends on the device, and on how it was built
+    except Exception as error:  # torch's exception depends on the device, and on how torch was built
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"device {device!r} cannot be used: {reason}") from error

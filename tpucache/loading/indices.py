@@ -1,4 +1,4 @@
-"""Checks of arguments: whole numbers, arrays and indices, which follow numpy's rules."""
+"""Checks of arguments: integers, arrays and indices. Indices follow numpy's rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return an argument as an int; numpy's and torch's whole numbers are accepted. Raises UsageError below `low`."""
+    """Return an argument as an int. Integers of numpy and torch are accepted. Raises UsageError below `low`."""
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -23,9 +23,9 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Return a caller's values as a numpy array; a tensor may be on any device. Raises UsageError."""
+    """Convert an argument to a numpy array. A tensor may be on any device. Raises UsageError."""
     try:
-        if hasattr(values, "detach"):  # one of torch, which knows types that numpy lacks: float32 holds bfloat16
+        if hasattr(values, "detach"):  # a torch tensor; numpy lacks bfloat16, which float32 can represent
             values = values.detach().cpu()
             values = values.float() if values.is_floating_point() and values.element_size() < 4 else values
         return np.asarray(values)
@@ -40,17 +40,17 @@ def overrides(value: object, base: type, method: str) -> bool:
 
 
 def is_single(index: Any) -> bool:
-    """Return whether an index is one sample, like 3 or a tensor without dimensions."""
+    """Return whether an index means a single sample, such as 3 or a tensor without dimensions."""
     return not isinstance(index, slice) and np.ndim(index) == 0
 
 
 def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
-    """Return the positions that a slice, a mask or whole numbers mean among `samples` samples: int64 (n,), from 0.
+    """Convert a slice, a mask or integers to positions among `samples` samples: int64 (n,), from 0.
 
-    A mask holds one bool a sample. Negative numbers count from the end where `from_end` allows it. The tuple of one
-    array that np.nonzero and np.where give is taken as the array.
+    A mask has one bool per sample. Negative integers count from the end if `from_end` is True. The tuple with one array
+    that np.nonzero and np.where return is accepted, too.
 
-    Raises UsageError for anything else, OutOfRangeError for numbers outside of the samples.
+    Raises UsageError for anything else, OutOfRangeError for integers out of range.
     """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(samples))
@@ -65,7 +65,7 @@ def to_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positi
 
 
 def integer_positions(indices: Any, samples: int, *, from_end: bool = True) -> Positions:
-    """Return whole numbers, and nothing else, as `to_positions` does; a list of bools is not a mask here."""
+    """Like `to_positions`, but only integers are accepted: a list of bools is not a mask here."""
     array = to_array("indices", indices)
     if array.ndim != 1:
         raise UsageError(f"samples are chosen by a list or array of one dimension, not of {array.ndim}")

@@ -1,7 +1,7 @@
-"""A version of a cache whose files are in several mounted datasets, joined in one folder of links.
+"""Joins a version of a cache from several mounted datasets, by a folder of links to their files.
 
-`publish --version-notes` makes a dataset `owner/slug-v2` of the files that `owner/slug` lacks. A folder is of the same
-cache where its manifest's identity is the version's, or one of those that the version lists as those before it.
+`publish --version-notes` publishes only the new files, as an add-on dataset `owner/slug-v2` of `owner/slug`. A folder
+belongs to the same cache if the identity of its manifest is that of the version or of an earlier version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpucache.store.history import load_earlier
 from tpucache.store.manifest import Manifest
 from tpucache.strict_json import parse_json
 
-#: The file of an add-on that says in which datasets the version's other files are.
+#: The file in an add-on that names the datasets with the version's other files.
 PARENTS_NAME: Final = "parents.json"
 _FORMAT: Final = "tpucache parents"
 _ADDED: Final = re.compile(r"-v[1-9]\d{0,5}")
@@ -30,24 +30,26 @@ _NAMED: Final = 3
 
 
 class Mounted(NamedTuple):
-    """A folder of a mounted dataset that has a manifest."""
+    """A mounted folder with a manifest."""
 
     folder: Path
     manifest: Manifest
 
 
 def is_of_dataset(part: str, slug: str) -> bool:
-    """Return whether a folder's name is that of a dataset, or of one of its add-ons."""
+    """Return whether a folder has the name of a dataset or of one of its add-ons."""
     return part == slug or (part.startswith(slug) and _ADDED.fullmatch(part[len(slug) :]) is not None)
 
 
 def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
-    """Return a folder that has one version of a cache, of which these folders have parts.
+    """Return a folder with all files of one version of a cache. The files may be spread over these folders.
 
-    `name` is what the cache is called in messages. The folder has links, in the user's own cache folder, unless one of
-    the given folders has all files. Raises NotACacheError where none has the version, or where files are in none, with
-    what to attach; DamageError for a manifest that is damaged, UsageError where folders have several such versions,
-    StoreError where the links cannot be written.
+    If one folder has all of them, it is returned. Otherwise a folder of links is made in the user's cache folder.
+    `name` is the cache's name for messages.
+
+    Raises NotACacheError, which says what to attach, if no folder has the version or some files are missing;
+    DamageError for a damaged manifest; UsageError if the folders have different caches with such a version; StoreError
+    if the links cannot be written.
     """
     mounted, refused = [], []
     for folder in folders:
@@ -56,10 +58,10 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
         except StoreError as error:
             refused.append(str(error))
     version, place = _find_version(name, number, mounted, refused)
-    known = {version.identity, *version.parents}
-    ours = [each for each in mounted if each.manifest.identity in known or version.identity in each.manifest.parents]
+    history = {version.identity, *version.parents}
+    ours = [each for each in mounted if each.manifest.identity in history or version.identity in each.manifest.parents]
     others = [
-        f"{each.folder} has a manifest that is no version of this cache, so that its files are left alone"
+        f"{each.folder} has a manifest that is no version of this cache, so its files are not used"
         for each in mounted
         if each not in ours
     ]
@@ -71,7 +73,7 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
         return place if Manifest.load(place).number == number else place.with_name(f"{place.name}@{number}")
     others = [TIMES_NAME, *(version_name(before) for before in range(1, number))]
     found |= {name: folder / name for name in others for folder in reversed(order) if (folder / name).is_file()}
-    for before in range(1, number):  # the files of earlier versions, where they are mounted
+    for before in range(1, number):  # the files of earlier versions, if they are mounted
         if path := found.get(version_name(before)):
             found = {**_find_files(load_earlier(path.parent, version, before), order), **found}
     try:
@@ -83,10 +85,10 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
 
 
 def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
-    """Return the manifest of the version, and a folder that has it."""
+    """Return the manifest of the version, and a folder that has this manifest."""
     versions: dict[str, tuple[Manifest, Path]] = {}
     for folder, manifest in mounted:
-        with contextlib.suppress(DamageError, UsageError):  # it has only the files of the later version
+        with contextlib.suppress(DamageError, UsageError):  # an add-on may lack the manifests of earlier versions
             version = load_earlier(folder, manifest, number)
             versions.setdefault(version.identity, (version, folder))
     if len(versions) > 1:
@@ -103,7 +105,7 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
 
 
 def _find_files(version: Manifest, folders: Sequence[Path]) -> dict[str, Path]:
-    """Return where the files of a version are, those that are in one of the folders, which come first to last."""
+    """Return the paths of a version's files by name, from the first folder with each. Missing files are left out."""
     return {
         entry.name: folder / entry.name
         for entry in version.files
@@ -126,7 +128,7 @@ def _has(path: Path, size: int) -> bool:
 def _what_to_attach(
     name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
 ) -> str:
-    """Say which datasets have the files that no mounted one has."""
+    """Return an error message that names the datasets with the missing files."""
     where: dict[str, str] = {}
     for folder in folders:
         where |= read_parents(folder)
@@ -135,18 +137,18 @@ def _what_to_attach(
     more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
     why = f" ({'; '.join(faults)})" if faults else ""
     return (
-        f"{name}@{version.number} is not whole here: {', '.join(missing[:_NAMED])}{more} are in no mounted folder of "
-        f"it, or have another size{why}. Attach {attach}"
+        f"{name}@{version.number} is not whole here: {', '.join(missing[:_NAMED])}{more} are in no mounted folder, "
+        f"or have another size{why}. Attach {attach}"
     )
 
 
 def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of the file that says in which dataset each file is."""
+    """Return the content of the file PARENTS_NAME, which has the dataset of each file."""
     return {"format": _FORMAT, "files": dict(sorted(where.items()))}
 
 
 def read_parents(folder: Path) -> dict[str, str]:
-    """Return in which dataset each file is that an add-on lacks; nothing where that is not said. It is only shown."""
+    """Return the datasets of the files that an add-on lacks, by file name; {} if it does not say. For messages only."""
     with contextlib.suppress(OSError, ValueError):
         if (folder / PARENTS_NAME).stat().st_size <= MAX_MANIFEST_BYTES:
             content = parse_json(read_file(folder / PARENTS_NAME))
@@ -157,7 +159,7 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
-    """Return a folder with a version's manifest and links to its files, made once for the places that these are at."""
+    """Return a folder with a version's manifest and links to its files. It is made again if a file has moved."""
     from tpucache.store.remote.cache import default_directory, own_folder
 
     below = default_directory()
@@ -172,7 +174,7 @@ def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
             (made / MANIFEST_NAME).write_bytes(version.text.encode())
             with contextlib.suppress(FileNotFoundError):
                 place.rename(old)
-            with contextlib.suppress(OSError):  # another process has just made it
+            with contextlib.suppress(OSError):  # another process has made it meanwhile
                 made.rename(place)
         if _links(place) != wanted:
             raise FormatError(f"{place} is being changed by another process: run this again")
@@ -180,7 +182,7 @@ def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
 
 
 def _links(place: Path) -> dict[str, str] | None:
-    """Return where the links in a folder lead to, None where there is no such folder."""
+    """Return the targets of the links in a folder by name; None if the folder does not exist."""
     try:
         return {entry.name: str(Path(entry).readlink()) for entry in os.scandir(place) if entry.is_symlink()}
     except FileNotFoundError:

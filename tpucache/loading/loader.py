@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tpucache.ondevice.settings import AugmentSettings
     from tpucache.ondevice.slots import Placed, RecordSlots
 
-Batch = Any  # (images, labels), or a dict of tensors where a record has more fields than an image
+Batch = Any  # (images, labels), or a dict of tensors if a record has more fields than an image
 
 Buffers = BufferPool | AllocatedBuffers
 
@@ -43,26 +43,26 @@ AnySamples = TypeVar("AnySamples", bound=Samples)
 Self = TypeVar("Self", bound="BatchLoader[Any]")
 
 Finish = Literal["host", "device"]
-#: What an iteration shows after one that was left before its end: the next epoch, or the same one from its start.
+#: The epoch of an iteration after one that was left early: the next epoch, or the same one from its start.
 Reiterate = Literal["next", "same"]
 
 _log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
-_FORESEEN_EPOCHS: Final = 16  # after them, each of 16 hosts has read most samples
-_LOOKED_UP: Final = 64  # batches
-_SPAN: Final = 1024  # positions of an order without windows that are hinted at together
+_FORESEEN_EPOCHS: Final = 16  # epochs to announce: in so long, one of up to 16 hosts reads most samples at least once
+_LOOKED_UP: Final = 64  # batches whose resident records are looked up together
+_SPAN: Final = 1024  # samples per hint, if the order has no windows
 
 
 class Uncounted(NamedTuple):
-    """A batch that was read, and the function that counts it as seen: call it when the batch is handed out."""
+    """A batch that is not counted in the loader's state yet. Call `confirm` when the batch is handed out."""
 
     batch: Batch
     confirm: Callable[[], None]
 
 
 class _Read(NamedTuple):
-    """A batch that was read, its number of samples, and where their records were."""
+    """A batch that was read, its number of samples, and how many records came from memory, maps and files."""
 
     batch: Batch
     samples: int
@@ -70,7 +70,7 @@ class _Read(NamedTuple):
 
 
 class _GlobalBatch(NamedTuple):
-    """A batch of all ranks: its number since the first epoch, and where it begins and ends in the epoch's order."""
+    """A batch of all ranks together: its number since the first epoch, and its bounds in the epoch's order."""
 
     step: int
     bounds: tuple[int, int]
@@ -78,7 +78,7 @@ class _GlobalBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How a loader forms batches and reads them. Raises UsageError for values out of range."""
+    """The options of a loader. Raises UsageError for values out of range."""
 
     batch_size: int
     seed: int = 0
@@ -89,7 +89,7 @@ class LoaderOptions:
     world_size: int = 1
     pin_memory: bool = False
     reiterate: Reiterate = "next"
-    finishing: FinishSettings | None = None  # what is done to a batch on the device
+    finishing: FinishSettings | None = None  # how batches are finished on the device
 
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "seed": 0, "threads": 1, "prefetch": 0, "rank": 0, "world_size": 1}
@@ -104,25 +104,25 @@ class LoaderOptions:
 
 
 class BatchLoader(Generic[AnySamples]):
-    """Iterates batches of samples in an order: what `CachedLoader` and `MixedLoader` have in common.
+    """Iterates over batches of samples in an order. `CachedLoader` and `MixedLoader` derive from it.
 
-    Each iteration is an epoch, whether it is finished or left early, as by `break` or `islice`: the next one has
-    another order, a function of (seed, epoch) alone. With `reiterate="same"`, an iteration that was left early begins
-    again instead. `state_dict` and `load_state_dict` continue it where it was left. An iteration that gave no batch
-    does not count: iterations that begin before any of them has given a batch show the same epoch. A loader of no
-    samples gives no batch.
+    Each iteration is one epoch, also if it is left early, for example by `break`: the next iteration has the next
+    epoch's order, which is a function of (seed, epoch) alone. With `reiterate="same"`, an iteration after one that was
+    left early repeats its epoch from the start. To continue in the middle, use `state_dict` and `load_state_dict`. An
+    iteration that gave no batch does not count. A loader without samples gives no batch.
 
-    `close`, or leaving a `with` block, frees the buffers that no batch uses. After a fork in the middle of an epoch,
-    the new process begins a new iteration: continuing its parent's raises UsageError. A pickled loader, as for another
-    process, is at the same place, and has buffers and metrics of its own.
+    `close`, or leaving a `with` block, frees the buffers that no batch uses. A process that is forked in the middle of
+    an epoch must begin a new iteration: continuing its parent's iteration raises UsageError. A pickled loader has the
+    same position, and buffers and metrics of its own.
     """
 
     def __init__(
         self, samples: AnySamples, order: EpochOrder, options: LoaderOptions, crop: HostCrop | None = None
     ) -> None:
-        """Begin at the first epoch, with memory for the first batches; `crop` reads crops in place of whole images.
+        """Start at the first epoch, and allocate memory for the first batches.
 
-        Raises UsageError where the last batch has fewer samples than there are ranks.
+        If `crop` is given, it reads crops instead of whole images. Raises UsageError if the last batch has fewer
+        samples than there are ranks.
         """
         self.dataset, self.order, self.options = samples, order, options
         self._crop = crop
@@ -130,15 +130,15 @@ class BatchLoader(Generic[AnySamples]):
         self.rank, self.world_size = options.rank, options.world_size
         self._global_batch = self.batch_size * self.world_size
         self.seed = options.seed
-        self._place = (0, 0)  # epoch and position in one, because a thread may feed while another saves the state
-        self._following = (0, 0)  # where the next iteration begins
-        self._iterations = 0  # how many have begun: each knows its number
+        self._place = (0, 0)  # epoch and position; one tuple, because another thread may save the state meanwhile
+        self._following = (0, 0)  # the epoch and position at which the next iteration begins
+        self._iterations = 0  # the number of iterations that have begun
         self._outdated = 0  # iterations up to this number began before the epoch was set
-        self._is_ambiguous = False  # an iteration gave a batch although a later one has begun
+        self._is_ambiguous = False  # whether an iteration gave a batch after a later one had begun
         self._metrics = LoaderMetrics()
         self._is_closed = False
         self._finish = None if options.finishing is None else _make_finish(options.finishing, samples, crop)
-        self._pool: Buffers | None = None  # made when it is first asked for, in each process
+        self._pool: Buffers | None = None  # made on first use, in each process
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
@@ -148,49 +148,49 @@ class BatchLoader(Generic[AnySamples]):
                 f"{self.samples:,}",
                 f"{self._global_batch:,}",
             )
-        if samples.networks:  # nothing is waited for before the first batch is asked for
+        if samples.networks:  # a cache at a URL: do not block before the first batch is requested
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
-            # One more than are read ahead: the caller holds it while the next one is read.
+            # The batches that are read ahead, the one that is handed out, and the one that the caller still holds.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
         samples.prepare(options.threads)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch."""
+        """Return the number of batches in a whole epoch."""
         whole, rest = divmod(self.samples, self._global_batch)
         return whole + (rest > 0 and not self.drop_last)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current iteration; before the first one and after the end of one, that of the next."""
+        """The epoch of the current iteration. Between iterations it is the epoch of the next one."""
         return self._place[0]
 
     def __iter__(self) -> Iterator[Batch]:
         return self._begin(is_counted=True).batches()
 
     def iterate_ahead(self) -> Generator[Uncounted, None, None]:
-        """Begin an iteration whose batches are read ahead of the loop that takes them.
+        """Begin an iteration for code that reads batches ahead of the training loop.
 
-        The loader's place moves when a batch's `confirm` is called, not when the batch is read: `state_dict` is right
-        however many are read ahead. Call each `confirm` once, in the order of the batches. Raises UsageError for a
-        loader that finishes its batches itself.
+        The loader's position moves when a batch's `confirm` is called, not when the batch is read, so `state_dict` is
+        right at any time. Call each `confirm` once, in the order of the batches. Raises UsageError for a loader with
+        `augment`, `normalise` or `device`.
         """
         self._refuse_finishing()
         return self._begin(is_counted=False).batches()
 
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
-        """Begin an iteration like `iterate_ahead`, whose batches are `RecordBatch`: the places of records in `slots`.
+        """Like `iterate_ahead`, but batches are `RecordBatch`: the rows of their records in the device's memory.
 
-        Only records without a place are read. Where all have one, nothing is read and no thread is started. Raises
-        UsageError for a loader that finishes its batches itself.
+        `slots` assigns the rows. Only records without a row are read. Once all records have one, nothing is read and no
+        thread is started. Raises UsageError like `iterate_ahead`.
         """
         self._refuse_finishing()
         return self._begin(is_counted=False, slots=slots).batches()
 
     def record_owners(self, cores: int) -> Positions | None:
-        """Return the core of this rank that gets each record in every epoch, -1 where it is none of them.
+        """Return, for each record, the core of this rank that uses it in every epoch; -1 if no core of this rank does.
 
-        None where the order may give a record to any core, as all orders but "local" do.
+        Returns None if a record may go to any core: only the order "local" assigns records to cores.
         """
         devices = self.order.devices(len(self.dataset), self.seed, self.world_size * cores)
         if devices is None:
@@ -201,8 +201,8 @@ class BatchLoader(Generic[AnySamples]):
     def _refuse_finishing(self) -> None:
         if self.options.finishing is not None:
             raise UsageError(
-                "this loader brings its batches to a device and finishes them there: where something else does that, "
-                "make a CachedLoader without augment, normalise and device"
+                "this loader already moves its batches to a device and finishes them there: make a CachedLoader "
+                "without augment, normalise and device"
             )
 
     def _begin(self, *, is_counted: bool, slots: RecordSlots | None = None) -> _Iteration:
@@ -211,7 +211,7 @@ class BatchLoader(Generic[AnySamples]):
         self._iterations += 1
         self._is_ambiguous = False
         self._place = self._after(epoch, start)
-        if self._place[0] > epoch:  # there is no batch to give
+        if self._place[0] > epoch:  # the iteration has no batch
             self._following = self._place
         return _Iteration(self, self._iterations, epoch, start, is_counted, slots)
 
@@ -227,38 +227,41 @@ class BatchLoader(Generic[AnySamples]):
         self.close()
 
     def close(self) -> None:
-        """Free the buffers; asking for a batch raises UsageError from then on. Batches and the dataset stay usable.
+        """Free the buffers. Requesting a batch raises UsageError afterwards. Batches and the dataset stay usable.
 
-        Closing again does nothing.
+        A second call does nothing.
         """
         if self._pool is not None:
             self._pools.drop(self._pool)
         self._pool, self._is_closed = None, True
 
     def metrics(self) -> dict[str, Any]:
-        """Return figures of this loader since it was made, as a dict of plain numbers.
+        """Return metrics of this loader since it was made, as a dict of plain numbers.
 
-        `batches` and `samples` were handed out; `seconds` have passed since the first was asked for, in which the
-        loader's thread was blocked for `waited_seconds`; `wait_p50`, `wait_p95` and `wait_p99` are seconds for a batch,
-        of the last 1,024. `queue` says how many batches were `ready` when the last one was asked for, of `size`.
-        `records` and `bytes` were read out of `memory`, a `map` or a `file`; `bytes` also over the `network`, as far as
-        this process did, for which `network` has requests, failures and waiting, None for a cache in a folder. `hits`
-        is the share of records that were in memory or mapped. `maps` has the numbers of shards that are mapped, by the
-        way, and of those that are not, by the reason (see `CachedDataset.maps`).
+        - `batches`, `samples`: how many were handed out.
+        - `seconds`: the time since the first batch was requested.
+        - `waited_seconds`: how long the loop was blocked in all; `wait_p50`, `wait_p95`, `wait_p99`: percentiles of the
+          seconds per batch, over the last 1,024 batches.
+        - `queue`: how many batches were `ready` when the last one was requested, and the `size` of the queue.
+        - `records`, `bytes`: how many were read from `memory`, from a `map` and from a `file`; `bytes` also over the
+          `network` by this process.
+        - `hits`: the fraction of records that were in memory or mapped.
+        - `maps`: the number of mapped shards by method, and of others by reason (see `CachedDataset.maps`).
+        - `network`: requests, failures and waiting time; None for a cache in a folder.
         """
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; the epoch of a state that was just loaded continues where the state says."""
+        """Go to the start of an epoch. If it is the epoch of a state that was just loaded, the position is kept."""
         epoch = to_integer("epoch", epoch, 0)
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the place in the epoch, the batches handed out so far counted as seen.
+        """Return the position in the epoch: after the batches that were handed out.
 
-        Where `Feeder` or `tpucache.jax.feed` read ahead, those are counted that they handed out.
-        It holds what `load_state_dict` compares, too: the dataset's digest, and the order's name.
-        Raises UsageError while several iterations of this loader run side by side: they have no common place.
+        If `Feeder` or `tpucache.jax.feed` read ahead, only the batches that they handed out count. The state also has
+        the dataset's digest and the order's name, which `load_state_dict` compares. Raises UsageError while several
+        iterations of this loader run at the same time: they have no common position.
         """
         if self._is_ambiguous:
             raise UsageError(
@@ -268,9 +271,10 @@ class BatchLoader(Generic[AnySamples]):
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another loader was, whatever its ranks and batch size; `set_epoch` of its epoch keeps that.
+        """Continue at another loader's position, which may have had another number of ranks and another batch size.
 
-        Raises UsageError where records of the variants in use, labels, selection or order are not the same.
+        `set_epoch` with the state's epoch keeps the position. Raises UsageError if records, labels, selection or order
+        differ.
         """
         saved = read_state(state, self._state(), self.order.text_by_sample)
         self.order.check(saved)
@@ -295,7 +299,7 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin there; iterations that run no longer move the loader."""
+        """Let the next iteration begin there. Iterations that still run do not move the loader's position any more."""
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -313,29 +317,30 @@ class BatchLoader(Generic[AnySamples]):
 
     @property
     def samples(self) -> int:
-        """How many samples an epoch has, of all ranks together."""
+        """The number of samples in an epoch, of all ranks together."""
         return self.order.length(len(self.dataset))
 
     def _after(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return a place in an epoch; where no batch is left, it is the start of the next one.
+        """Return an epoch and a position in it; if no batch is left there, the start of the next epoch.
 
-        Trainers that know the length never ask for the batch after the last: they must not see the epoch again.
+        Trainers that know the length never request the batch after the last one, so the epoch must end before that.
         """
         return (epoch, position) if any(self._bounds(position)) else (epoch + 1, 0)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
-        """Yield where each global batch begins and ends in the epoch's order."""
+        """Yield the bounds of each global batch in the epoch's order."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
     def _finished(self, settings: FinishSettings, batch: Any, *drawn: Any) -> Any:
-        if self._finish is None:  # in a copy of the loader
+        if self._finish is None:  # a pickled copy has none
             self._finish = _make_finish(settings, self.dataset, self._crop)
         return self._finish(batch, *drawn)
 
     def _count(self, iteration: _Iteration, stop: int) -> None:
-        """Note that an iteration has handed out the samples before `stop`, unless the epoch was set since it began.
+        """Record that an iteration has handed out the samples before `stop`.
 
-        Of several iterations the newest says where the loader is, and an older one never moves it back.
+        Ignored if the epoch was set since the iteration began. The newest iteration decides the loader's position; an
+        older one never moves it back.
         """
         if iteration.number > self._outdated:
             place, epoch = self._after(iteration.epoch, stop), iteration.epoch
@@ -346,9 +351,9 @@ class BatchLoader(Generic[AnySamples]):
 
 
 class _Iteration:
-    """One pass of a loader over an epoch, from a position on: its order, the batches on their way, and what comes next.
+    """One pass of a loader over an epoch, from a position on: the order, and the batches that are being read.
 
-    With `slots`, batches are the places of records there. Batches that are not counted are `Uncounted`.
+    With `slots`, batches are `RecordBatch` (see `iterate_records`). If `is_counted` is False, batches are `Uncounted`.
     """
 
     def __init__(
@@ -369,19 +374,19 @@ class _Iteration:
         self._pending: deque[tuple[_GlobalBatch, Future[_Read]]] = deque()
 
     def batches(self) -> Generator[Any, None, None]:
-        """Read batches ahead in threads, and hand them out in their order."""
+        """Read batches ahead in threads, and yield them in order."""
         loader, options, slots, pending = self._loader, self._loader.options, self._slots, self._pending
         rest = self._start
         submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
         if slots is None or not slots.is_full:
-            # One host that reads all in each epoch needs every sample equally soon: it need not look far ahead.
+            # A single host needs every sample in each epoch, so later epochs do not say which records to keep.
             further = functools.partial(self.expected, _FORESEEN_EPOCHS) if options.world_size > 1 else None
             self._dataset.expect(loader, self.expected, further)
             hinted, windows = self._start, self._parts_ahead(self._start)
             reach, rest = max(self._window, loader._global_batch), loader.samples
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
-                    if slots is not None and slots.is_full:  # from here on nothing is read
+                    if slots is not None and slots.is_full:  # nothing needs to be read from here on
                         rest = batch.bounds[0]
                         break
                     while hinted < batch.bounds[1] + reach and (parts := next(windows, None)):
@@ -397,7 +402,7 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
-        """Yield what will be read to the end of the epoch, and in later ones whose order is known already."""
+        """Yield the samples to read until the end of the epoch, and in later epochs if their order is known."""
         for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
             start, positions = self._start, self._positions
             if epoch > self.epoch:
@@ -410,27 +415,27 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
-        """Yield the parts of the epoch's order, from a position on, that this rank reads of each window."""
+        """Yield the slices of the epoch's order that this rank reads, window by window, from a position on."""
         loader = self._loader
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
     def _own(self, batch: _GlobalBatch) -> Positions:
-        """Return the samples of this rank in a batch."""
+        """Return the samples of this rank in a global batch."""
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
     def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
-        """Have a thread tell the kernel that these parts of the order come next; return where they end."""
+        """Let a thread tell the kernel which records come next. Returns the end of these slices."""
         ahead = np.concatenate([self._positions[part] for part in parts])
         threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
         end: int = parts[-1].stop
         return end
 
     def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
-        """Have a thread read a batch."""
+        """Let a thread read a batch."""
         return threads.submit(functools.partial(self._read, batch, threads.divide))
 
     def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
-        """Give the records of a batch their places, and have a thread read those that had none."""
+        """Assign rows in the device's memory to a batch's records, and let a thread read the records that had none."""
         own = self._own(batch)
         placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.missing:
@@ -440,7 +445,7 @@ class _Iteration:
         return read
 
     def _take(self) -> Any:
-        """Wait for the next batch, and return it as it is handed out."""
+        """Wait for the next batch, finish it if necessary, count it, and return it."""
         self._loader._refuse_closed()
         place, future = self._pending.popleft()
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in self._pending)
@@ -454,7 +459,7 @@ class _Iteration:
         return batch
 
     def _placed_batches(self, slots: RecordSlots, start: int) -> Generator[Uncounted, None, None]:
-        """Yield batches of records that all have places: nothing is read, and many are looked up at once."""
+        """Yield batches whose records are all in the device's memory: nothing is read."""
         loader = self._loader
         bounds = self._global_batches(start)
         while batches := list(itertools.islice(bounds, _LOOKED_UP)):
@@ -481,7 +486,7 @@ class _Iteration:
         return _Read(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
     def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _Read:
-        """Read chunks of `rows` rows; the rows of a chunk that has fewer records are not written to."""
+        """Read the missing records in chunks of `rows` rows. The last chunk may have fewer records."""
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
         batches = []
@@ -497,26 +502,27 @@ class _Iteration:
         return _Read(placed.with_arrays(batches), len(placed.slots), None)
 
     def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:
-        """Return what random numbers follow from: seed, step, the rows of the global batch, and those of this rank."""
+        """Return the arguments for random numbers: seed, step, rows of the global batch, and this rank's slice."""
         rows = batch.bounds[1] - batch.bounds[0]
         return self._seed, batch.step, rows, rank_slice(0, rows, self._loader.rank, self._loader.world_size)
 
 
 class HasCached(Protocol):
-    """A dataset of other items whose samples are those of a CachedDataset, such as `tpucache.ImageFolder`."""
+    """A dataset that wraps a CachedDataset, such as `tpucache.ImageFolder`."""
 
     def to_cached(self) -> CachedDataset:
-        """Return the CachedDataset. Raises UsageError where its samples are not the same."""
+        """Return the CachedDataset. Raises UsageError if the wrapper changes the samples."""
         ...
 
 
 class CachedLoader(BatchLoader[CachedDataset]):
     """Batches of a CachedDataset: `for images, labels in CachedLoader(dataset, 256, shuffle=True)`.
 
-    Images are uint8 (batch, channels, height, width), channels last in memory, over a pooled buffer that nothing
-    copied; it is used again once nothing refers to the batch any more, so a batch may be kept as long as wished.
+    Images are uint8 (batch, channels, height, width), with channels last in memory. They are a view of a pooled buffer,
+    not a copy. The buffer is reused when nothing refers to the batch any more, so you may keep a batch as long as you
+    like.
 
-    Epochs, state and `close` are those of `BatchLoader`.
+    `BatchLoader` explains epochs, state and `close`.
     """
 
     def __init__(
@@ -544,38 +550,38 @@ class CachedLoader(BatchLoader[CachedDataset]):
         device: Device = None,
         size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Prepare memory for the first batches, and map or keep what is in the page cache, in at most 0.5 s.
+        """Allocate memory for the first batches, and map or read records that are in the page cache, in at most 0.5 s.
 
-        `batch_size` is one rank's; rank r of `world_size` gets its slice of every global batch. The last batch is
-        short unless `drop_last`; where it has fewer samples than there are ranks, some ranks would get an empty
-        batch, whose mean loss is NaN, so that is refused. `threads` read at once, `prefetch` batches ahead; where there
-        are more threads than batches, several read one.
+        **Batches.** `batch_size` is the size per rank; rank r of `world_size` gets its slice of every global batch. The
+        last batch is short unless `drop_last` is set. A last batch with fewer samples than ranks is refused, because
+        some ranks would get an empty batch. `threads` threads read `prefetch` batches ahead; if there are more threads
+        than batches, several threads read one batch. `pin_memory` reads into page-locked memory, for
+        `images.to("cuda", non_blocking=True)`. `reiterate` decides what follows an iteration that was left early: the
+        "next" epoch, as in torch's DataLoader, or the "same" epoch from its start.
 
-        `shuffle` "full" (or True) mixes all samples: for caches that fit into memory. "block" mixes within a window of
-        `window` samples, made of chunks of about 8 MiB in random order, and has the kernel read the next window ahead:
-        for caches that do not. There a whole chunk shows the same variant of variant="epoch", another one each epoch.
-        "local" divides the samples over all `cores` of all ranks, at random and for good, and shuffles each core's
-        part: so a core that keeps its samples in its memory needs those alone. Give the `cores` that divide a batch of
-        this rank.
+        **Order.** `shuffle="full"` (or True) shuffles all samples, for caches that fit into memory. "block", for larger
+        caches, reads chunks of about 8 MiB in random order and shuffles within a window of `window` samples; the kernel
+        reads the next window ahead. With variant="epoch", all samples of a chunk then have the same variant. "local"
+        assigns each sample to one of the `cores` of all ranks for good, at random, and shuffles each core's samples, so
+        that a core which keeps its samples in memory needs no others. `cores` is the number of cores that share a batch
+        of this rank.
 
-        `finish` "device" leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8 (batch, n): fewer bytes
-        and less work for the host. `tpucache.ondevice.decoder` finishes them. Others are decoded on the host.
-        `pin_memory` reads into page-locked memory, for `images.to("cuda", non_blocking=True)`.
+        Alternatively, one of these arguments chooses the samples of an epoch: `weights`, one number per sample, draws
+        len(dataset) samples with replacement; `balance` draws each class equally often; `sampler` is a torch Sampler
+        (see `SamplerOrder`), whose length is the epoch's.
 
-        `reiterate` says what is shown after an iteration that was left early: the "next" epoch, as loaders of torch
-        do, or the "same" one from its start.
+        **Decoding.** `finish="device"` leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8
+        (batch, n): fewer bytes, and less work for the host. `tpucache.ondevice.decoder` decodes them on the device. For
+        other codecs the host decodes.
 
-        `device`, such as "cuda", is where batches come out, their packed images decoded there. With `normalise` images
-        are float32 (batch, channels, height, width), less the cache's mean and divided by its standard deviation.
-        `augment` normalises, too, and augments with random numbers of (seed, step) alone, those of `tpucache.jax.feed`:
-        they are the same on every device, on any number of ranks, and in a loop that is resumed. Mixed labels are
-        float32 (batch, classes). With `views`, all of them have as many rows for each sample, side by side. Without a
-        device, both are done on the CPU: there, random crops and flips are made while records are read, by `threads`,
-        and `size` is the height and width of the crops where it is not that of the images.
+        **Finishing.** With `device`, such as "cuda", batches are moved to that device, and packed images are decoded
+        there. `normalise` gives float32 images (batch, channels, height, width): minus the cache's mean, divided by its
+        standard deviation. `augment` normalises and augments. Its random numbers follow from (seed, step) alone, as in
+        `tpucache.jax.feed`, so they are the same on every device, on any number of ranks, and after resuming. Mixed
+        labels are float32 (batch, classes). With several `views`, each sample has that many consecutive rows. Without a
+        `device`, the CPU does all of this; there the reading threads make random crops and flips, and `size` is the
+        crops' height and width, by default the images' size.
 
-        One of these draws the samples of an epoch, in an order of its own: `weights`, one number a sample, by which
-        len(dataset) samples are drawn with replacement; `balance`, the same with each class equally often; or a torch
-        `sampler` (see `SamplerOrder`), whose length is the epoch's.
         Raises UsageError.
         """
         if finish not in get_args(Finish):
@@ -608,7 +614,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
 
 
 def _check_local(dataset: CachedDataset, batch_size: int, cores: int) -> None:
-    """Raise UsageError unless each sample can be given to one core, and each core as many of every batch."""
+    """Raise UsageError unless each sample can belong to one core, and each core gets equally many of every batch."""
     if batch_size % cores:
         raise UsageError(
             f"a batch of {batch_size} does not divide evenly over {cores} cores: choose another batch_size"
@@ -620,13 +626,13 @@ def _check_local(dataset: CachedDataset, batch_size: int, cores: int) -> None:
 
 
 def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) -> BatchFinish:
-    from tpucache.loading.finishing import BatchFinish  # ten modules that most loaders do not need
+    from tpucache.loading.finishing import BatchFinish  # imported here: ten modules that most loaders do not need
 
     return BatchFinish(settings, samples, crop)
 
 
 def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> HostCrop | None:
-    """Return what crops the images of a dataset on the host, None where a device does. Raises UsageError."""
+    """Return the HostCrop for a dataset; None if the host does not crop its images. Raises UsageError."""
     from tpucache.loading.augment import HostCrop, why_not
 
     settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)
@@ -644,9 +650,9 @@ def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> Host
 
 
 def _cached_dataset(dataset: Any) -> CachedDataset:
-    """Return the CachedDataset that a dataset, a Subset of one, or what has `to_cached`, is.
+    """Return the CachedDataset for a CachedDataset, a Subset of one, or an object with `to_cached`.
 
-    Raises UsageError for any other.
+    Raises UsageError for anything else.
     """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         whole = _cached_dataset(dataset.dataset)

@@ -1,4 +1,4 @@
-"""Figures of a loader's work: plain numbers, and the forms that Prometheus and TensorBoard take."""
+"""A loader's metrics: as plain numbers, and in the formats of Prometheus and TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _KEPT_WAITS: Final = 1024
 _QUANTILES: Final = (50, 95, 99)
-#: Metrics that only ever grow, by the beginning of their names; the others are gauges.
+#: The first parts of the names of metrics that only grow (counters). All others are gauges.
 _COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records", "bytes", "network")
 
 
 class LoaderMetrics:
-    """Counts what a loader hands out; only the thread that takes its batches calls this."""
+    """Counts the batches that a loader hands out. Only the thread that takes the batches may call it."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -32,7 +32,7 @@ class LoaderMetrics:
         self._read = WaysRead()
 
     def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
-        """Count a batch that was `asked` for at a time of `time.perf_counter`, when `ready` batches were ready."""
+        """Count a batch. `asked` is the `time.perf_counter()` of its request, when `ready` batches were ready."""
         now = time.perf_counter()
         if self._began is None:
             self._began = asked
@@ -45,7 +45,7 @@ class LoaderMetrics:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
-        """Return the figures so far; `networks` has what each cache at a URL has read, `maps` counts shards."""
+        """Return the metrics so far, with the network traffic of caches at URLs and the counts of mapped shards."""
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)
@@ -76,7 +76,7 @@ class LoaderMetrics:
 
 
 def metric_scalars(metrics: Mapping[str, Any], prefix: str = "loader") -> dict[str, float]:
-    """Return a loader's metrics as numbers by tags such as `loader/records/map`: what TensorBoard and others take.
+    """Flatten a loader's metrics to numbers with tags such as `loader/records/map`, for TensorBoard and others.
 
     `for tag, value in metric_scalars(loader.metrics()).items(): writer.add_scalar(tag, value, step)`.
     """

@@ -1,4 +1,4 @@
-"""MixedLoader: batches of several caches, each with its share of every batch."""
+"""MixedLoader: batches with samples of several caches, in fixed shares."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Rows = npt.NDArray[np.integer[Any]]
 
 
 class Mixture:
-    """An endless row of samples, in which source i has `shares[i]` of each `sum(shares)`, spread evenly."""
+    """An endless sequence of samples: of every `sum(shares)` samples, `shares[i]` come from source i, spread evenly."""
 
     def __init__(self, shares: Sequence[Any]) -> None:
-        """Take a whole number from 1 for each source. Raises UsageError."""
+        """Store the share of each source, an integer from 1. Raises UsageError."""
         numbers = [to_integer("a share", share, 1) for share in shares]
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
@@ -49,38 +49,38 @@ class Mixture:
         self._sources, self._turns = sources[order], turns[order]
 
     def sources(self, first: int, stop: int) -> tuple[Positions, Positions]:
-        """Return, for samples `first` to `stop` of the row, the source of each, and how many of it came before."""
+        """Return, for the samples from `first` to `stop`, the source of each and its number within this source."""
         rounds, places = np.divmod(np.arange(first, stop), len(self._sources))
         sources = self._sources[places]
         return sources, rounds * self.shares[sources] + self._turns[places]
 
 
 class BufferRows(Buffer):
-    """Some rows of a buffer; it has no memory of its own."""
+    """A view of some rows of a buffer."""
 
     def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
-        """Take a buffer and the rows of it, in the order in which they are filled."""
+        """Store a buffer, and its rows in the order in which they are filled."""
         self.arrays, self.lengths, self.is_large = buffer.arrays, buffer.lengths, buffer.is_large
         self.starts = [starts[rows] for starts in buffer.starts]
         self._buffer, self._rows = buffer, rows
 
     def views(self, rows: Rows) -> list[list[memoryview]]:
-        """Return the bytes of all fields of each row, to be written."""
+        """Return writable views of the bytes of each row, one per field."""
         return self._buffer.views(self._rows[rows])
 
     def parts(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the address and the length of each field of each row: int64 (n, fields, 2)."""
+        """Return the address and length of each field of each row: int64 (n, fields, 2)."""
         return self._buffer.parts(self._rows[rows])
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return where rows are in the arrays."""
+        """Return the rows' positions in the buffer's arrays."""
         return self._rows[rows]
 
 
 class MixedSamples:
-    """The samples of several datasets. An index counts the samples of all datasets, once for each epoch.
+    """The samples of several datasets. An index means both a sample and the epoch of its dataset.
 
-    With n samples in all, index i means sample i % n in epoch i // n of its dataset.
+    With n samples in all datasets together, index i means sample i % n in epoch i // n of its dataset.
     """
 
     def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
@@ -94,16 +94,16 @@ class MixedSamples:
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The buffers of batches, which are those of the first dataset."""
+        """The batch buffers, which the first dataset shares."""
         return self._datasets[0].buffer_pools
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of the datasets' digests."""
+        """SHA-256, in hexadecimal, of the digests of all datasets."""
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer; epochs and chunks are those of each dataset."""
+        """Read samples into the first rows of a buffer. `epoch` and `chunk` are ignored: each dataset has its own."""
         ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
             for at, rows, own, turn in self._parts(indices)
@@ -112,21 +112,21 @@ class MixedSamples:
 
     @property
     def maps(self) -> Counter[str]:
-        """How many shards are mapped, by the way, and how many are not, by the reason."""
+        """The number of shards that are mapped, by method, and that are not, by reason."""
         return sum((Counter(dataset.maps) for dataset in self._datasets), Counter[str]())
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """What was read over the network of each cache at a URL."""
+        """The network traffic of each cache at a URL."""
         return [use for dataset in self._datasets for use in dataset.networks]
 
     def prepare(self, threads: int) -> None:
-        """Make reading ready, as CachedDataset does."""
+        """Prepare all datasets, like `CachedDataset.prepare`."""
         for dataset in self._datasets:
             dataset.prepare(threads)
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Say what an owner will read of each dataset, far ahead and in its order; later epochs are not looked at."""
+        """Announce what `owner` will read from each dataset, far ahead and in order. `further` is not used."""
 
         def of(at: int) -> Iterator[tuple[Array, int, int]]:
             for indices, _, _ in windows():
@@ -136,12 +136,12 @@ class MixedSamples:
             dataset.expect(owner, functools.partial(of, at))
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
-        """Ask the kernel to have these samples in memory when they are read."""
+        """Ask the kernel to read these samples' records from the disk ahead."""
         for at, _, own, turn in self._parts(indices):
             self._datasets[at].hint(own, turn, self._shared[at])
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Return the batch of these samples, whose fields were read into `arrays`, as CachedDataset does."""
+        """Make the batch that users get, like `CachedDataset.to_batch`."""
         first = self._datasets[0]
         values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
         joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
@@ -152,18 +152,18 @@ class MixedSamples:
 
     @property
     def records(self) -> int:
-        """How many different records may be shown: those of the first dataset come first."""
+        """The number of different records. Those of the first dataset have the first numbers."""
         return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the records of samples; epochs and chunks are those of each dataset."""
+        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored: each dataset has its own."""
         numbers = np.empty(len(indices), np.int64)
         for at, rows, own, turn in self._parts(indices):
             numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
         return numbers
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return for each record the index, in the first epoch, of a sample that shows it."""
+        """Return, for each record, the index of a sample with this record, in epoch 0 of its dataset."""
         indices = np.empty(len(numbers), np.int64)
         for at, rows, own in self._record_parts(numbers):
             first = self._ends[at] - len(self._datasets[at])
@@ -171,7 +171,7 @@ class MixedSamples:
         return indices
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records, given by their numbers, into the first rows of a buffer."""
+        """Read records by their numbers into the first rows of a buffer."""
         ways = [
             self._datasets[at].read_records(BufferRows(buffer, rows), own, divide)
             for at, rows, own in self._record_parts(numbers)
@@ -186,7 +186,7 @@ class MixedSamples:
         return firsts
 
     def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
-        """Yield each dataset that has some of the records, their rows, and the dataset's own numbers of them."""
+        """Yield, for each dataset with some of the records: the dataset, the records' rows, and their numbers in it."""
         firsts = self._first_records
         sources = np.searchsorted(firsts, numbers, "right") - 1
         for at in np.unique(sources).tolist():
@@ -194,7 +194,7 @@ class MixedSamples:
             yield at, rows, numbers[rows] - firsts[at]
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
-        """Yield the dataset, the rows, the dataset's own indices and its epoch, for each part that shares them."""
+        """Split indices by dataset and epoch. Yields the dataset, the rows, the indices in it, and the epoch."""
         turns, places = np.divmod(indices, len(self))
         sources = np.searchsorted(self._ends, places, "right")
         for turn in np.unique(turns).tolist():
@@ -205,7 +205,7 @@ class MixedSamples:
 
 
 class MixedOrder:
-    """The order of a mixture's epochs: each dataset continues in its own order, epoch after epoch of its own."""
+    """The order of a mixture's epochs. Each dataset continues in its own order, through epochs of its own."""
 
     def __init__(
         self, mixture: Mixture, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder], seeds: Sequence[int]
@@ -220,7 +220,7 @@ class MixedOrder:
         return sum(self._lengths)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch's samples among MixedSamples: int64 (n,). The seeds are the loaders' own."""
+        """Return the indices of an epoch's samples in MixedSamples: int64 (n,). Each loader's own seed is used."""
         sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
         found = np.empty(len(self), np.int64)
         total, start = sum(self._sizes), 0
@@ -236,7 +236,7 @@ class MixedOrder:
         return found
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order where a torch Sampler gives a part of it, else ""."""
+        """Return a SHA-256 of an epoch's order if a loader has a torch Sampler, else ""."""
         if not any(order.digest(own, 0) for order, own in zip(self._orders, self._seeds, strict=True)):
             return ""
         return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
@@ -246,22 +246,21 @@ class MixedLoader(BatchLoader[MixedSamples]):
     """Batches mixed from several loaders: `MixedLoader([loader_a, loader_b], shares=[3, 1])`.
 
     Of 4 consecutive samples, 3 come from the first loader and 1 from the second, on any number of ranks. Each cache
-    continues in its loader's order (shuffle, seed, weights, …), through as many epochs of its own as its share asks
-    for. An epoch of the mixture has as many samples as one epoch of all loaders together, so that a cache with a larger
-    share than its size is seen more than once in it, and another less than once.
+    continues in its loader's order (shuffle, seed, weights, …), through epochs of its own. An epoch of the mixture has
+    as many samples as one epoch of all loaders together. So a small cache with a large share is read several times in
+    it, and a large cache with a small share only in part.
 
-    The first loader decides how many threads read, and how far ahead. Where the loaders have an `augment`, `normalise`
-    or `device`, it also finishes the batches, with the statistics of the first cache and the random numbers of (0,
-    step). State, epochs and batches are as in CachedLoader. `reiterate` of the loaders decides what follows an
-    iteration that was left early.
+    The options `threads` and `prefetch` of the first loader apply. If the loaders have `augment`, `normalise` or
+    `device`, batches are finished with the statistics of the first cache and random numbers that follow from (0, step).
+    State, epochs and batches are the same as for CachedLoader.
     """
 
     def __init__(self, loaders: Sequence[CachedLoader], shares: Sequence[int]) -> None:
-        """Take loaders of the same batch_size, rank, world_size, drop_last, reiterate, finish, augment, normalise and
-        device, and shares from 1.
+        """Mix loaders by their shares, integers from 1.
 
-        The places where the loaders are do not count, and do not move. Raises UsageError for loaders, fields, classes
-        or labels that do not fit.
+        The loaders need the same batch_size, rank, world_size, drop_last, reiterate, finish, augment, normalise and
+        device. Their own positions are ignored, and do not move. Raises UsageError if loaders, fields, classes or
+        labels do not fit together.
         """
         loaders = list(loaders)
         if not loaders or len(loaders) != len(shares):
@@ -310,7 +309,7 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
 
 
 def _forms(dataset: CachedDataset) -> list[tuple[Any, ...]]:
-    """Return what must be equal: the arrays, and where a field is left packed, what it is decoded by."""
+    """Return what must be equal in a mixture: each field's array and, for packed fields, its decoding parameters."""
 
     def form(stored: Field, read: Field) -> tuple[Any, ...]:
         return read.name, read.dtype, read.shape, None if read.shape == stored.shape else stored

@@ -1,4 +1,4 @@
-"""EpochOrder: which samples a loader shows in an epoch, in which order, and which of them share a variant."""
+"""EpochOrder: the samples of an epoch and their order, and which neighbours have the same variant."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _BY_CHUNK = ", variants by chunk"
 
 
 class Sampling(Protocol):
-    """What draws the samples of an epoch: weights, classes, or a sampler of torch."""
+    """Draws the samples of an epoch: by weights, by classes, or by a torch Sampler."""
 
     text: str
 
     def __len__(self) -> int:
-        """Return how many samples an epoch has."""
+        """Return the number of samples in an epoch."""
         ...
 
     def positions(self, seed: int, epoch: int) -> Positions:
@@ -40,17 +40,17 @@ class Sampling(Protocol):
         ...
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if `text` does not determine it, else ""."""
+        """Return a SHA-256 of an epoch's order, or "" if `text` determines the order."""
         ...
 
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order "file", "full", "block" or "local", or "drawn", that of a `sampling`.
+    """An order of samples. `name` is "file", "full", "block", "local", or "drawn" for an order by `sampling`.
 
-    `window` and `chunk`, in samples, are those of the block order, else 0. `parts` and `each` are those of the local
-    one: into how many parts the samples are divided, and how many of each a batch has. Where `is_by_chunk`, the samples
-    of a chunk show the same variant of an epoch, so that a chunk is one stretch of a file.
+    `window` and `chunk` are the sizes, in samples, for "block", else 0. `parts` and `each` are for "local": the number
+    of parts into which the samples are divided, and the number of samples of each part in a batch. If `is_by_chunk` is
+    True, all samples of a chunk have the same variant in an epoch, so that a chunk is a contiguous range of a file.
     """
 
     name: str
@@ -63,12 +63,12 @@ class EpochOrder:
 
     @property
     def text(self) -> str:
-        """What a loader's state says of it."""
+        """The order as text, for a loader's state."""
         return self.text_by_sample + (_BY_CHUNK if self.is_by_chunk else "")
 
     @property
     def text_by_sample(self) -> str:
-        """The same text for the order in which each sample changes its variant by itself."""
+        """The same text as if `is_by_chunk` were False."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":
@@ -77,11 +77,11 @@ class EpochOrder:
 
     @property
     def shared(self) -> int:
-        """How many consecutive samples share a variant."""
+        """The number of consecutive samples that have the same variant."""
         return self.chunk if self.is_by_chunk else 1
 
     def length(self, samples: int) -> int:
-        """Return how many samples an epoch of a dataset of `samples` samples has."""
+        """Return the number of samples in an epoch, for a dataset with `samples` samples."""
         return samples if self.sampling is None else len(self.sampling)
 
     def positions(self, samples: int, seed: int, epoch: int) -> Positions:
@@ -97,17 +97,17 @@ class EpochOrder:
         return np.arange(samples)
 
     def devices(self, samples: int, seed: int, count: int) -> Positions | None:
-        """Return the number of the device that each sample comes to in every epoch; None where that changes."""
+        """Return the device, of `count`, that gets each sample in every epoch; None if that differs between epochs."""
         if count == 1 or not self.parts or self.parts % count:
             return None
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if nothing else determines it, else ""."""
+        """Return a SHA-256 of an epoch's order if a torch Sampler gives it, else ""."""
         return "" if self.sampling is None else self.sampling.digest(seed, epoch)
 
     def check(self, saved: LoaderState) -> None:
-        """Raise UsageError where a sampler gives another order than when the state was saved."""
+        """Raise UsageError if a sampler gives another order than when the state was saved."""
         if self.digest(saved.seed, saved.epoch) != saved.drawn:
             raise UsageError(
                 f"the state cannot be continued here: the sampler gives another order in epoch {saved.epoch} than when "
@@ -116,14 +116,14 @@ class EpochOrder:
             )
 
     def continued(self, text: str, chunk: int) -> EpochOrder:
-        """Return the order that a state of this text and chunk was saved in."""
+        """Return this order with the `chunk` and `is_by_chunk` of a saved state."""
         return replace(self, chunk=chunk, is_by_chunk=text.endswith(_BY_CHUNK))
 
 
 def make_order(
     shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool, parts: int = 1, each: int = 1
 ) -> EpochOrder:
-    """Return the order that a loader is asked for. Raises UsageError for any other value of `shuffle`."""
+    """Return the order for a loader's `shuffle`. Raises UsageError for an invalid value."""
     if shuffle == "local":
         return EpochOrder("local", parts=parts, each=each)
     if isinstance(shuffle, bool):
@@ -138,9 +138,9 @@ def make_order(
 def make_sampled_order(
     dataset: CachedDataset, shuffle: Shuffle = True, weights: Any = None, balance: bool = False, sampler: Any = None
 ) -> EpochOrder | None:
-    """Return the order of the samples that weights, classes or a sampler draw, or None where none of them is given.
+    """Return the order for `weights`, `balance` or `sampler`; None if none of them is given.
 
-    Raises UsageError for more than one of them, and with shuffle="block", which reads nearly in file order.
+    Raises UsageError for more than one of them, and in combination with shuffle="block" or "local".
     """
     if not isinstance(balance, bool):
         raise UsageError(f"balance is True or False, not {balance!r}")

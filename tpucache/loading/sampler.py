@@ -1,4 +1,4 @@
-"""The samples of an epoch and their order: functions of (seed, epoch) alone, and of weights or classes."""
+"""The samples of an epoch and their order, as functions of (seed, epoch), and of weights or classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.indices import Positions, to_array
 
-_SHOWN: Final = 16  # hexadecimal digits of a digest
+_SHOWN: Final = 16  # hexadecimal digits of a digest in a loader's state
 
 
 def full_order(samples: int, seed: int, epoch: int) -> Positions:
@@ -22,17 +22,17 @@ def full_order(samples: int, seed: int, epoch: int) -> Positions:
 
 
 def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int) -> Positions:
-    """Return all positions so that they read nearly in file order and still mix: int64 (samples,).
+    """Return all positions in an order that is nearly sequential on disk, but still random: int64 (samples,).
 
-    The samples are cut into chunks of `chunk` consecutive ones, the chunks shuffled, and the samples shuffled within
-    each `window` of the result. So one window of whole chunks is read at a time. Two samples can meet in a batch when
-    their chunks fall into one window, which happens for any two chunks in some epoch.
+    The samples are cut into chunks of `chunk` consecutive samples. The chunks are shuffled, and then the samples within
+    each `window` of the result. So the disk reads one window of whole chunks at a time. Two samples can be in the same
+    batch if their chunks are in the same window, which happens for any two chunks in some epoch.
     """
     random = epoch_random(seed, epoch)
     chunk = max(1, min(chunk, samples))
     chunks = random.permutation(-(-samples // chunk))
     order: Positions = (chunks[:, None] * chunk + np.arange(chunk)).reshape(-1)
-    if excess := len(order) - samples:  # of the last chunk; closed up in place, because an order may take gigabytes
+    if excess := len(order) - samples:  # the last chunk is shorter; removed in place, as an order may take gigabytes
         end = (int(chunks.argmax()) + 1) * chunk
         order[end - excess : samples] = order[end:]
         order = order[:samples]
@@ -42,10 +42,10 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
 
 
 def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
-    """Return all positions so that every batch has `each` samples of each part, one part after another: int64 (n,).
+    """Return all positions, so that every batch has `each` samples of each part, part after part: int64 (samples,).
 
-    Each part is shuffled by itself: a core that keeps one part in its memory needs no other samples. A short last batch
-    is divided over the parts as a batch is over ranks.
+    Each part is shuffled separately: a core that keeps one part in its memory needs no other samples. A short last
+    batch is divided among the parts as `rank_slice` divides a batch among ranks.
     """
     random, members = epoch_random(seed, epoch), _part_members(samples, seed)
     shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
@@ -55,7 +55,7 @@ def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -
 
 
 def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
-    """Return the number, from 0, of the part that each position belongs to in every epoch: int64 (samples,)."""
+    """Return the part, from 0, to which each position belongs in every epoch: int64 (samples,)."""
     found = np.empty(samples, np.int64)
     members = _part_members(samples, seed)
     for number, part in enumerate(_part_slices(samples, parts)):
@@ -64,8 +64,8 @@ def local_parts(samples: int, seed: int, *, parts: int) -> Positions:
 
 
 def _part_members(samples: int, seed: int) -> Positions:
-    """Return all positions in the random order in which they are divided; neighbours, often of one class, spread."""
-    # The third word makes this stream differ from those of all epochs.
+    """Return all positions in random order, to be divided into parts. So the samples of a class spread over parts."""
+    # The third word makes this stream differ from the streams of all epochs.
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 0, 1]))).permutation(samples)
 
 
@@ -74,17 +74,18 @@ def _part_slices(samples: int, parts: int) -> list[slice]:
 
 
 def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
-    """Return numpy's legacy generator: its stream is frozen (NEP 19), so that an order survives an upgrade.
+    """Return the random generator of an epoch: numpy's legacy one, whose stream never changes (NEP 19).
 
-    The seed sequence keeps neighbouring seeds and epochs independent.
+    So orders stay the same with later versions of numpy. The seed sequence makes neighbouring seeds and epochs
+    independent.
     """
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
 
 
 def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
-    """Yield where each batch of all ranks together begins and ends in an epoch's order, from position `start`.
+    """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start` on.
 
-    A last batch of fewer samples than `ranks` takes some from the batch before, so that each rank has a sample.
+    If the last batch has fewer samples than `ranks`, it takes some from the batch before, so that no rank gets none.
     """
     while start < samples:
         stop = min(start + size, samples)
@@ -98,13 +99,13 @@ def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: b
 
 
 def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
-    """Return one rank's slice of the global batch [start, stop): slices of all ranks differ by at most one sample."""
+    """Return one rank's slice of the global batch [start, stop). The ranks' slices differ by at most one sample."""
     size = stop - start
     return slice(start + size * rank // world_size, start + size * (rank + 1) // world_size)
 
 
 def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
-    """Yield the slices of an epoch's order that one rank reads, those within each `window` of positions together."""
+    """Yield, for each `window` of an epoch's order, the list of slices in it that one rank reads."""
 
     def parts() -> Iterator[slice]:
         for start, stop in batches:
@@ -117,22 +118,22 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
 
 
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
-    """Return which augmented variant, 1 to `variants`, each sample shows in an epoch: all of them in `variants` epochs.
+    """Return the augmented variant, 1 to `variants`, of each sample in an epoch. In `variants` epochs it gets them all.
 
-    Neighbouring samples differ, so that an epoch shows every variant.
+    Neighbouring samples have different variants, so each epoch has all variants.
     """
     return 1 + (positions + epoch) % variants
 
 
 class WeightedDraws:
-    """As many draws with replacement as there are samples, each sample in proportion to its weight.
+    """An epoch of len(weights) draws with replacement, with probabilities in proportion to the weights.
 
-    Walker's alias method: every draw takes constant time. The tables are filled in one sweep over prefix sums
+    It uses Walker's alias method: every draw takes constant time. The tables are filled in one sweep over prefix sums
     (Hübschle-Schneider and Sanders, Parallel Weighted Random Sampling, arXiv:1903.00227).
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Take one weight for each sample, a list or an array (samples,). Raises UsageError for bad weights."""
+        """Prepare the tables for one weight per sample, a list or array (samples,). Raises UsageError."""
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
@@ -148,12 +149,12 @@ class WeightedDraws:
         return np.where(places - cells < self._kept[cells], cells, self._other[cells])
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return "": `text` has a digest of the weights."""
+        """Return "": `text` already has a digest of the weights."""
         return ""
 
 
 class BalancedDraws:
-    """As many draws as there are samples, each class equally often: to within one draw, and never none.
+    """An epoch of len(labels) draws, in which the classes are equally frequent, to within one draw.
 
     Within a class, samples are drawn with replacement. Classes without samples are left out.
     """
@@ -161,7 +162,7 @@ class BalancedDraws:
     text = "balance"
 
     def __init__(self, labels: npt.NDArray[Any], classes: int) -> None:
-        """Take each sample's class number. Raises UsageError for labels that are no classes."""
+        """Group the samples by class number. Raises UsageError for labels that are not class numbers."""
         numbers = _class_numbers(labels, classes)
         self._members = np.argsort(numbers, kind="stable")  # class after class
         counts = np.bincount(numbers, minlength=1)
@@ -176,19 +177,19 @@ class BalancedDraws:
         random, samples, classes = epoch_random(seed, epoch), len(self), len(self._counts)
         if not samples:
             return np.empty(0, np.int64)
-        # Other classes get the one draw more in each epoch.
+        # If the draws do not divide evenly, other classes get one more draw in each epoch.
         turns = (random.permutation(samples) + random.randint(classes)) % classes
         chosen = (random.random_sample(samples) * self._counts[turns]).astype(np.int64)
         positions: Positions = self._members[self._starts[turns] + chosen]
         return positions
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return "": the digest of the dataset counts the labels."""
+        """Return "": the digest of the dataset already covers the labels."""
         return ""
 
 
 def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
-    """Return weights that are safe to draw by: float64 (samples,)."""
+    """Convert weights to float64 (samples,). Raises UsageError for invalid ones."""
     array = to_array("weights", weights)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"weights are numbers, one a sample, not {array.dtype}")
@@ -205,25 +206,25 @@ def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
 
 
 def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
-    """Return, for each of n equally likely cells, the chance that it gives its own sample, and the other that it gives.
+    """Return, for each of n equally likely cells, the probability of the cell's own sample, and its other sample.
 
-    A sample lighter than the mean leaves a gap in its cell. Heavy samples fill the gaps in turn; one that has given
-    away more than its surplus has a gap itself, which the next heavy sample fills.
+    A sample with a weight below the mean leaves a gap in its cell. Heavy samples fill the gaps, one after the other. A
+    heavy sample that has filled more than its surplus leaves a gap itself, which the next heavy sample fills.
     """
     samples = len(weights)
     if not samples:
         return weights, np.empty(0, np.int64)
-    scaled = weights / weights.max()  # no sum of them is infinite
+    scaled = weights / weights.max()  # so that their sum is finite
     scaled *= samples / scaled.sum()
     is_heavy = scaled >= 1
-    is_heavy[scaled.argmax()] = True  # also where rounding leaves none
+    is_heavy[scaled.argmax()] = True  # rounding might leave none
     light, heavy = np.flatnonzero(~is_heavy), np.flatnonzero(is_heavy)
     gaps, surplus = np.cumsum(1 - scaled[light]), np.cumsum(scaled[heavy] - 1)
     kept, other = scaled.copy(), np.arange(samples)
-    filled = np.concatenate([[0.0], gaps])  # filled[i]: before the gap i
+    filled = np.concatenate([[0.0], gaps])  # filled[i]: the sum of all gaps before gap i
     last = len(heavy) - 1
     other[light] = heavy[np.minimum(np.searchsorted(surplus, filled[:-1], "right"), last)]
-    given = filled[np.searchsorted(filled[:-1], surplus)]  # until a heavy sample is exhausted, its last gap included
+    given = filled[np.searchsorted(filled[:-1], surplus)]  # the sum of the gaps until each heavy sample is exhausted
     kept[heavy] = 1 - np.maximum(given - surplus, 0)
     other[heavy] = heavy[np.minimum(np.arange(len(heavy)) + 1, last)]
     return kept, other

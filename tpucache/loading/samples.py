@@ -1,4 +1,4 @@
-"""Samples: the interface that a loader needs, and Selection, which samples of a cache to show, in which variant."""
+"""Samples: what a loader needs from a dataset. Selection: the chosen samples of a cache, in a variant."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from tpucache.store.arriving import NetworkUse
 
 Variant = int | Literal["epoch"]
-#: Gives what will be read, in its order: indices, the epoch, and how many consecutive samples share a variant.
+#: Yields the samples that will be read, in order: indices, the epoch, and how many consecutive samples share a variant.
 Windows = Callable[[], Iterator[tuple[Array, int, int]]]
 
 _log: Final = logging.getLogger("tpucache")
 
 
 class Samples(Protocol):
-    """What a loader reads: samples by their indices from 0, and the records of each epoch.
+    """The interface through which a loader reads samples by their indices, and the records of each epoch.
 
-    `manifest` describes classes and fields; with samples of several caches it is the manifest of the first.
+    `manifest` describes classes and fields. For samples of several caches, it is the manifest of the first one.
     """
 
     manifest: Manifest
@@ -50,83 +50,84 @@ class Samples(Protocol):
 
     @property
     def record_fields(self) -> tuple[Field, ...]:
-        """The fields of a record as they are read: dtype and shape of each array of a sample."""
+        """The fields of a record as they are read, with the dtype and shape of each array."""
         ...
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The buffers of batches, which all loaders of these samples share."""
+        """The batch buffers, which all loaders of these samples share."""
         ...
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
         ...
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all that decides the samples and their order."""
+        """SHA-256, in hexadecimal, of everything that decides the samples and their order."""
         ...
 
     def prepare(self, threads: int) -> None:
-        """Prepare for a loader that reads with this number of threads."""
+        """Prepare to read with this number of threads."""
         ...
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Say what an owner will read, far ahead and in its order.
+        """Announce what `owner` will read, far ahead and in order.
 
-        `further` gives the same again and later epochs, where the owner does not read all samples in each.
+        `further` is given if the owner does not read all samples in each epoch. It yields the same samples again, then
+        those of later epochs.
         """
         ...
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
-        """Ask the kernel to have these samples in memory when they are read."""
+        """Ask the kernel to read these samples' records from the disk ahead."""
         ...
 
     @property
     def maps(self) -> Mapping[str, int]:
-        """How many shards are mapped, by the way, and how many are not, by the reason."""
+        """The number of shards that are mapped, by method, and that are not, by reason."""
         ...
 
     @property
     def networks(self) -> list[NetworkUse]:
-        """What was read over the network from each cache at a URL."""
+        """The network traffic of each cache at a URL."""
         ...
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer; several threads may call this, with a buffer each.
+        """Read samples into the first rows of a buffer. Threads may call this, each with its own buffer.
 
-        `chunk` consecutive samples share a variant of an epoch; `divide` may let several threads do the work. Returns
-        where their records were.
+        With variant="epoch", each `chunk` of consecutive samples has the same variant. `divide` may share the work
+        among threads. Returns the numbers of records read from memory, maps and files.
         """
         ...
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
-        """Return the batch that users see, of the samples whose fields were read into `arrays`."""
+        """Make the batch that users get: the fields in `arrays` with the labels of these samples."""
         ...
 
     @property
     def records(self) -> int:
-        """How many different records may be shown, in all epochs: they are numbered from 0."""
+        """The number of different records that all epochs together read. They are numbered from 0."""
         ...
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the records that samples show in an epoch; `chunk` is as in `read_into`."""
+        """Return the numbers of the samples' records in an epoch. `chunk` as in `read_into`."""
         ...
 
     def record_indices(self, numbers: Array) -> Positions:
-        """Return for each record the index of a sample that shows it."""
+        """Return, for each record, the index of a sample with this record."""
         ...
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
-        """Read records, given by their numbers, into the first rows of a buffer, as `read_into` reads samples."""
+        """Read records by their numbers into the first rows of a buffer. Otherwise like `read_into`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Samples of a cache in an order, each shown in one variant, or in another one each epoch.
+    """Some samples of a cache, in an order, with their variant: a number, or "epoch" for another one in each epoch.
 
-    `chosen` are the samples' positions in the cache; None means all of them, in its order.
+    `chosen` has the samples' positions in the cache; None means all samples, in the cache's order.
     """
 
     manifest: Manifest
@@ -138,49 +139,49 @@ class Selection:
 
     @property
     def variants(self) -> tuple[int, ...]:
-        """The variants in use, ascending."""
+        """The variants that are read, ascending."""
         if self.variant == "epoch":
             return tuple(variant for variant in self.manifest.variants if variant)
         return (self.variant,)
 
     @property
     def shards(self) -> list[ShardEntry]:
-        """The shards of the variants and bands in use, in the order of their names."""
+        """The shards of the variants and frequency bands that are read, sorted by name."""
         used, bands = self.variants, len(self.manifest.layouts)
         shards = (entry for entry in self.manifest.shards if entry.variant in used and entry.band < bands)
         return sorted(shards, key=lambda entry: entry.name)
 
     @property
     def mean_record_bytes(self) -> int:
-        """Bytes a record takes on disk, on average over the variants in use."""
+        """The mean size of a record on disk in bytes, over the variants that are read."""
         shards = self.shards
         records = sum(entry.records for entry in shards if not entry.band)
         return max(1, sum(entry.bytes for entry in shards) // max(1, records))
 
     @property
     def positions(self) -> Positions:
-        """Where in the cache each sample is: int64 (n,)."""
+        """The position of each sample in the cache: int64 (n,)."""
         return self.positions_of(np.arange(len(self)))
 
     def positions_of(self, indices: Positions) -> Positions:
-        """Return where in the cache some of the samples are, given by whole numbers from 0: int64 (n,)."""
+        """Return the positions in the cache of the samples with these indices: int64 (n,)."""
         return indices if self.chosen is None else self.chosen[indices]
 
     def select(self, indices: Any) -> Selection:
-        """Return a selection of these samples of this one, as `to_positions` takes them."""
+        """Return a selection of some of these samples. `indices` is anything that `to_positions` accepts."""
         return replace(self, chosen=self.positions_of(to_positions(indices, len(self))))
 
     @property
     def records(self) -> int:
-        """How many different records may be shown."""
+        """The number of different records that all epochs together read."""
         samples = self.manifest.samples if self.chosen is None else len(np.unique(self.chosen))
         return samples * len(self.variants)
 
     def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
-        """Return the index's rows of the records that some of the samples show in an epoch.
+        """Return the index row numbers of the samples' records in an epoch.
 
-        In "epoch", samples show variants by their position in the cache, or, with a `chunk` above 1, each `chunk` of
-        consecutive samples of the selection shows one.
+        With variant "epoch", a sample's variant follows from its position in the cache. If `chunk` is above 1, it
+        follows from the number of the chunk: each `chunk` of consecutive indices has the same variant.
         """
         positions = self.positions_of(indices)
         if self.variant != "epoch":
@@ -188,7 +189,7 @@ class Selection:
         return cache.rows(np.array(self.variants)[self._turns(indices, epoch, chunk)], positions)
 
     def _turns(self, indices: Positions, epoch: int, chunk: int) -> Positions:
-        """Return which of the variants in use each sample shows in an epoch."""
+        """Return, for each sample, the position in `variants` of its variant in an epoch."""
         if self.variant != "epoch":
             return np.zeros(len(indices), np.int64)
         turns = self.positions_of(indices) if chunk == 1 else indices // chunk
@@ -196,9 +197,7 @@ class Selection:
 
     @functools.cached_property
     def _distinct(self) -> tuple[Positions, Positions, Positions] | None:
-        """The different positions of chosen samples, ascending, the first index that has each, and the place among them
-        of each index; None for all samples.
-        """
+        """`np.unique` of the chosen positions, with the first index of each and its inverse; None for all samples."""
         return None if self.chosen is None else np.unique(self.chosen, return_index=True, return_inverse=True)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,17 +208,17 @@ class Selection:
         return self.manifest.samples if self._distinct is None else len(self._distinct[0])
 
     def record_numbers(self, indices: Positions, epoch: int, chunk: int = 1) -> Positions:
-        """Return the numbers, from 0 to below `records`, of the records that some of the samples show in an epoch."""
+        """Return the numbers, below `records`, of the samples' records in an epoch."""
         places = indices if self._distinct is None else self._distinct[2][indices]
         return self._turns(indices, epoch, chunk) * self._different + places
 
     def record_indices(self, numbers: Positions) -> Positions:
-        """Return for each record, given by its number, the index of a sample that shows it."""
+        """Return, for each record number, the index of a sample with this record."""
         places = numbers % max(1, self._different)
         return places if self._distinct is None else self._distinct[1][places]
 
     def rows_of_records(self, cache: Cache, numbers: Positions) -> Numbers:
-        """Return the index's rows of records, given by their numbers."""
+        """Return the index row numbers of records, given their record numbers."""
         turns, places = np.divmod(numbers, max(1, self._different))
         positions = places if self._distinct is None else self._distinct[0][places]
         return cache.rows(np.array(self.variants)[turns], positions)
@@ -230,7 +229,7 @@ class Selection:
 
 
 @functools.cache
-def _say_only_clean(cache: Path) -> None:
+def _warn_only_clean(cache: Path) -> None:
     _log.warning(
         '%s has no augmented variants: variant="epoch" shows the clean images in every epoch. Augment on the device, '
         "or warm up with --variants 4",
@@ -239,15 +238,15 @@ def _say_only_clean(cache: Path) -> None:
 
 
 def to_variant(variant: Any, cache: Cache) -> Variant:
-    """Return a variant of a cache, a whole number, or "epoch" where it has augmented ones. Raises UsageError.
+    """Check a variant, a number or "epoch", and return it. Raises UsageError.
 
-    "epoch" is the clean one where there are no others, and that is logged once.
+    For a cache without augmented variants, "epoch" becomes 0, the clean variant, and that is logged once.
     """
     has = cache.manifest.variants
     if isinstance(variant, str) and variant == "epoch":
         if cache.manifest.augmented:
             return "epoch"
-        _say_only_clean(cache.directory)
+        _warn_only_clean(cache.directory)
         return 0
     if not isinstance(variant, (int, np.integer)) or isinstance(variant, bool) or variant not in has:
         raise UsageError(f'{cache.directory} has variants {has} and "epoch", not {variant!r}')
@@ -261,9 +260,9 @@ def digest_of(
     labels: Array | None,
     positions: npt.NDArray[np.int64],
 ) -> str:
-    """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in their order.
+    """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in order.
 
-    Records count by their own hash, so that the page size of the machine that wrote a shard does not matter.
+    It uses the shards' `records_sha256`, which does not depend on the page size of the machine that wrote a shard.
     """
     facts = {
         "variant": variant,

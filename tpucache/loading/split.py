@@ -1,4 +1,4 @@
-"""Which samples train and which validate."""
+"""Splits samples into training and validation sets: by a fraction of each class, or by folds."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.store.samples import Column, SampleTable
 
-#: The fold of samples that train in every fold.
+#: Samples with this fold are in the training set of every split.
 NO_FOLD: Final = -1
 
 
 class Split(NamedTuple):
-    """Positions of samples, ascending, in two sets that have none in common."""
+    """Positions of samples, ascending, in two disjoint sets."""
 
     train: npt.NDArray[np.int64]
     valid: npt.NDArray[np.int64]
 
 
 def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Split:
-    """Hold out a fraction of every class, chosen by the seed alone; a class of two or more has samples on both sides.
+    """Hold out a random fraction of every class for validation. The choice depends on the seed only.
 
-    Labels that are not class numbers (a vector a sample, or a value) are taken as one class.
-
-    Raises UsageError unless 0 < fraction < 1 and both sets have samples.
+    A class with two or more samples has samples in both sets. Labels that are not class numbers (vectors or values)
+    count as one class. Raises UsageError unless 0 < fraction < 1 and both sets have samples.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"a validation fraction lies between 0 and 1, not at {fraction}")
@@ -49,9 +48,9 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
 
 
 def fold_split(table: SampleTable, fold: str | int) -> Split:
-    """Hold out the samples of one fold: the value, a whole number or a name, that the table's column `fold` has there.
+    """Hold out the samples of one fold: those with this value, an integer or a name, in the table's column `fold`.
 
-    Raises UsageError where there is no such fold or nothing else, and where samples are in no fold.
+    Raises UsageError if there is no such fold, if there is no other fold, or if samples have no fold.
     """
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
@@ -61,7 +60,7 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 
 
 def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
-    """Return the positions of a fold's samples, ascending; see `fold_split`. Raises UsageError."""
+    """Return the positions of a fold's samples, ascending. Raises UsageError; see `fold_split`."""
     folds = _folds(table)
     text = str(fold).strip()
     is_number = text.removeprefix("-").isdecimal()
@@ -74,10 +73,10 @@ def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]
 
 
 def fold_splits(table: SampleTable) -> dict[str, Split]:
-    """Return each fold's split by the fold's name, in the order of the numbers or names.
+    """Return the split of each fold by the fold's name, sorted by number or name.
 
-    Samples of fold -1 train in each and validate in none, as in scikit-learn's PredefinedSplit. Raises UsageError where
-    there are fewer than two folds, and where samples are in no fold.
+    Samples of fold -1 are in every training set and in no validation set, as in scikit-learn's PredefinedSplit. Raises
+    UsageError if there are fewer than two folds, or if samples have no fold.
     """
     folds = _folds(table)
     values = np.unique(folds)
@@ -88,7 +87,7 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
 
 
 def _folds(table: SampleTable) -> npt.NDArray[Any]:
-    """Return each sample's fold as a whole number or as text. Raises UsageError where one has none."""
+    """Return each sample's fold, as integers or as text. Raises UsageError if a sample has none."""
     if "fold" not in table:
         raise UsageError(
             "the cache has no folds: `tpucache relabel CACHE --make-folds 5` makes some; or warm it up from "

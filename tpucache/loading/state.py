@@ -1,4 +1,4 @@
-"""What CachedLoader.state_dict holds: written by one loader, checked by the one that continues."""
+"""LoaderState: the content of CachedLoader.state_dict, which the loader that continues checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COMPARED: Final = {
 
 @dataclass(frozen=True)
 class LoaderState:
-    """A place in an epoch, and what decides the batches that follow it.
+    """A position in an epoch, and everything that decides the batches after it.
 
-    `position` counts the samples of the epoch that have been handed out, over all ranks. `digest` is the dataset's;
-    `chunk` the samples in a chunk of the block order, 0 for other orders; `drawn` a digest of this epoch's order where
-    a torch Sampler gives it, else "".
+    `position` is the number of the epoch's samples that all ranks together have handed out. `digest` is the dataset's.
+    `chunk` is the number of samples per chunk for shuffle="block", otherwise 0. `drawn` is a digest of this epoch's
+    order if a torch Sampler gives it, otherwise "".
     """
 
     seed: int
@@ -40,20 +40,20 @@ class LoaderState:
 
 
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
-    """Return another loader's state, if this loader can continue there; `own` is this loader's state.
+    """Check another loader's state, from `state_dict`, and return it. `own` is this loader's state.
 
-    A state of the order `by_sample`, in which each sample changes its variant by itself, is continued in that order.
-    Raises UsageError for a state that does not fit.
+    A state with the order `by_sample` is accepted, too, and is continued in that order: there, each sample changes its
+    variant separately. Raises UsageError for a state that does not fit.
     """
     if "digest" not in state:
         raise UsageError(
             "this is no state of a loader, or one that was written before version 0.2 of tpucache: begin anew, or "
-            "finish what it is for with version 0.2"
+            "finish the training with version 0.2"
         )
     if state.get("order") == by_sample:
         own = replace(own, order=by_sample)
     mine = own.to_dict()
-    # Adding variants may change the fingerprint, which covers how they are made; the digest covers what is read.
+    # The fingerprint is not compared: adding variants may change it. The digest covers exactly what is read.
     for name, reason in _COMPARED.items():
         if state.get(name) != mine[name]:
             raise UsageError(
@@ -64,7 +64,7 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))
     if position > own.samples:
         raise UsageError(
-            f"a loader's state holds position as at most the {own.samples} samples of the dataset, not {position}"
+            f"a loader's state has a position of at most {own.samples}, the samples of the dataset, not {position}"
         )
     return replace(own, seed=seed, epoch=epoch, position=position, chunk=chunk, drawn=state.get("drawn", ""))
 

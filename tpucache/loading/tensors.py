@@ -1,4 +1,4 @@
-"""Tensors where torch is installed; where it is not, as in many JAX programs, numpy arrays of the same shapes."""
+"""Tensors if torch is installed. Otherwise, as in many JAX programs, numpy arrays of the same shapes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ else:
         import torch
         from torch.utils.data import Dataset, Subset
     except ModuleNotFoundError as error:
-        if error.name != "torch":  # it is installed, and something that it needs is not
+        if error.name != "torch":  # torch is installed, but one of its dependencies is missing
             raise
         torch = None
 
         class Dataset:
-            """Takes the place of torch's class of this name."""
+            """Replaces torch's class of this name."""
 
             def __class_getitem__(cls, _: object) -> type:
                 return cls
 
         class Subset:
-            """Takes the place of torch's class of this name; no object is an instance."""
+            """Replaces torch's class of this name, for isinstance checks."""
 
             __getitem__: Any = None
 
@@ -41,27 +41,27 @@ __all__ = ["HAS_TORCH", "Dataset", "SharedNumber", "Subset", "pinned_empty", "to
 
 
 def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return a tensor over the memory of an array; without torch, the array."""
+    """Return a tensor that shares the memory of an array; without torch, the array itself."""
     return torch.from_numpy(array) if HAS_TORCH else array  # type: ignore[return-value]  # used as a tensor is
 
 
 def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return an array in page-locked memory, from which an accelerator copies by itself.
+    """Return an array in page-locked memory, from which an accelerator copies asynchronously.
 
-    torch gives the memory to another array only when this one is freed and all copies out of it have ended. Raises
-    UsageError without torch, or without an accelerator.
+    torch reuses the memory only after the array is freed and all copies from it have ended. Raises UsageError without
+    torch, or without an accelerator.
     """
     if not HAS_TORCH:
         raise UsageError("pin_memory needs torch, which is not installed: leave it out")
     try:
         memory = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
-        raise UsageError(f"there is no page-locked memory to be had: {error}. Leave pin_memory out") from error
+        raise UsageError(f"there is no page-locked memory: {error}. Leave pin_memory out") from error
     return memory.numpy().view(dtype).reshape(shape)
 
 
 class SharedNumber:
-    """A whole number that worker processes of a DataLoader see change, once it is shared."""
+    """An integer whose changes the worker processes of a DataLoader see, once it is in shared memory."""
 
     def __init__(self, value: int = 0, *, is_shared: bool = False) -> None:
         self._cell: Any = to_tensor(np.array(value))
@@ -77,6 +77,6 @@ class SharedNumber:
         self._cell[...] = value
 
     def share(self) -> None:
-        """Move the number into shared memory; without torch there are no workers to share it with."""
+        """Move the number into shared memory. Does nothing without torch: then there are no DataLoader workers."""
         if HAS_TORCH:
             self._cell.share_memory_()

@@ -1,4 +1,4 @@
-"""Threads that read batches ahead; where there are more threads than batches, several read one batch."""
+"""Threads that read batches ahead. If there are more threads than batches, several threads read one batch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tpucache.errors import UsageError
 T = TypeVar("T")
 Self = TypeVar("Self", bound="ReadingThreads")
 
-LEAST_ROWS: Final = 8  # in a part of a batch: handing it to another thread costs time, too
-_SPARE: Final = 2  # parts for each thread: none waits while another finishes a batch
+LEAST_ROWS: Final = 8  # rows per part of a batch: handing a part to another thread costs time, too
+_SPARE: Final = 2  # parts per thread, so that no thread waits while another finishes a batch
 
 
 def refuse_fork(began: int) -> None:
-    """Raise UsageError unless this is the process where an iteration began: another one would wait for ever.
+    """Raise UsageError unless this is the process in which an iteration began; `began` is that process's pid.
 
-    A forked process has the iterator, but not the threads that read for it.
+    A forked process has the iterator, but not the threads that read for it, so it would wait forever.
     """
     if os.getpid() != began:
         raise UsageError(
@@ -32,11 +32,11 @@ def refuse_fork(began: int) -> None:
 
 
 class ReadingThreads:
-    """A pool of threads for as long as an iteration lasts, at work at `ahead` batches at once."""
+    """The threads of one iteration, which read `ahead` batches at the same time."""
 
     def __init__(self, threads: int, ahead: int) -> None:
-        """Start no thread before there is work."""
-        #: Raises UsageError in a process that was forked from the one where the iteration began.
+        """Make the thread pools. A thread starts when there is work for it."""
+        #: Raises UsageError in a process that was forked after the iteration began.
         self.check = functools.partial(refuse_fork, os.getpid())
         self._parts = 1 if threads <= ahead else -(-_SPARE * threads // ahead)
         self._readers = ThreadPoolExecutor(threads, "tpucache-read")
@@ -46,21 +46,21 @@ class ReadingThreads:
         return self
 
     def __exit__(self, *_: object, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_ending():  # the interpreter has ended the threads, and taken apart the modules that would end them
+        if is_ending():  # the exiting interpreter has ended the threads already
             return
         self._hints.shutdown(cancel_futures=True)
         self._readers.shutdown(cancel_futures=True)
 
     def hint(self, work: Callable[[], None]) -> None:
-        """Do something in another thread: a hint may block while a disk is busy or far away."""
+        """Give the kernel a hint from another thread, because a hint may block while a disk is busy or slow."""
         self._hints.submit(work)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have a thread read a batch."""
+        """Let a thread read a batch."""
         return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
-        """Do `work(start, stop)` for all rows of a batch, in this thread and in idle ones."""
+        """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle ones, until all are done."""
         parts = min(self._parts, rows // LEAST_ROWS)
         if parts < 2:
             work(0, rows)
@@ -70,7 +70,7 @@ class ReadingThreads:
         def work_at_parts() -> None:
             while True:
                 try:
-                    part = bounds.popleft()  # one operation, so that no two threads get the same
+                    part = bounds.popleft()  # atomic, so that no two threads get the same part
                 except IndexError:
                     return
                 work(*part)
@@ -80,7 +80,7 @@ class ReadingThreads:
             work_at_parts()
         finally:
             bounds.clear()
-            # This thread waits only for helpers at work, and these wait for nobody.
+            # This cannot deadlock: it waits only for helpers that are running, and helpers wait for nobody.
             running = [helper for helper in helpers if not helper.cancel()]
             errors = [error for helper in running if (error := helper.exception()) is not None]
         if errors:

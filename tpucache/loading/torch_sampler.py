@@ -1,4 +1,4 @@
-"""SamplerOrder: the order of an epoch that a torch Sampler gives, the same on every rank."""
+"""SamplerOrder: an epoch's order from a torch Sampler, the same on every rank."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from tpucache.loading.indices import Positions, integer_positions
 
 
 class SamplerOrder:
-    """The indices that a torch Sampler gives, listed once an epoch.
+    """The indices of a torch Sampler, listed once per epoch.
 
-    While they are listed, the random numbers of torch, numpy and Python, and those of the sampler's own generator,
-    follow from (seed, epoch): every rank gets the same indices, and a saved state continues. `set_epoch` is called if
-    it exists.
+    While the sampler runs, the random generators of torch, numpy and Python and the sampler's own generator are seeded
+    by (seed, epoch). So every rank gets the same indices, and a saved state can continue. The sampler's `set_epoch` is
+    called if it exists.
     """
 
     def __init__(self, sampler: Any, samples: int) -> None:
-        """Take a sampler of a dataset of `samples` samples. Raises UsageError for one of batches or of one rank."""
+        """Store a sampler for a dataset with `samples` samples.
+
+        Raises UsageError for a sampler of batches, or one that gives the samples of a single rank.
+        """
         if isinstance(sampler, BatchSampler):
             raise UsageError("sampler gives batches: give the sampler of single samples that it is made of")
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas != 1:
@@ -39,7 +42,7 @@ class SamplerOrder:
         try:
             len(sampler)  # type: ignore[arg-type]  # most samplers have a length, although Sampler itself has none
         except (TypeError, NotImplementedError) as error:
-            raise UsageError(f"{type(sampler).__name__} has no __len__: the length of an epoch is not known") from error
+            raise UsageError(f"{type(sampler).__name__} has no __len__: the length of an epoch is unknown") from error
         self._sampler: Any = sampler
         self._samples = samples
         self._listed: tuple[int, int, Positions] | None = None
@@ -49,9 +52,9 @@ class SamplerOrder:
         return len(self._sampler)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch: int64 (n,), not to be written to.
+        """Return the indices of an epoch: int64 (n,). Do not write to this array.
 
-        Raises UsageError for indices outside of the dataset, or a number of them that is not the sampler's length.
+        Raises UsageError for indices out of range, or if their number is not the sampler's length.
         """
         listed = self._listed
         if listed is None or listed[:2] != (seed, epoch):
@@ -86,7 +89,7 @@ class SamplerOrder:
 
 @contextmanager
 def _seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
-    """Give a context whose random numbers follow from (seed, epoch) and a generator's first seed; then restore them."""
+    """Seed all random generators by (seed, epoch) and the generator's initial seed; restore them after the block."""
     own = generator if isinstance(generator, torch.Generator) else None
     entropy = [seed, epoch] if own is None else [seed, epoch, own.initial_seed()]
     word = int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -301,7 +301,7 @@ def test_a_map_is_not_read_where_nobody_has_looked_whether_it_may_be(
         assert dataset.maps == {"lease": 2, "given_back": 1}
         assert mapped_in(copy) == 3
     finally:
-        leases._WATCH.go_on()
+        leases._WATCH.resume()
     os.close(os.open(copy / VICTIM, os.O_WRONLY))  # waits until the map has ended
     assert mapped_in(copy) == 2
 

@@ -1,7 +1,7 @@
-"""Batch buffers, used again when the last tensor over them is freed.
+"""Batch buffers, which are reused after the last tensor over them is freed.
 
-A fresh batch of 38 MB costs as much in page faults as the copy into it, so buffers are used again. A caller may keep
-a batch as long as it likes: its buffer comes back to the pool only when nothing refers to it any more.
+The page faults of a new batch of 38 MB cost as much as the copy into it, so buffers are reused. A caller may keep a
+batch as long as it likes: its buffer returns to the pool only when nothing refers to it any more.
 """
 
 from __future__ import annotations
@@ -25,40 +25,41 @@ from tpucache.types import Array
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
-# A fresh buffer costs as much as several batches: what only some loops of a program need is kept from one to the next.
+# A buffer is freed if neither the last 64 batches nor the last 30 seconds needed it. A new one costs as much as several
+# batches, so it should survive the pause between two loops.
 _BATCHES: Final = 64
 _SECONDS: Final = 30.0
-_POOLS: Final = 2  # one to train with, one to validate with
+_POOLS: Final = 2  # one for training, one for validation
 
 
 class Buffer:
-    """The memory of one batch: an array (batch, *shape) for each field, and the bytes of each row."""
+    """The memory of one batch: an array (batch, *shape) for each field, and the addresses of its rows."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
-        """Allocate for `batch` rows. Raises UsageError when there is not as much memory."""
+        """Allocate memory for `batch` rows. Raises UsageError if there is not enough."""
         try:
             self.arrays = [allocate((batch, *field.shape), np.dtype(field.dtype)) for field in fields]
-        except UsageError:  # an allocator's own
+        except UsageError:  # raised by the allocator
             raise
-        except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
+        except (MemoryError, ValueError) as error:  # ValueError: more bytes than the address space has
             gigabytes = batch * sum(field.nbytes for field in fields) / 1e9
             raise UsageError(
                 f"a batch of {batch:,} samples takes {gigabytes:,.1f} GB, more than there is: make batches smaller"
             ) from error
-        #: The bytes of a row of each field, and where each row of it begins: addresses, int64 (batch,).
+        #: For each field: the size of a row in bytes, and the addresses of all rows, int64 (batch,).
         self.lengths = [field.nbytes for field in fields]
         self.starts = [
             address(array) + length * np.arange(batch) for array, length in zip(self.arrays, self.lengths, strict=True)
         ]
-        #: Whether it is filled faster past the processor's caches.
+        #: Whether stores that bypass the CPU's caches fill the buffer faster.
         self.is_large = is_large(batch, batch * sum(self.lengths))
 
     @functools.cached_property
     def _views(self) -> list[list[memoryview]]:
-        """The bytes of all fields of each row.
+        """Writable views of the bytes of each row, one per field.
 
-        Made where they are needed: thousands of objects a batch would set off Python's garbage collection again and
-        again, which stops all threads for 0.1 s where torch is imported.
+        They are made only when needed: thousands of new objects per batch would trigger Python's garbage collection
+        often, and each time it stops all threads for 0.1 s if torch is imported.
         """
         flat = [
             array.view(np.uint8).reshape(len(array), length)
@@ -67,7 +68,7 @@ class Buffer:
         return [[memoryview(part[row]) for part in flat] for row in range(len(self.starts[0]))]
 
     def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
-        """Return the bytes of all fields of each row, to be written."""
+        """Return writable views of the bytes of each row, one per field."""
         return [self._views[row] for row in rows.tolist()]
 
     def parts(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
@@ -79,26 +80,26 @@ class Buffer:
         return parts
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the numbers of these rows in the arrays."""
+        """Return the rows' positions in the arrays."""
         return rows
 
 
 class BufferPool:
-    """Lends buffers of one shape, and frees those that no batch of the last 64, and of the last 30 s, needed."""
+    """Lends buffers of one shape. Frees buffers that neither the last 64 batches nor the last 30 s needed."""
 
     def __init__(self, fields: Sequence[Field], batch: int) -> None:
-        """Begin empty: a buffer is made when none is free."""
+        """Make an empty pool. A buffer is allocated when none is free."""
         self._fields = tuple(fields)
         self._batch = batch
-        # A deque, because its append is atomic: a finalizer may run in any thread, inside any call, so it cannot lock.
+        # A deque, because its append is atomic: finalizers run in any thread, inside any call, so they cannot lock.
         self._free: deque[Buffer] = deque()
-        # Threads may lose an update of these two: a buffer is then freed a little early or late, which does no harm.
+        # Without a lock, an update of these may be lost. Then a buffer is freed a little early or late.
         self._taken = 0
         self._since = time.monotonic()
-        self._unused = 0  # buffers that were free all the time since they were last counted
+        self._unused = 0  # the number of buffers that were never used since `_since`
 
     def take(self) -> Buffer:
-        """Return a free buffer, or a new one. It is the caller's until `lend` or `give_back`."""
+        """Return a free buffer, or a new one. The caller owns it until it calls `lend` or `give_back`."""
         try:
             buffer = self._free.pop()
         except IndexError:
@@ -110,9 +111,10 @@ class BufferPool:
         return buffer
 
     def prepare(self, buffers: int, rows: int) -> None:
-        """Make free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
+        """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
 
-        Touching new memory takes as long as copying into it. If the system has too little, `take` raises the error.
+        The first write to new memory is slow, so it is done here. If there is too little memory, this stops without an
+        error; `take` raises it later.
         """
         while len(self._free) < buffers and not self._taken:
             try:
@@ -126,26 +128,26 @@ class BufferPool:
                 native()
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take a buffer back that nothing refers to."""
+        """Return an unused buffer to the pool."""
         self._free.append(buffer)
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
-        """Return the first rows of a buffer's arrays; it comes back when the last object over any of them is freed."""
+        """Return the first rows of a buffer's arrays. When the last view of them is freed, the buffer returns here."""
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
 
     def _free_unused(self) -> None:
         for _ in range(self._unused):
-            with contextlib.suppress(IndexError):  # other threads may have taken them just now
+            with contextlib.suppress(IndexError):  # other threads may have taken them meanwhile
                 self._free.popleft()
         self._taken, self._since, self._unused = 0, time.monotonic(), len(self._free)
 
 
 class AllocatedBuffers:
-    """Lends each batch memory of an allocator that itself uses memory again, such as torch's for page-locked memory."""
+    """Has the interface of BufferPool, for allocators that reuse memory themselves, such as torch's page-locked one."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate) -> None:
-        """Begin with nothing allocated."""
+        """Store the allocator; nothing is allocated yet."""
         self._fields, self._batch, self._allocate = tuple(fields), batch, allocate
 
     def take(self) -> Buffer:
@@ -153,13 +155,13 @@ class AllocatedBuffers:
         return Buffer(self._fields, self._batch, self._allocate)
 
     def prepare(self, buffers: int, _rows: int) -> None:
-        """Allocate and free this many, so that the allocator keeps their memory. Raises what it raises."""
+        """Allocate and free this many buffers, so that the allocator keeps their memory. Raises its errors."""
         kept = [self.take() for _ in range(buffers)]
         if kept and kept[0].is_large:
             native()
 
     def give_back(self, buffer: Buffer) -> None:
-        """Do nothing: the last reference frees its memory."""
+        """Do nothing: the memory is freed with the last reference."""
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
         """Return the first rows of a buffer's arrays."""
@@ -167,39 +169,42 @@ class AllocatedBuffers:
 
 
 class BufferPools:
-    """Pools by the rows of their buffers: a loader uses the pool of the loader before it, whose memory was touched."""
+    """The buffer pools of a dataset, by batch size. A new loader reuses the pool of an earlier one."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
-        """Begin empty: a pool is made when it is asked for."""
+        """Make no pool yet. A pool is made on first use."""
         self._fields = tuple(fields)
         self._pools: dict[int, BufferPool] = {}
 
     def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool | AllocatedBuffers:
-        """Return the pool of buffers for `batch` rows, or those that `allocate` makes. Pools of two sizes are kept."""
+        """Return the pool for `batch` rows, or, with `allocate`, buffers from that allocator.
+
+        Only the pools of the last two batch sizes are kept.
+        """
         if allocate is not None:
             return AllocatedBuffers(self._fields, batch, allocate)
         pool = self._pools.pop(batch, None) or BufferPool(self._fields, batch)
         self._pools[batch] = pool
         for size in list(self._pools)[:-_POOLS]:
-            self._pools.pop(size, None)  # another thread may have done so
+            self._pools.pop(size, None)  # another thread may have removed it
         return pool
 
     def compile_loops(self, batch: int) -> None:
-        """Compile the loops that fill buffers of this many rows, in a thread."""
+        """Start compiling the loops that fill buffers with this many rows, in a thread."""
         if is_large(batch, batch * sum(field.nbytes for field in self._fields)):
             threading.Thread(target=native, name="tpucache-compile").start()
 
     def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
-        """Forget a pool, which ends with its last loader."""
+        """Remove a pool. It is freed with its last loader."""
         for batch, kept in list(self._pools.items()):
             if kept is pool:
                 self._pools.pop(batch, None)
 
 
 class _Loan:
-    """The base of all arrays over one lent buffer.
+    """The numpy base object of all arrays over one lent buffer.
 
-    It is freed once, with the last of them, in whichever thread: so the buffer is given back exactly once.
+    It is freed exactly once, with the last of these arrays, in any thread. Then the buffer returns to the pool.
     """
 
     __array_interface__: dict[str, Any]
@@ -212,6 +217,6 @@ class _Loan:
         self._free.append(self._buffer)
 
     def view(self, array: Array) -> Array:
-        """Return an array over the memory of one of the buffer's, which keeps this loan alive."""
+        """Return a view of one of the buffer's arrays that keeps this object alive."""
         self.__array_interface__ = array.__array_interface__
         return np.asarray(self)

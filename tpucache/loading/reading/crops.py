@@ -1,9 +1,9 @@
-"""Random resized crops and flips of 8-bit images, out of their records: raw pixels, or the planes of yuv420.
+"""Random resized crops and flips of 8-bit images, straight from their records: raw pixels, or the planes of yuv420.
 
-Only the rows and columns of a crop are read. An enlarged side is interpolated linearly, to the same bytes as by
-`tpucache.ondevice`. A reduced one is filtered with a wider triangle, as by Pillow and torchvision, so that nothing
-aliases. llvmlite compiles the loop where it is installed; without it numpy makes the same bytes, more slowly. Both work
-in whole numbers, so that every processor makes the same bytes.
+Only the rows and columns of a crop are read. A side that grows is interpolated linearly, with the same result as
+`tpucache.ondevice`. A side that shrinks is filtered with a wider triangle, as in Pillow and torchvision, to avoid
+aliasing. If llvmlite is installed, it compiles the loop; otherwise numpy makes the same bytes, more slowly. Both use
+integers, so every processor makes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
 
-_PLACE_STEPS: Final = 256  # of a pixel, as places are rounded by `tpucache.ondevice.resample`
-_UNIT_BITS: Final = 11  # the weights of a pixel add up to 1 << 11: with 8 bits of colour, two sides fit into 32 bits
+_PLACE_STEPS: Final = 256  # positions are rounded to 1/256 of a pixel, as in `tpucache.ondevice.resample`
+_UNIT_BITS: Final = 11  # weights sum to 1 << 11: with 8 bits of colour and two directions, products fit into 32 bits
 _UNIT: Final = 1 << _UNIT_BITS
-_NEAR, _FAR = 3, 1  # the weights of the nearest and the next sample of chroma at a pixel, as yuv420 is decoded
+_NEAR, _FAR = 3, 1  # the weights of the nearest and the second nearest chroma sample, as yuv420 is decoded
 _COLOUR_BITS: Final = 16
-_SIDE_BITS: Final = 2  # what _NEAR and _FAR add up to, on each side
-# JFIF's matrix: what Cb, then Cr, add to red, green and blue.
+_SIDE_BITS: Final = 2  # _NEAR + _FAR = 1 << _SIDE_BITS
+# JFIF's matrix: the amounts that Cb, then Cr, add to red, green and blue.
 _COLOURS: Final = tuple(
     tuple(round(share * (1 << _COLOUR_BITS)) for share in row) for row in ((0, -0.344136, 1.772), (1.402, -0.714136, 0))
 )
-#: More channels are cropped by numpy alone.
+#: The compiled loop takes at most this many channels; numpy crops images with more.
 MOST_CHANNELS: Final = 4
 _LANES: Final = 16  # bytes that are blended at once
 
@@ -40,10 +40,10 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class Boxes(NamedTuple):
-    """Which part of each image becomes the result, and whether it is mirrored.
+    """The crop box of each image, and whether the result is mirrored.
 
-    All are float32 (n,): the first row and column, the number of rows and columns, in whole pixels of the mirrored
-    image, and 1 where rows or columns are reversed.
+    All arrays are float32 (n,): the first row and column and the number of rows and columns, in whole pixels of the
+    mirrored image, and 1 if rows or columns are reversed.
     """
 
     top: Array
@@ -54,14 +54,15 @@ class Boxes(NamedTuple):
     columns_reversed: Array
 
     def at(self, images: Numbers | slice) -> Boxes:
-        """Return those of some of the images."""
+        """Return the boxes of some of the images."""
         return Boxes(*(each[images] for each in self))
 
 
 class Taps(NamedTuple):
-    """Which pixels along a side make each pixel of the result: the first, how many, and the weight of each.
+    """The filter along one side: the source pixels of each result pixel, and their weights.
 
-    `firsts` is int64 (n, size), `counts` int64 (n,), `weights` int32 (n, size, most), 0 beyond an image's count.
+    `firsts` is the first source pixel, int64 (n, size). `counts` is the number of source pixels, int64 (n,). `weights`
+    is int32 (n, size, most), 0 beyond an image's count.
     """
 
     firsts: Numbers
@@ -70,7 +71,7 @@ class Taps(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How an image lies in its record: height, width and channels; three planes of yuv420, or pixel after pixel."""
+    """How an image is stored in its record: height, width and channels; as three planes (yuv420) or pixel by pixel."""
 
     height: int
     width: int
@@ -79,21 +80,21 @@ class Form(NamedTuple):
 
     @property
     def half(self) -> tuple[int, int]:
-        """Height and width of the planes of chroma."""
+        """The height and width of the chroma planes."""
         return -(-self.height // 2), -(-self.width // 2)
 
 
 class CropWork(NamedTuple):
-    """What the compiled loop is given; arrays are given by their addresses."""
+    """The arguments of the compiled loop. Arrays are passed by their addresses."""
 
     images: int
-    sources: int  # where records begin, int64 (images,)
-    targets: int  # where results begin, int64 (images,)
+    sources: int  # the addresses of records, int64 (images,)
+    targets: int  # the addresses of results, int64 (images,)
     height: int  # of a result
-    width: int
+    width: int  # of a result
     channels: int
-    row_bytes: int  # of a row in the record, of luma in planes
-    starts: int  # bytes of a row before the crop, int64 (images,)
+    row_bytes: int  # of a row of pixels, or of luma, in the record
+    starts: int  # the number of bytes in a row before the crop, int64 (images,)
     widths: int  # of crops, in pixels, int64 (images,)
     row_firsts: int
     row_counts: int
@@ -104,25 +105,25 @@ class CropWork(NamedTuple):
     column_weights: int
     column_most: int
     row: int  # memory for a blended row of colours, int32
-    blue: int  # where Cb begins in a record, 0 where there are no planes; the others are unused then
-    red: int
+    blue: int  # the offset of Cb in a record, 0 without planes; the fields below are only used with planes
+    red: int  # the offset of Cr
     half_bytes: int  # of a row of chroma
-    half_starts: int  # as starts and widths, of chroma
-    half_widths: int
+    half_starts: int  # like `starts`, for chroma
+    half_widths: int  # like `widths`, for chroma
     half_firsts: int
     half_counts: int
     half_weights: int
     half_most: int
-    luma_row: int  # memory for a blended row of each plane
+    luma_row: int  # memory for a blended row of each plane, int32
     blue_row: int
     red_row: int
 
 
 def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, height: int, width: int) -> None:
-    """Write the crop of each image, uint8 (height, width, channels) pixel after pixel, to its target.
+    """Write the crop of each image to its target, as uint8 (height, width, channels).
 
-    Records and results are given by their addresses, int64 (n,), contiguous. The caller keeps the memory alive and
-    checks that it is large enough. Threads may do so at once.
+    `sources` and `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the
+    memory alive and checks that it is large enough. Several threads may call this at once.
     """
     if not len(sources):
         return
@@ -136,7 +137,7 @@ def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, heigh
 
 
 def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
-    """Return the parts of each record that its crop needs: int64 (n, parts, 2), first bytes and lengths."""
+    """Return the byte ranges of each record that its crop needs: int64 (n, parts, 2), offsets and lengths."""
     top, height = boxes.top.astype(np.int64), boxes.height.astype(np.int64)
     top = np.where(boxes.rows_reversed > 0, form.height - top - height, top)
     row_bytes = form.width * (1 if form.is_planar else form.channels)
@@ -152,13 +153,13 @@ def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
 
 
 def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: int) -> Taps:
-    """Return how `size` pixels are made of parts of a side that begin at `starts` and have `sizes`, float32 (n,).
+    """Return the filter that resizes a part of a side to `size` pixels, for each of n images.
 
-    Parts are given in the mirrored image; the taps are places in the stored image.
+    The parts are given by `starts` and `sizes`, float32 (n,), in the mirrored image. The taps are in the stored image.
     """
     first, length = starts.astype(np.int64)[:, None], sizes.astype(np.int64)[:, None]
     is_reversed = reversed_[:, None] > 0
-    # As `ondevice.resample.crop_weights`, in float32 as there; reduced sides are replaced below.
+    # The same float32 arithmetic as `ondevice.resample.crop_weights`. Sides that shrink are replaced below.
     places = np.arange(size, dtype=np.float32)
     starts, sizes = first.astype(np.float32), length.astype(np.float32)
     within = (2 * places + 1) * sizes / np.float32(2 * size) - np.float32(0.5)
@@ -182,7 +183,7 @@ def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: in
 def _reducing_taps(
     first: Numbers, length: Numbers, is_reversed: Array, size: int
 ) -> tuple[Numbers, Numbers, npt.NDArray[np.int32]]:
-    """Return counts (n, 1), firsts and weights of a triangle as wide as a pixel of the result, to either side."""
+    """Return counts (n, 1), firsts and weights of a triangle filter that reaches one result pixel to either side."""
     scale = length / size
     centres = first + (np.arange(size) + 0.5) * scale - 0.5
     counts = np.minimum(np.ceil(2 * scale).astype(np.int64), length)
@@ -192,7 +193,7 @@ def _reducing_taps(
     distances = np.abs(firsts[:, :, None] + offsets - centres[:, :, None]) / scale[:, :, None]
     shares = np.where(turn < counts[:, :, None], np.maximum(1 - distances, 0), 0)
     weights = np.rint(shares / shares.sum(2, keepdims=True) * _UNIT).astype(np.int32)
-    # The rest that rounding leaves goes to the nearest pixel.
+    # The rounding error goes to the nearest pixel, so that weights sum to _UNIT.
     nearest = np.argmax(weights, 2)[:, :, None]
     rest = _UNIT - weights.sum(2, keepdims=True, dtype=np.int32)
     np.put_along_axis(weights, nearest, np.take_along_axis(weights, nearest, 2) + rest, 2)
@@ -200,9 +201,9 @@ def _reducing_taps(
 
 
 def half_taps(taps: Taps, half: int) -> Taps:
-    """Return the taps of a side of chroma, of `half` samples, that make what taps make of the pixels between them.
+    """Return the filter for a side of chroma with `half` samples that is equal to upsampling it and applying `taps`.
 
-    Their weights add up to 4 times as much.
+    The weights sum to 4 times as much.
     """
     most = taps.weights.shape[2]
     counts = np.minimum(taps.counts // 2 + 3, half)
@@ -213,7 +214,7 @@ def half_taps(taps: Taps, half: int) -> Taps:
         near = np.minimum(pixels // 2, half - 1)
         far = np.clip(near + np.where(pixels % 2, 1, -1), 0, half - 1)
         for sample, share in ((near, _NEAR), (far, _FAR)):
-            # Taps beyond an image's count have no weight, wherever they are.
+            # Taps beyond an image's count have weight 0, so their position does not matter.
             at = np.clip(sample - firsts, 0, weights.shape[2] - 1)[:, :, None]
             added = np.take_along_axis(weights, at, 2) + share * taps.weights[:, :, turn : turn + 1]
             np.put_along_axis(weights, at, added, 2)
@@ -224,7 +225,7 @@ def _crop_by_loop(
     loop: Callable[..., None], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
     targets: Addresses,
 ) -> None:  # fmt: skip
-    """Crop by the compiled loop."""
+    """Make the crops by the compiled loop."""
     left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
     left = np.where(boxes.columns_reversed > 0, form.width - left - widths, left)
     pixel = 1 if form.is_planar else form.channels
@@ -252,7 +253,7 @@ def _crop_by_loop(
             **dict(zip(("half_firsts", "half_counts", "half_weights", "half_most"), _addresses(halves), strict=True)),
         )  # fmt: skip
     loop(*work)
-    del kept  # until here the loop has read it
+    del kept  # kept alive while the loop reads it
 
 
 def _addresses(taps: Taps) -> tuple[int, int, int, int]:
@@ -260,7 +261,7 @@ def _addresses(taps: Taps) -> tuple[int, int, int, int]:
 
 
 def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses) -> None:
-    """Crop with numpy alone, to the same bytes."""
+    """Make the crops, with the same bytes, by numpy."""
     size = rows.firsts.shape[1], columns.firsts.shape[1], form.channels
     halves = half_taps(rows, form.half[0]) if form.is_planar else None
     for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
@@ -279,12 +280,12 @@ def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, ta
             colours = _to_colours(luma, blue, red)
         made = np.einsum("xw,ywc->yxc", across, colours)
         bits = 2 * _UNIT_BITS
-        made = (made + (1 << (bits - 1)) - 1 + ((made >> bits) & 1)) >> bits  # halves to the even number
+        made = (made + (1 << (bits - 1)) - 1 + ((made >> bits) & 1)) >> bits  # round half to even
         _memory(target, size[0] * size[1] * size[2])[:] = np.clip(made, 0, 255).astype(np.uint8).reshape(-1)
 
 
 def _matrix(taps: Taps, at: int, side: int) -> Numbers:
-    """Return the weights of all pixels of a side in each pixel that is made of them: int64 (size, side)."""
+    """Return an image's filter as a matrix from source pixels to result pixels: int64 (size, side)."""
     count = int(taps.counts[at])
     matrix = np.zeros((taps.firsts.shape[1], side), np.int64)
     np.put_along_axis(matrix, taps.firsts[at][:, None] + np.arange(count), taps.weights[at, :, :count], 1)
@@ -296,7 +297,7 @@ def _memory(start: int, length: int) -> npt.NDArray[np.uint8]:
 
 
 def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
-    """Return red, green and blue (height, width, 3) in the units of luma; chroma has half the width, rounded up."""
+    """Convert luma and chroma, which has half the width, to red, green and blue (height, width, 3), in luma's units."""
     grey = 128 << (_UNIT_BITS + _SIDE_BITS)
     shift = _COLOUR_BITS + _SIDE_BITS
     changes = np.stack([blue - grey, red - grey], -1) @ np.array(_COLOURS)
@@ -310,8 +311,8 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
 
 
 def crop_loop() -> Callable[..., None] | None:
-    """Return the compiled loop, which takes CropWork; None where it cannot be compiled, which is logged once."""
-    with compiling:  # others wait for the thread that compiles it
+    """Return the compiled loop, whose arguments are CropWork; None, logged once, if it cannot be compiled."""
+    with compiling:  # other threads wait for the one that compiles
         return _compiled()
 
 
@@ -326,14 +327,14 @@ def _compiled() -> Callable[..., None] | None:
 
 
 def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
-    """Write crop(...), whose arguments are CropWork."""
+    """Write the function crop(...), whose arguments are CropWork, in LLVM's intermediate representation."""
     blend, colour, resize = _write_blend(ir, module), _write_colour(ir, module), _write_resize(ir, module)
     code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
     build, word = code.build, code.word
     work = CropWork(*code.arguments)
 
     def taps(name: str, image: Any, size: Any) -> tuple[Any, Any, Any, Any]:
-        """Write where an image's first taps and their weights are, how many each pixel has, and the next's offset."""
+        """Write an image's taps: the addresses of firsts and weights, the count, and the bytes from pixel to pixel."""
         firsts, counts, weights, most = (
             getattr(work, f"{name}_{field}") for field in ("firsts", "counts", "weights", "most")
         )
@@ -379,7 +380,7 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
 
 
 def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
-    """Write a vector of one number."""
+    """Write a vector whose elements are all the same number."""
     kind = code.ir.VectorType(value.type, lanes)
     single = code.build.insert_element(code.ir.Constant(kind, code.ir.Undefined), value, code.half(0))
     return code.build.shuffle_vector(
@@ -388,7 +389,7 @@ def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
 
 
 def _write_blend(ir: Any, module: Any) -> Any:
-    """Write blend(first, row_bytes, length, weights, count, target): weighted sums of `count` rows of bytes, int32."""
+    """Write blend(first, row_bytes, length, weights, count, target): a weighted sum of `count` rows of bytes, int32."""
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
     build, word = code.build, code.word
     first, row_bytes, length, weights, count, target = code.arguments
@@ -408,7 +409,7 @@ def _write_blend(ir: Any, module: Any) -> Any:
                 total[0] = build.add(total[0], weighted(turn))
             code.store(total[0], build.add(target, build.shl(at, word(2))))
 
-    whole = build.and_(length, word(-_LANES))  # beyond a row there may be no memory
+    whole = build.and_(length, word(-_LANES))  # vectors must not reach beyond the row, where there may be no memory
     blend(word(0), whole, _LANES)
     blend(whole, length, 1)
     build.ret_void()
@@ -416,10 +417,10 @@ def _write_blend(ir: Any, module: Any) -> Any:
 
 
 def _write_colour(ir: Any, module: Any) -> Any:
-    """Write colour(luma, blue, red, left, width, half_left, half_width, last, target): three int32 of each pixel.
+    """Write colour(luma, blue, red, left, width, half_left, half_width, last, target): a row of RGB, int32 each.
 
-    Rows begin at the pixel `left` and at the sample of chroma `half_left`, and the last sample of a whole row is
-    `last`. What chroma adds to a pixel is written over its rows: `blue` has memory for four numbers a sample.
+    The rows begin at pixel `left` and at chroma sample `half_left`; `last` is the last chroma sample of a whole row.
+    The amounts that chroma adds overwrite the row `blue`, which has memory for four numbers per sample.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word
@@ -431,7 +432,7 @@ def _write_colour(ir: Any, module: Any) -> Any:
         value = build.sext(code.load(code.half, build.add(row, build.shl(at, word(2)))), word)
         return build.sub(value, word(128 << (_UNIT_BITS + _SIDE_BITS)))
 
-    # From the last sample to the first, as four numbers are written over one.
+    # From the last sample to the first, because four numbers overwrite one.
     with code.counting(word(0), half_width, 1) as turn:
         sample = build.sub(build.sub(half_width, word(1)), turn)
         found = number(blue, sample), number(red, sample)
@@ -457,14 +458,14 @@ def _write_colour(ir: Any, module: Any) -> Any:
         wide = build.add(build.mul(within(near), splat(_NEAR)), within(far))
         wide = build.ashr(build.add(wide, splat(1 << (_SIDE_BITS - 1))), splat(_SIDE_BITS))
         grey = code.load(code.half, build.add(luma, build.shl(at, word(2))))
-        # The fourth number is written over by the next pixel.
+        # The next pixel overwrites the fourth number.
         code.store(build.add(wide, _splat(code, grey, MOST_CHANNELS)), build.add(target, build.mul(at, word(3 * 4))))
     build.ret_void()
     return code.function
 
 
 def _write_resize(ir: Any, module: Any) -> Any:
-    """Write resize(row, firsts, weights, step, count, width, channels, target): `width` pixels of bytes of a row."""
+    """Write resize(row, firsts, weights, step, count, width, channels, target): one row of a result, in bytes."""
     code = FunctionWriter(ir, module, "resize", 8, returns=False)
     build, half, word = code.build, code.half, code.word
     row, firsts, weights, step, count, width, channels, target = code.arguments

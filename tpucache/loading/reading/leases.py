@@ -1,10 +1,10 @@
-"""Files mapped under a read lease, so that nobody can cut them short while their maps are read.
+"""Maps files under a read lease, so that no program can truncate them while the maps are read.
 
 Linux lets the owner of a file take a read lease on it. A program that then truncates the file or opens it for writing
-waits until the lease is given back, or for /proc/sys/fs/lease-break-time seconds, 45 by default. One thread of this
-process asks the kernel a few times a second whether somebody waits for a file. If so, no new read of its map begins;
-once the reads that have begun are done, map, lease and descriptor end together, and the other program goes on.
-Unlinking or renaming a file takes no lease away and does not harm its map. See `man 2 fcntl`, "Leases".
+has to wait until the lease is released, or for /proc/sys/fs/lease-break-time seconds, 45 by default. One thread of this
+process asks the kernel a few times per second whether a program waits for a file. If so, no new read of its map begins.
+When the running reads are done, the file is unmapped, the lease is released, and the other program continues.
+Unlinking or renaming a file needs no lease and does not harm its map. See `man 2 fcntl`, "Leases".
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tpucache import system
 from tpucache.native import file_system, libc, map_file
 from tpucache.store.files import ThreadLock, open_regular
 
-#: Why a file is not mapped under a lease.
+#: The reasons why a file is not mapped under a lease.
 Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back"]
 
-#: The same in words.
+#: The reasons in words.
 REASONS: Final[dict[Reason, str]] = {
     "other_owner": "another user owns the files",
     "open_for_writing": "a program has them open for writing",
@@ -40,12 +40,12 @@ REASONS: Final[dict[Reason, str]] = {
     "given_back": "a program wanted to change them",
 }
 
-_EVERY: Final = 0.2  # seconds from one look at all leases to the next
-_SOON: Final = 0.005  # the same while a map is to end, once its last copy is done
-_FRESH: Final = 5.0  # seconds; leases that were not looked at for longer are looked at before their maps are read
-_LEAST_BREAK_SECONDS: Final = 4 * _FRESH  # from such a look until the copy of a batch ends, the kernel must wait
-_SHARE: Final = 2  # at most half of the files that the process may open
-#: File systems that no other machine can change, by `struct statfs.f_type`: `man 2 statfs`.
+_EVERY: Final = 0.2  # seconds between two checks of all leases
+_SOON: Final = 0.005  # the same, while a map waits for its last read to end
+_FRESH: Final = 5.0  # seconds; if the last check is older, a thread checks the leases itself before it reads a map
+_LEAST_BREAK_SECONDS: Final = 4 * _FRESH  # the kernel must wait this long, so that a batch can be copied after a check
+_SHARE: Final = 2  # leases use at most half of the files that the process may open
+#: File systems that no other machine can change, by `struct statfs.f_type` (`man 2 statfs`).
 _LOCAL: Final = {
     0xEF53,  # ext2, ext3, ext4
     0x58465342,  # XFS
@@ -67,7 +67,7 @@ _REASON_OF: Final[dict[int, Reason]] = {
 
 
 class NoLeaseError(Exception):
-    """A file cannot be mapped under a lease; no user sees this."""
+    """A file cannot be mapped under a lease. This error is handled internally."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(REASONS[reason])
@@ -75,7 +75,7 @@ class NoLeaseError(Exception):
 
 
 class MapUse:
-    """The time in which a thread may read maps: `with MapUse(uses): ...`; `uses` has those that have not ended."""
+    """A block in which a thread reads maps: `with MapUse(uses): ...`. `uses` contains all blocks that still run."""
 
     __slots__ = ("_uses",)
 
@@ -90,29 +90,29 @@ class MapUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether a use that has begun has ended."""
+        """Whether the block has ended. Only valid after it has begun."""
         return self not in self._uses
 
 
 class MapOwner(Protocol):
-    """The reader of maps. Any thread may call both methods, which wait for no other thread."""
+    """The object that reads maps. Any thread may call its methods, which do not block."""
 
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
-        """Begin no further use of a shard's map; return the uses that have begun."""
+        """Stop using a shard's map in new reads. Returns the uses that may still read it."""
 
     def forget_maps(self) -> None:
-        """Forget all leased maps: this is a forked process, which does not have them."""
+        """Forget all leased maps. Called in a forked process, in which they are not mapped."""
 
 
 class LeasedMap:
-    """A map of a whole file, the lease that guards it, and the descriptor that the lease belongs to.
+    """A map of a whole file, the lease that protects it, and the descriptor to which the lease belongs.
 
-    It ends with its owner, or after somebody else wanted the file. A forked process has none of the three: it closes
-    the descriptor, which leaves the lease of its parent as it is, and maps files by itself.
+    All three end with the owner, or when another program wants to change the file. A forked process does not inherit
+    the map. It closes the inherited descriptor, which does not affect its parent's lease, and maps files itself.
     """
 
     def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
-        """Map the file at a path, which the descriptor `original` must have open. Raises NoLeaseError."""
+        """Map the file at a path. It must be the file that the descriptor `original` has open. Raises NoLeaseError."""
         if not _has_leases() or file_system(original) not in _LOCAL:
             raise NoLeaseError("not_local" if _has_leases() else "no_leases")
         if len(_WATCH.maps) >= _most_files() // _SHARE:
@@ -121,7 +121,7 @@ class LeasedMap:
         self.base = self.size = 0
         self.is_taken = False
         try:
-            # A descriptor of its own, since a lease belongs to what `open` made, which forked processes share.
+            # A new descriptor, because a lease belongs to an open file, which forked processes share.
             self.number = open_regular(path)
             _WATCH.add(self)
             try:
@@ -131,66 +131,66 @@ class LeasedMap:
                 raise
         except OSError as error:
             raise NoLeaseError(_REASON_OF.get(error.errno or 0, "no_leases")) from error
-        # At the interpreter's end a thread may still copy; the kernel takes all back then.
+        # Not at exit: a thread may still be copying. The kernel cleans up.
         weakref.finalize(owner, self.end).atexit = False
 
     def _take(self, original: os.stat_result) -> None:
-        """Take the lease, and then map the file. Raises OSError, NoLeaseError."""
+        """Take the lease, then map the file. Raises OSError, NoLeaseError."""
         fcntl = system.fcntl
-        # The signal would end the process by default. SIGURG is ignored by default, and without an owner none is sent.
-        # The owner is set with the lease, so it is unset afterwards.
+        # By default the kernel would send a signal that ends the process. SIGURG is ignored by default, and without an
+        # owner no signal is sent. Taking the lease sets the owner, so it is unset afterwards.
         fcntl.fcntl(self.number, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(self.number, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(self.number, fcntl.F_SETOWN, 0)
         found = os.fstat(self.number)
         if (found.st_dev, found.st_ino, found.st_size) != (original.st_dev, original.st_ino, original.st_size):
-            raise NoLeaseError("given_back")  # replaced or cut meanwhile
+            raise NoLeaseError("given_back")  # replaced or truncated meanwhile
         self.size = found.st_size
         self.base = map_file(self.number, self.size)
         if not self.base:
             raise NoLeaseError("no_leases")
         if libc.madvise(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size), _DONT_FORK):
             raise NoLeaseError("no_leases")
-        self.is_taken = True  # from now on the watching thread may end it
+        self.is_taken = True  # from now on, the watching thread may end it
         if not self.is_held():
             raise NoLeaseError("given_back")
 
     def is_held(self) -> bool:
-        """Return whether nobody wants to change the file."""
+        """Return whether the lease is intact: no program waits to change the file."""
         return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
 
     def end(self) -> None:
-        """Unmap the file and give the lease back, unless that was done. Finalizers call this, so it takes no lock."""
+        """Unmap the file and release the lease, if that was not done before. It takes no lock: finalizers call it."""
         if not _WATCH.remove(self):
             return
         if self.base:
             libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.size))
-        # Closing alone gives the lease back only if no other process, such as a forked one, has the descriptor, too.
-        with contextlib.suppress(OSError):  # of a lease that was not given
+        # Closing alone does not release the lease if another process, such as a forked one, has the descriptor open.
+        with contextlib.suppress(OSError):  # the lease may not have been granted
             system.fcntl.fcntl(self.number, system.fcntl.F_SETLEASE, system.fcntl.F_UNLCK)
         with contextlib.suppress(OSError):
             os.close(self.number)
 
 
 class _Watch:
-    """Looks at all leases of the process, in one thread that runs as long as there are any."""
+    """Checks all leases of the process, in one thread that runs as long as there are any."""
 
     def __init__(self) -> None:
         self.maps: dict[LeasedMap, None] = {}
-        self.seen = 0.0  # when `time.monotonic` the last look at all leases began
-        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps that only these uses still read
+        self.seen = 0.0  # the `time.monotonic()` at which the last check of all leases began
+        self._ending: dict[LeasedMap, list[MapUse]] = {}  # maps to be ended, with the uses that may still read them
         self._thread: threading.Thread | None = None
         self._is_paused = False
         self._lock = ThreadLock()
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # a finalizer may put something into it at any time
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant, because finalizers put into it
 
     def add(self, leased: LeasedMap) -> None:
-        """Watch a map from now on."""
+        """Start watching a map."""
         self.maps[leased] = None
         self._start()
 
     def remove(self, leased: LeasedMap) -> bool:
-        """Watch a map no longer; return whether it was watched."""
+        """Stop watching a map. Returns whether it was watched."""
         was_watched = self.maps.pop(leased, self) is None
         self._ending.pop(leased, None)
         if was_watched and not self.maps:
@@ -198,7 +198,7 @@ class _Watch:
         return was_watched
 
     def look(self) -> None:
-        """Tell owners to stop reading maps of files that somebody waits for. Several threads may call this at once."""
+        """Check all leases. If a program waits for a file, the map's owner must stop reading. Threads may call this."""
         now = time.monotonic()
         for leased in list(self.maps):
             if leased.is_taken and leased not in self._ending and not leased.is_held():
@@ -207,7 +207,7 @@ class _Watch:
         self.seen = now
 
     def pause(self) -> None:
-        """End the thread, so that a process that forks has one less."""
+        """End the thread before the process forks."""
         self._is_paused = True
         with self._lock:
             thread = self._thread
@@ -215,16 +215,16 @@ class _Watch:
             self._wake.put(None)
             thread.join()
 
-    def go_on(self) -> None:
-        """Start the thread again."""
+    def resume(self) -> None:
+        """Start the thread again after a fork."""
         self._is_paused = False
         if self.maps:
             self._start()
 
     def forget(self) -> None:
-        """Close the descriptors that a forked process inherits. The files are not mapped here."""
+        """Close the descriptors that this forked process inherited. The files are not mapped in it."""
         maps = list(self.maps)
-        self.__init__()  # type: ignore[misc]  # a fresh lock, and no thread
+        self.__init__()  # type: ignore[misc]  # a new lock, and no thread
         for leased in maps:
             with contextlib.suppress(OSError):
                 os.close(leased.number)
@@ -255,20 +255,20 @@ class _Watch:
 
 _WATCH: Final = _Watch()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.go_on, after_in_child=_WATCH.forget)
+    os.register_at_fork(before=_WATCH.pause, after_in_parent=_WATCH.resume, after_in_child=_WATCH.forget)
 
 
 def look_if_needed() -> None:
-    """Look at all leases if nobody has for a while, such as a thread that does not get to run.
+    """Check all leases if the watching thread has not done so for a while, because it did not get to run.
 
-    The kernel takes a lease away only some time after somebody wanted the file: until then, its map is safe.
+    The kernel breaks a lease only some time after a program wanted the file. Until then the map is safe to read.
     """
     if time.monotonic() - _WATCH.seen > _FRESH:
         _WATCH.look()
 
 
 def refusal(path: Path, original: int) -> Reason | None:
-    """Return why the file at a path, which `original` has open for reading, cannot be leased; None where it can."""
+    """Return why the file at a path cannot be leased; None if it can. The descriptor `original` has it open."""
     nobody = _Nobody()
     try:
         LeasedMap(path, original, nobody, 0).end()
@@ -289,10 +289,10 @@ class _Nobody:
 
 @functools.cache
 def _quick_fcntl() -> Callable[[int, int], int]:
-    """Return C's fcntl, called without releasing the interpreter's lock.
+    """Return C's fcntl as a function that does not release the interpreter's lock.
 
-    While other threads compute, getting the lock back takes 5 ms, and one look at all leases may call this a thousand
-    times.
+    While other threads compute, getting the lock back takes 5 ms, and one check of all leases may make a thousand
+    calls.
     """
     found: Callable[[int, int], int] = ctypes.PyDLL(None).fcntl
     return found
@@ -300,7 +300,7 @@ def _quick_fcntl() -> Callable[[int, int], int]:
 
 @functools.cache
 def _has_leases() -> bool:
-    """Return whether this system has leases, and gives their holders time to end their reads."""
+    """Return whether this system has leases, and gives their holders enough time to finish their reads."""
     if libc is None or not hasattr(system.fcntl, "F_SETLEASE"):
         return False
     try:

@@ -1,8 +1,8 @@
-"""Shards mapped into memory, where nobody can cut them short.
+"""Maps shards into memory if no program can truncate them.
 
-Copying records out of a map is as fast as out of private memory, and needs no second copy of them. But reading a page
-that a file no longer has ends the process. So a shard is mapped only where that cannot happen: on a file system that is
-mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). All others are read with `pread`.
+Copying records from a map is as fast as from private memory, and the page cache is the only copy. But reading a mapped
+page of a file that was truncated kills the process. So a shard is mapped only if that cannot happen: on a file system
+that is mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). Others are read with `pread`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _UNKNOWN: Final = 0
 _NOT_MAPPED: Final = -1
 _F_GET_SEALS: Final = 1034
 _F_SEAL_SHRINK: Final = 2
-_PIECE_BITS: Final = 21  # 2 MiB of a map, read and entered in the page table at once: a third of the cost of one record
+_PIECE_BITS: Final = 21  # pages are entered in the page table 2 MiB at a time: a third of the cost of single records
 _PIECE: Final = 1 << _PIECE_BITS
 _PROBES: Final = 4
-_SHARE: Final = 2  # other pages are expected to replace those of maps that are larger than half of the free memory
-PREPARE_SECONDS: Final = 0.5  # two threads enter 7 GB of pages in this time, or copy 2 GB into memory that is there
+_SHARE: Final = 2  # maps beyond half of the free memory are expected to be evicted from the page cache
+PREPARE_SECONDS: Final = 0.5  # in this time two threads map 7 GB of pages, or copy 2 GB into allocated memory
 
-#: How a shard is mapped, or why it is not; "no_maps" where the kernel cannot read pages of maps ahead, "being_fetched"
-#: where it comes over a network.
+#: How a shard is mapped, or why it is not. "no_maps": the kernel cannot read mapped pages ahead. "being_fetched": the
+#: shard comes over a network.
 How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
 MAPPED: Final = ("read_only", "lease")
-#: The same in words.
+#: The same in words, for users.
 TEXTS: Final[dict[How, str]] = {
     "read_only": "mapped, as nobody can cut it short here",
     "lease": "mapped under a read lease",
@@ -56,7 +56,7 @@ TEXTS: Final[dict[How, str]] = {
 
 
 def cannot_shrink(number: int) -> bool:
-    """Return whether nobody can cut an open file short: its file system is mounted read-only, or it is sealed."""
+    """Return whether no program can truncate an open file: its file system is read-only, or it is sealed."""
     with contextlib.suppress(OSError):  # most file systems have no seals
         if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
             return True
@@ -64,49 +64,49 @@ def cannot_shrink(number: int) -> bool:
 
 
 class ShardMaps:
-    """Maps of a cache's shards, each made when somebody first asks for one of its records.
+    """Maps of a cache's shards. A shard is mapped when one of its records is first needed.
 
-    Maps take no memory from the budget: they show the page cache. The pages of a record are read before they are
-    touched, so that a page that cannot be read raises an error. Where neighbouring pages are in the page cache, too,
-    all are entered in the page table together. Threads may share one. A pickled or forked copy begins empty.
+    Maps take no memory from the budget, because they are the page cache. The pages of a record are read before they are
+    touched, so that an unreadable page raises an error. If the neighbouring pages are in the page cache, too, all of
+    them are entered in the page table together. Threads may share one object. Pickled and forked copies start empty.
 
-    Addresses and blocks are valid until the use ends in which they were returned: `with MapUse(maps.uses): ...`.
+    Addresses and blocks are valid only inside the block in which they were returned: `with MapUse(maps.uses): ...`.
     """
 
     def __init__(self, reader: ShardReader, records: int) -> None:
-        """Map nothing yet; there are `records` in the index."""
+        """Map nothing yet. `records` is the number of records in the index."""
         self._reader = reader
-        # Addresses of the maps. The last one stands for shards that do not exist, which are refused when they are read.
+        # Addresses of the maps. The last one stands for shards that do not exist; reading these raises an error.
         self._bases = np.zeros(len(reader.shards) + 1, np.int64)
         self._bases[-1] = _NOT_MAPPED
-        self._present = np.zeros(records, np.bool_)  # records whose pages were read, and are expected to stay
+        self._present = np.zeros(records, np.bool_)  # records whose pages were read and are expected to stay in memory
         pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
-        self._first_piece = np.cumsum([0, *pieces])  # each shard's, numbered over all of them
-        self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read as a whole
+        self._first_piece = np.cumsum([0, *pieces])  # the number of each shard's first piece
+        self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read completely
         self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
-        self._may_map = bool(reader.shards)  # False once no shard is or can be mapped
-        #: While `with MapUse(maps.uses)` lasts, no map ends, so that a thread can read them. Keep it short.
+        self._may_map = bool(reader.shards)  # False once it is clear that no shard can be mapped
+        #: No map ends inside `with MapUse(maps.uses)`, so that a thread can read maps. Keep this block short.
         self.uses: dict[MapUse, None] = {}
         self._lock = ThreadLock()
-        self._bases_lock = ThreadLock()  # it is held for a moment alone
+        self._bases_lock = ThreadLock()  # held only briefly
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardMaps, (self._reader, len(self._present))  # the copy in another process begins empty
+        return ShardMaps, (self._reader, len(self._present))  # a copy in another process starts empty
 
     @property
     def how(self) -> dict[str, int]:
-        """How many shards are mapped in each way, and how many are not for each reason, among those read so far."""
+        """The numbers of shards that were read so far, by method (if mapped) or reason (if not)."""
         found: list[str] = list(self._how.values())
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
     def is_present(self, numbers: Numbers) -> npt.NDArray[np.bool_]:
-        """Return which records lie in maps and were read before: bool (n,)."""
+        """Return which records are in mapped pages that were read before: bool (n,)."""
         present: npt.NDArray[np.bool_] = self._present[numbers]
         return present
 
     def how_to_map(self, shard: int) -> How:
-        """Return how a shard is or would be mapped, or why it is not. Raises DamageError when it cannot be opened."""
+        """Return how a shard is, or would be, mapped, or why not. Raises DamageError if it cannot be opened."""
         if shard in self._how:
             return self._how[shard]
         if self._reader.arriving is not None:
@@ -119,9 +119,9 @@ class ShardMaps:
         return refusal(self._reader.path(shard), number) or "lease"
 
     def addresses(self, numbers: Numbers, rows: Rows) -> Addresses:
-        """Return where the records of index rows lie in maps: int64 (n,), 0 for those that are not mapped.
+        """Return the addresses of records in maps: int64 (n,), 0 for records that are not mapped.
 
-        Raises DamageError for a row that points outside of its shard, and for pages that cannot be read.
+        Raises DamageError for a row that points outside its shard, and for pages that cannot be read.
         """
         if not self._may_map:
             return np.zeros(len(rows), np.int64)
@@ -136,19 +136,18 @@ class ShardMaps:
         found: Addresses = np.where(bases > 0, bases + offsets, 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
         if len(absent):
-            self._reader.hint(rows[absent])  # reading pages one by one would also read the pages around each
+            self._reader.hint(rows[absent])  # page faults without a hint would also read the pages around each
             self._read_pages(found[absent], rows[absent])
             self._present[numbers[absent]] = self._stays[shards[absent]]
-            look_if_needed()  # a disk may have taken long
+            look_if_needed()  # the disk may have been slow
             bases = self._bases[shards]
             found = np.where(bases > 0, bases + offsets, 0)
         return found
 
     def prepare(self, rows: Rows, threads: int) -> None:
-        """Map the shards of some records, one of each, and enter pages in the page table for half a second.
+        """Map shards, given the index row of one record of each, and enter their pages in the page table for 0.5 s.
 
-        Pages that are not in the page cache, or for which there is no time, are read when they are needed. Raises
-        StoreError.
+        Pages that are not in the page cache, or that take too long, are read when they are needed. Raises StoreError.
         """
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
@@ -158,7 +157,7 @@ class ShardMaps:
                 with MapUse(self.uses):
                     self._read_piece(piece)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # it starts no thread before there is work
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as pool:  # starts a thread only when there is work
             for row in rows:
                 shard = int(row["shard"])
                 if time.monotonic() > end or not reader.is_in_memory(shard, int(row["offset"])):
@@ -171,7 +170,7 @@ class ShardMaps:
                 deque(pool.map(read, missing.tolist()), 0)
 
     def block(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """Return the memory from the first map to the end of the last, uint8 read-only, and its address.
+        """Return the memory from the start of the first map to the end of the last, uint8 read-only, and its address.
 
         Do not touch the bytes between maps.
         """
@@ -182,9 +181,9 @@ class ShardMaps:
         return _bytes_at(start, int((bases[mapped] + sizes).max()) - start), start
 
     def stop_reading(self, shard: int) -> Iterable[MapUse]:
-        """Stop reading a shard's map in new uses; return the uses that have begun.
+        """Stop using a shard's map in new reads. Returns the uses that may still read it.
 
-        Somebody is about to change the file, so each of its records is compared with its checksum from now on.
+        A program is about to change the file, so from now on each of its records is compared with its checksum.
         """
         self._reader.distrust(shard)
         with self._bases_lock:
@@ -193,7 +192,7 @@ class ShardMaps:
         return list(self.uses)
 
     def forget_maps(self) -> None:
-        """Forget all leased maps: this is a forked process, which does not have them."""
+        """Forget all leased maps. Called in a forked process, in which they are not mapped."""
         for shard, how in list(self._how.items()):
             if how == "lease":
                 self._bases[shard] = _UNKNOWN
@@ -204,16 +203,16 @@ class ShardMaps:
         self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map shards where that is safe, given one record of each.
+        """Map shards if that is safe, given the index row of one record of each.
 
-        That record is compared with its checksum before anything is read from the map.
+        This record is compared with its checksum before the map is used.
         """
         with self._lock:
             rows = rows[self._bases[rows["shard"]] == _UNKNOWN]
             if not len(rows):
                 return
             mapped = sum(self._reader.shards[shard].bytes for shard in np.flatnonzero(self._bases > 0).tolist())
-            room = available_memory() // _SHARE - mapped  # looking costs as much as opening ten files
+            room = available_memory() // _SHARE - mapped  # once per call: it costs as much as opening ten files
             for row in rows:
                 shard = int(row["shard"])
                 base, how = self._map_shard(shard)
@@ -222,13 +221,13 @@ class ShardMaps:
                     self._stays[shard] = room >= 0
                     self._check(base, row.reshape(1))
                 with self._bases_lock:
-                    if self._how.get(shard) != "given_back":  # which may happen at once
+                    if self._how.get(shard) != "given_back":  # `stop_reading` may have been called meanwhile
                         self._how[shard] = how
                         self._bases[shard] = base or _NOT_MAPPED
             self._may_map = bool((self._bases != _NOT_MAPPED).any())
 
     def _map_shard(self, shard: int) -> tuple[int, How]:
-        """Return the address of a shard's map, 0 where it is not to be mapped, and how or why."""
+        """Map a shard if that is safe. Returns its address (0 if it is not mapped), and the method or the reason."""
         how: How
         if self._reader.arriving is not None:
             return 0, "being_fetched"
@@ -244,18 +243,18 @@ class ShardMaps:
         base = map_file(file.number, size)
         if base:
             unmap = weakref.finalize(self, libc.munmap, ctypes.c_void_p(base), ctypes.c_size_t(size))
-            unmap.atexit = False  # a thread may still copy then
+            unmap.atexit = False  # at exit, a thread may still be copying
         how = "read_only" if base else "no_maps"
         return base, how
 
     def _check(self, base: int, row: Rows) -> None:
-        """Compare a record with its checksum: the file may be another's of the same size."""
+        """Compare a record with its checksum: the file may belong to another cache and have the same size."""
         found = base + row["offset"].astype(np.int64)
         self._read_pages(found, row)
         self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
-        """Read the pages of records, or whole pieces that seem to be in the page cache. Raises DamageError."""
+        """Read the pages of records into memory, or whole pieces if these are in the page cache. Raises DamageError."""
         self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)
         starts = rows["offset"].astype(np.int64)
@@ -263,16 +262,16 @@ class ShardMaps:
         last = self._first_piece[shards] + ((starts + np.maximum(lengths, 1) - 1) >> _PIECE_BITS)
         pieces = np.concatenate([first, last])
         missing = np.unique(pieces[~self._whole[pieces]])
-        # Threads whose first batches touch the same pieces begin in different places, and so share the work.
+        # Threads begin at different pieces. If their first batches need the same pieces, they share the work.
         for piece in np.roll(missing, threading.get_ident() >> 12).tolist():
             self._read_piece(piece)
         is_read = self._whole[first] & self._whole[last] & (last - first < 2)
         for at in np.flatnonzero(~is_read).tolist():
-            if self._bases[shards[at]] != _NOT_MAPPED:  # else nobody reads it any more
+            if self._bases[shards[at]] != _NOT_MAPPED:  # it may have been unmapped meanwhile
                 self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
 
     def _read_piece(self, piece: int) -> None:
-        """Read a piece of a map if some of its bytes, spread over it, are in the page cache."""
+        """Enter a piece of a map in the page table, if a few sampled bytes of it are in the page cache."""
         reader = self._reader
         shard = int(np.searchsorted(self._first_piece, piece, "right")) - 1
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS
@@ -292,7 +291,7 @@ class ShardMaps:
 
 
 class _Memory:
-    """Memory at an address, as numpy takes it."""
+    """Read-only memory at an address, for numpy."""
 
     def __init__(self, start: int, length: int) -> None:
         self.__array_interface__ = {"data": (start, True), "shape": (length,), "typestr": "|u1", "version": 3}

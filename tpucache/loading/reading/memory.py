@@ -1,4 +1,4 @@
-"""Records kept in memory, and the one budget of memory that a process has for them."""
+"""RecordMemory keeps records in memory. All of a process's RecordMemory objects share one MemoryBudget."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tpucache.machine import available_memory
 from tpucache.native import Addresses, address
 from tpucache.store.files import ThreadLock
 
-_SHARE: Final = 2  # half of the free memory at most: the page cache, batches and models need some, too
-_RESERVE: Final = 8  # an eighth of the memory that was free at first stays free for other processes
+_SHARE: Final = 2  # at most half of the free memory: the page cache, batches and models need some, too
+_RESERVE: Final = 8  # an eighth of the memory that was free at the first request is left for other processes
 
 Numbers = npt.NDArray[np.int64]
 
-_STEP: Final = 64 << 20  # bytes by which it grows: it looks at the free memory before each step
+_STEP: Final = 64 << 20  # memory grows by this many bytes; the free memory is checked before each step
 _BEING_WRITTEN: Final = -1
 
 _log: Final = logging.getLogger("tpucache")
@@ -29,37 +29,37 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass
 class _Claim:
-    """The bytes that an owner may use, and those that it uses already, which are no longer free."""
+    """The bytes that an owner may use, and those that it uses already, which the system no longer shows as free."""
 
     promised: int = 0
     used: int = 0
 
 
 class MemoryBudget:
-    """Gives memory to objects that keep records, as long as they exist. Threads may share one."""
+    """Grants memory to objects that keep records, for as long as they exist. Threads may share one."""
 
     def __init__(self) -> None:
-        """Begin with nothing given."""
+        """Start with nothing granted."""
         self._claims: weakref.WeakKeyDictionary[object, _Claim] = weakref.WeakKeyDictionary()
-        self._first = 0  # bytes that were free when somebody first asked
+        self._first = 0  # the free bytes at the first request
         self._lock = ThreadLock()
 
     @property
     def room(self) -> int:
-        """Bytes that may still be taken without the user's asking for it."""
+        """The bytes that may still be taken by default, without `in_memory=True`."""
         with self._lock:
             return self._room()
 
     @property
     def free(self) -> int:
-        """Bytes that are free and not promised to anybody."""
+        """The bytes that are free and not promised to any owner."""
         with self._lock:
             return self._free()
 
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
-        """Give an owner `size` bytes more, if there is room; return whether there is.
+        """Grant an owner `size` more bytes, if there is room. Returns whether there is.
 
-        `is_used` says that the owner uses them from now on: the system no longer counts them as free.
+        `is_used` means that the owner uses them at once, so that the system no longer shows them as free.
         """
         with self._lock:
             if size > self._room():
@@ -70,7 +70,7 @@ class MemoryBudget:
             return True
 
     def promise(self, owner: object, size: int) -> bool:
-        """Promise an owner `size` bytes, which it takes by `use`, if they are free; return whether they are."""
+        """Promise an owner `size` bytes, if they are free. Returns whether they are. The owner takes them by `use`."""
         with self._lock:
             if size > self._free():
                 return False
@@ -78,12 +78,12 @@ class MemoryBudget:
             return True
 
     def use(self, owner: object, size: int) -> None:
-        """Note that an owner uses `size` of its promised bytes from now on."""
+        """Record that an owner uses `size` of its promised bytes from now on."""
         with self._lock:
             self._claims[owner].used += size
 
     def forget_promises(self) -> None:
-        """Take back bytes that are not used: a forked process was promised nothing."""
+        """Cancel promised bytes that are not used. Called in a forked process, to which nothing was promised."""
         for claim in list(self._claims.values()):
             claim.promised = claim.used
 
@@ -104,16 +104,16 @@ if hasattr(os, "register_at_fork"):
 
 
 class RecordMemory:
-    """Records by their numbers in the index, each kept once, in the order in which they are first read.
+    """Keeps records in memory by their index row numbers, each once, in the order of their first read.
 
-    It grows while the process's budget allows it; after that, further records are not kept. Threads may share one. A
-    pickled copy begins empty.
+    It grows as long as the process's budget allows. After that, further records are not kept. Threads may share one
+    object. A pickled copy starts empty.
     """
 
     def __init__(self, record_bytes: int, records: int, most: int) -> None:
-        """Take no memory yet; there are `records` in the index, of which at most `most` are ever kept."""
+        """Allocate nothing yet. `records` is the number of records in the index; at most `most` of them are kept."""
         self._size, self._most = max(1, record_bytes), most
-        self._places = np.zeros(records, np.int64)  # one more than a record's place; 0: it has none
+        self._places = np.zeros(records, np.int64)  # a record's place plus 1; 0 if it is not kept
         self._rows: npt.NDArray[np.uint8] | None = None
         self._base = 0  # the address of the first place
         self._granted = 0  # places that the budget gave memory for
@@ -124,39 +124,39 @@ class RecordMemory:
         self._lock = ThreadLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecordMemory, (self._size, len(self._places), self._most)  # the copy in another process begins empty
+        return RecordMemory, (self._size, len(self._places), self._most)  # a copy in another process starts empty
 
     @property
     def wanted(self) -> int:
-        """Bytes that all records take."""
+        """The bytes that all records together take."""
         return self._size * self._most
 
     @property
     def granted(self) -> int:
-        """Bytes that the budget has given so far."""
+        """The bytes that the budget has granted so far."""
         return self._granted * self._size
 
     @property
     def is_full(self) -> bool:
-        """Whether there was no room for a record lately."""
+        """Whether the budget refused memory for more records."""
         return self._is_full
 
     def promise(self) -> bool:
-        """Ask the budget for memory for all records; return whether it is free."""
+        """Reserve memory for all records. Returns whether it is free."""
         self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)
         self._granted = self._most if self._is_promised else 0
         return self._is_promised
 
     def addresses(self, numbers: Numbers) -> Addresses:
-        """Return where records are kept: int64 (n,), 0 for those that are not."""
+        """Return the addresses of records: int64 (n,), 0 for records that are not kept."""
         places = self._places[numbers]
         found: Addresses = np.where(places > 0, self._base + (places - 1) * self._size, 0)
         return found
 
     def keep(self, numbers: Numbers, write: Callable[[npt.NDArray[np.intp], Addresses], None]) -> None:
-        """Keep records, as far as there is room and no other thread is doing so.
+        """Keep records that are not kept yet, as far as there is room.
 
-        `write` is given which of them, by their place among the numbers, and the addresses to write them to.
+        `write(places, addresses)` must copy the records at these positions in `numbers` to the addresses.
         """
         with self._lock:
             unique, first = np.unique(numbers, return_index=True)
@@ -173,15 +173,15 @@ class RecordMemory:
             self._places[chosen] = places + 1
 
     def _make_room(self, records: int) -> int:
-        """Return for how many of `records` more records there is room, after growing if necessary."""
-        if self._process != os.getpid():  # a forked process shares what was written, and was promised nothing itself
+        """Grow if necessary, and return how many of `records` more records fit."""
+        if self._process != os.getpid():  # a forked process shares the written records, but was promised nothing
             self._process, self._granted, self._is_promised = os.getpid(), self._used, False
         while self._granted < self._used + records and not self._is_full:
             self._grow()
         return min(records, self._granted - self._used)
 
     def _grow(self) -> None:
-        """Take one more step from the budget, or note that it has no more."""
+        """Take one more step from the budget, or set `is_full`."""
         most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
         if self._rows is None and self._reserve(most):
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)
@@ -195,10 +195,10 @@ class RecordMemory:
             _log.info("%.1f of %.1f GB of records are kept, the others are read each time", kept, self.wanted / 1e9)
 
     def _reserve(self, records: int) -> bool:
-        """Reserve addresses, which take no memory before they are written to; return whether the system allows it."""
+        """Reserve addresses, which take no memory until they are written. Returns whether the system allows it."""
         try:
             self._rows = np.empty((records, self._size), np.uint8)
-        except (MemoryError, ValueError):  # ValueError: more bytes than there are addresses
+        except (MemoryError, ValueError):  # ValueError: more bytes than the address space has
             return False
         self._base = address(self._rows)
         return True

@@ -1,4 +1,4 @@
-"""RecordReader: records into the buffers of batches, from memory, from maps of their files, or from the files."""
+"""RecordReader: reads records into batch buffers: from memory, from maps of the shards, or from the files."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ from tpucache.units import size_text
 if TYPE_CHECKING:
     from tpucache.store.arriving import Arriving, NetworkUse
 
-_LEAST_PREPARED: Final = 128 << 20  # bytes: fewer are read in a moment by the first epoch, too
-_MOST_PREPARED: Final = 4 << 30  # bytes: more than is copied in the time that there is
+_LEAST_PREPARED: Final = 128 << 20  # bytes; the first epoch reads fewer in a moment anyway
+_MOST_PREPARED: Final = 4 << 30  # bytes; more cannot be copied in PREPARE_SECONDS
 _BATCH_BYTES: Final = 16 << 20
 _PROBES: Final = 4
 
 InMemory = bool | Literal["auto"]
 Indices = npt.NDArray[np.int64]
 Block = npt.NDArray[np.uint8]
-#: (work, n): do the work for the rows 0 to n, `work(start, stop)` for each part of them.
+#: divide(work, n) calls `work(start, stop)` for parts of the rows 0 to n, in any threads, until all rows are done.
 Divide = Callable[[Callable[[int, int], None], int], None]
 
-#: (numbers, addresses): use the records of these rows of a batch, both int64 (n,), as long as the call lasts.
+#: use(rows, addresses) processes the records of these rows of a batch, both int64 (n,). The addresses are valid only
+#: during the call.
 UseRecords = Callable[[Numbers, Addresses], None]
 
-_OF_A_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
+#: Attributes that are not pickled: each process makes its own.
+_PER_PROCESS: Final = ("_scratch", "_is_proven", "pools", "_packed")
 
 
 class ReadingPlan(NamedTuple):
-    """How records are read: kept in memory after the first time, from maps of the shards, or from files each time.
+    """How records are read: "keep" in memory after the first read, "map" the shards, or "stream" from files each time.
 
-    They will take `planned_bytes` of the process's memory: none for maps, which show the page cache.
+    `planned_bytes` is the memory that the process will use for records; 0 for maps, which are the page cache.
     """
 
     way: Literal["keep", "map", "stream"]
@@ -72,12 +74,12 @@ class ReadingPlan(NamedTuple):
 
 
 def undivided(work: Callable[[int, int], None], rows: int) -> None:
-    """Do the work for all rows at once."""
+    """Do the work for all rows in one call. The simplest `Divide`."""
     work(0, rows)
 
 
 class WaysRead(NamedTuple):
-    """How many records, and how many bytes, were read out of memory, out of maps and out of files."""
+    """The numbers of records and bytes that were read from memory, from maps and from files."""
 
     memory: int = 0
     map: int = 0
@@ -88,10 +90,10 @@ class WaysRead(NamedTuple):
 
 
 class RecordReader:
-    """Reads records of a cache, given by their rows of the index. Threads may share one.
+    """Reads records of a cache by their index row numbers. Threads may share one reader.
 
-    A dataset and all datasets selected from it share one: its files, maps, buffers, and records in memory. A pickled
-    copy opens files and fills memory in the process that uses it.
+    A dataset and all datasets selected from it share one reader, with its files, maps, buffers and records in memory. A
+    pickled copy opens files and keeps records in the process that uses it.
     """
 
     def __init__(
@@ -105,10 +107,10 @@ class RecordReader:
     ) -> None:
         """Prepare to read at most `most` different records.
 
-        `in_memory` True keeps each record that is read, and raises UsageError where there is no room for all. "auto"
-        keeps records that a loader reads, as far as there is room, where their shards cannot be mapped. `is_packed`
-        leaves fields that a device can finish as their codecs pack them; `shown` are the fields in the resolution in
-        which they are shown. Raises FormatError for a field whose length varies.
+        `in_memory=True` keeps each record that is read, and raises UsageError if there is no room for all. "auto" keeps
+        records that a loader reads, as far as there is room, if their shards cannot be mapped. `is_packed` leaves
+        fields in their codecs' packed form, for a device to decode. `shown` are the fields at the size at which they
+        are decoded. Raises FormatError for a field whose length varies.
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
@@ -119,10 +121,10 @@ class RecordReader:
         self._layouts = cache.manifest.layouts
         stored = cache.manifest.fields
         self._shown = stored if shown is None else shown
-        #: Where among the fields the image is whose frequencies are in bands.
+        #: The position of the field that is stored in frequency bands; None if there is none.
         self._banded = next((at for at, field in enumerate(self._shown) if field.bands is not None), None)
         self._bands = 1 if self._banded is None else len(self._shown[self._banded].split)
-        #: The fields as they are read: the arrays of a buffer.
+        #: The fields as they are read, which are the arrays of a buffer.
         self.fields = tuple(field.packed for field in self._shown) if is_packed else self._shown
         self._is_plain = all(
             field.is_plain if form == field else field.stored_bytes == form.nbytes
@@ -131,7 +133,7 @@ class RecordReader:
         self._is_decoded = not self._is_plain and self.fields == self._shown
         lengths = [field.nbytes for field in self.fields]
         self._record_bytes = sum(lengths)
-        self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # of the fields in a decoded record
+        self._offsets = [0, *itertools.accumulate(lengths)][: len(lengths)]  # the fields' offsets in a decoded record
         self._most = most
         self._memory = RecordMemory(self._record_bytes, cache.manifest.records, most if in_memory else 0)
         self._maps = ShardMaps(cache.reader, cache.manifest.records)
@@ -143,7 +145,7 @@ class RecordReader:
             self._promise_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_A_PROCESS}
+        return {name: value for name, value in self.__dict__.items() if name not in _PER_PROCESS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -153,22 +155,22 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return for each row of the index that belongs to a band whether its record was compared with its checksum."""
+        """Return a new array of flags, one per record of a cache in bands: was it compared with its checksum?"""
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
     def maps(self) -> dict[str, int]:
-        """How many shards are mapped in each way, and how many are not for each reason, among those read so far."""
+        """The numbers of shards that were read so far, by method (if mapped) or reason (if not)."""
         return self._maps.how
 
     @property
     def network(self) -> NetworkUse | None:
-        """What this process read over the network so far; None for a cache in a folder."""
+        """This process's network traffic so far; None for a cache in a folder."""
         arriving = self.cache.reader.arriving
         return None if arriving is None else arriving.network(self._bands)
 
     def packing(self) -> RecordReader:
-        """Return the reader of the same files that leaves fields packed, with memory of its own, or this one."""
+        """Return a reader that leaves fields packed: this one if no field changes, else one with its own memory."""
         if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
             return self
         if self._packed is None:
@@ -176,7 +178,7 @@ class RecordReader:
         return self._packed
 
     def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
-        """Return how `records` records of these shards will probably be read."""
+        """Return how this many records of these shards will probably be read."""
         needed = records * self._record_bytes
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
@@ -188,13 +190,13 @@ class RecordReader:
 
     @property
     def most_to_prepare(self) -> int:
-        """How many records `prepare` may keep: none that Python decodes, which takes too long."""
+        """The number of records that `prepare` may keep; 0 if Python decodes them, which takes too long."""
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
-        """Prepare to read `records` records of these shards: map the shards, or keep the `first` records.
+        """Prepare to read this many records of these shards: map the shards, or keep the `first` records.
 
-        Only records in the page cache are read, for half a second at most. Missing or damaged ones raise their error
+        Only records in the page cache are read, for at most half a second. Missing or damaged records raise their error
         later, when they are read.
         """
         with contextlib.suppress(StoreError):
@@ -207,7 +209,7 @@ class RecordReader:
                 self._keep_present(first[self._memory.addresses(first) == 0], threads)
 
     def _keep_present(self, rows: Numbers, threads: int) -> None:
-        """Keep those of some records that are in the page cache. Raises StoreError."""
+        """Keep records in memory, if they are in the page cache. Raises StoreError."""
         end = time.monotonic() + PREPARE_SECONDS
         batch = max(1, _BATCH_BYTES // max(1, self._record_bytes))
         pool = BufferPool(self.fields, batch)
@@ -219,13 +221,14 @@ class RecordReader:
                 self.read_into(buffer, part, keep=True)
                 pool.give_back(buffer)
 
-        with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # it starts no thread before there is work
+        with ThreadPoolExecutor(threads, "tpucache-prepare") as executor:  # starts a thread only when there is work
             deque(executor.map(keep, (rows[at : at + batch] for at in range(0, len(rows), batch))), 0)
 
     def read_into(self, buffer: Buffer, rows: Numbers, *, keep: bool = False, divide: Divide = undivided) -> WaysRead:
-        """Read records into the first rows of a buffer; keep them where there is room, if `keep` or in_memory is True.
+        """Read records into the first rows of a buffer, and keep them in memory if `keep` or in_memory is True.
 
-        `divide` may let several threads do it. Returns where they were. Raises DamageError naming the shard.
+        `divide` may share the work among threads. Returns the numbers of records read from memory, maps and files.
+        Raises DamageError, which names the shard.
         """
         if (arriving := self.cache.reader.arriving) is not None:
             keep = self._prioritise(arriving, rows, keep)
@@ -235,10 +238,11 @@ class RecordReader:
         return self._ways(places)
 
     def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
-        """Call `use` with plain records where they are, in memory or in maps; others are read into memory before.
+        """Call `use` with the addresses of plain records in memory or in maps. Others are read into memory first.
 
-        `parts`, int64 (n, any, 2), has the parts of each record that are used: first bytes and lengths. Only these
-        are read of records in files that are not kept. Returns where they were. Raises DamageError naming the shard.
+        `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
+        record is read from a file and not kept, only these are read. Returns the numbers of records read from memory,
+        maps and files. Raises DamageError, which names the shard.
         """
         arriving = self.cache.reader.arriving
         keep = arriving is None or self._prioritise(arriving, rows, keep=True)
@@ -249,13 +253,14 @@ class RecordReader:
 
     @property
     def can_visit(self) -> bool:
-        """Whether records are the bytes of their fields, so that they can be used where they are."""
+        """Whether records are just the bytes of their fields, so that `visit` can be used."""
         return self._is_plain
 
     def _prioritise(self, arriving: Arriving, rows: Numbers, keep: bool) -> bool:
-        """Say that records are read next; return whether to keep them in memory then, if `keep` asks for that.
+        """Announce that records are read next. Returns whether to keep them in memory, if `keep` is True.
 
-        While the processor has no time to spare, records that come onto the disk are kept in memory an epoch later.
+        While records are being fetched as fast as they are read, they are not kept until a later epoch, to save CPU
+        time.
         """
         arriving.prioritise(self.in_all_bands(rows))
         return keep and (self.in_memory is True or not arriving.is_busy)
@@ -263,7 +268,7 @@ class RecordReader:
     def _visit_part(
         self, rows: Numbers, places: _Places, use: UseRecords, parts: Numbers, keep: bool, start: int, stop: int
     ) -> None:
-        """Call `use` with the records of some rows of a batch."""
+        """Do a part of `visit`: the rows from `start` to `stop`."""
         decoded = places.decoded[start:stop]
         present = np.flatnonzero(decoded)
         if len(present):
@@ -283,7 +288,7 @@ class RecordReader:
                 self._memory.keep(rows[some], functools.partial(_copy_some, addresses, self._record_bytes))
 
     def _read_to(self, block: Array, starts: Numbers, found: Rows, parts: Numbers | None) -> None:
-        """Read plain records, or only these parts of them, into a block where they begin at `starts`."""
+        """Read plain records, or only these parts of them, to the offsets `starts` in a block."""
         done = 0 if parts is None else self._read_parts(address(block) + starts, found, parts)
         starts = starts[done:]
         views = [[block.data[at : at + self._record_bytes]] for at in starts.tolist()]
@@ -292,7 +297,7 @@ class RecordReader:
             self._scatter(found[done:], views, whole, is_large=True)
 
     def _read_parts(self, targets: Addresses, found: Rows, parts: Numbers) -> int:
-        """Read parts of plain records, each to its place in the record at a target; return how many records were."""
+        """Read parts of plain records to their places in the records at `targets`. Returns the number of records."""
         loops = native()
         if loops is None or (found["length"] != self._record_bytes).any():
             return 0
@@ -309,7 +314,7 @@ class RecordReader:
         return self.cache.reader.read_by(found, read)
 
     def _ways(self, places: _Places) -> WaysRead:
-        """Return how many records were where."""
+        """Count how many records are in memory, in maps and in files."""
         count = len(places.decoded)
         if places.found is None:
             return WaysRead(memory=count, memory_bytes=count * self._record_bytes)
@@ -325,24 +330,24 @@ class RecordReader:
         return WaysRead(memory, mapped, files, memory * self._record_bytes, of_maps, of_files)
 
     def hint(self, rows: Numbers) -> None:
-        """Ask the kernel to have these records in memory when they are read."""
+        """Ask the kernel to read these records from the disk ahead."""
         if self.cache.reader.arriving is not None:
-            return  # what will be read is expected
+            return  # `Arriving.expect` was called instead
         is_here = self._maps.is_present(rows)
         self.cache.reader.hint(self.cache.index[self.in_all_bands(self.not_in_memory(rows[~is_here]))])
 
     def not_in_memory(self, rows: Numbers) -> Numbers:
-        """Return those of some records that are not kept in memory."""
+        """Return the records that are not kept in memory."""
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def in_all_bands(self, rows: Numbers) -> Numbers:
-        """Return the numbers of all rows of the index that are read for records: one for each band in use."""
+        """Return the index row numbers of records in all frequency bands that are read."""
         if self._bands == 1:
             return rows
         return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
 
     def _promise_memory(self) -> None:
-        """Reserve memory for all records. Raises UsageError where there is no room for them."""
+        """Reserve memory for all records. Raises UsageError if there is not enough."""
         if not self._memory.promise():
             raise UsageError(
                 f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
@@ -350,7 +355,7 @@ class RecordReader:
             )
 
     def _find(self, rows: Numbers) -> _Places:
-        """Look up where records are: in memory, in maps, or in files."""
+        """Look up whether records are in memory, in maps, or only in files."""
         decoded = self._memory.addresses(rows) if self.in_memory else np.zeros(len(rows), np.int64)
         if decoded.all():
             return _Places(decoded, decoded, None, is_complete=True)
@@ -360,12 +365,12 @@ class RecordReader:
         if self.in_memory is not True:
             encoded[missing] = self._maps.addresses(rows[missing], found[missing])
         if self._is_plain:
-            is_whole = found["length"] == self._record_bytes  # one of another length is refused when it is read
+            is_whole = found["length"] == self._record_bytes  # reading a record of another length raises an error
             decoded[missing] = np.where(is_whole, encoded, 0)[missing]
         return _Places(decoded, encoded, found, is_complete=bool(decoded.all()))
 
     def _read_part(self, buffer: Buffer, rows: Numbers, places: _Places, keep: bool, start: int, stop: int) -> None:
-        """Read the records of some rows of a batch."""
+        """Do a part of `read_into`: the rows from `start` to `stop`."""
         decoded = places.decoded[start:stop]
         if places.is_complete:
             self._copy(buffer, slice(start, stop), decoded)
@@ -383,7 +388,7 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Return the error with the sample whose record does not decode; the error itself where all of them do."""
+        """Find the record that does not decode, and return an error that names its sample; else the error itself."""
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
@@ -396,7 +401,7 @@ class RecordReader:
         return error
 
     def _damage(self, number: int, row: Rows, reason: object) -> DamageError:
-        """Return an error that names the shard and the sample of a record, by its number in the index and its row."""
+        """Return an error that names the shard and the sample of a record, given its index row and row number."""
         cache = self.cache
         place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
         shard = cache.reader.path(int(row["shard"])).name
@@ -412,12 +417,12 @@ class RecordReader:
             copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
 
     def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
-        """Copy some of the rows of a buffer to where they are kept."""
+        """Copy some rows of a buffer into RecordMemory."""
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
     def _read(self, buffer: Buffer, places: Indices, numbers: Numbers, found: Rows, mapped: Addresses) -> None:
-        """Read records from their files into rows of a buffer, or decode those that are mapped."""
+        """Read records from files, or decode mapped records, into rows of a buffer."""
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
@@ -432,10 +437,10 @@ class RecordReader:
             self._read_bands(targets, self._banded, numbers, found, buffer.is_large)
 
     def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
-        """Read the records of each band, whose coefficients lie side by side in a packed image.
+        """Read the records of all bands. A packed image has the coefficients of the bands one after the other.
 
-        Each is compared with its checksum when it is first read: a sound record in one band does not prove the others.
-        Raises DamageError.
+        Each record is compared with its checksum on its first read, because an intact record in one band says nothing
+        about the others. Raises DamageError.
         """
         image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
         if not image.is_packed:
@@ -460,9 +465,10 @@ class RecordReader:
         is_large: bool,
         to_prove: Numbers | None = None,
     ) -> None:
-        """Read encoded records and decode them into rows of arrays; mapped records are decoded where they are.
+        """Read encoded records, and decode them into rows of arrays. Mapped records are decoded without a copy.
 
-        `to_prove` are their numbers in the index, if each is to be compared with its checksum when it is first read.
+        If `to_prove` is given, it has the records' index row numbers, and each record is compared with its checksum on
+        its first read.
         """
         unmapped = mapped == 0
         chosen = np.flatnonzero(~unmapped)
@@ -488,14 +494,14 @@ class RecordReader:
         _decode(layout, targets, block, starts, lengths)
 
     def _prove(self, numbers: Numbers, found: Rows, records: list[memoryview]) -> None:
-        """Compare records with their checksums, unless that was done before. Raises DamageError."""
+        """Compare records with their checksums, if that was not done before. Raises DamageError."""
         for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
             if zlib.crc32(records[at]) != found["crc32"][at]:
                 raise self._damage(int(numbers[at]), found[at], "its bytes do not match its checksum")
         self._is_proven[numbers] = True
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
-        """Read records of one packed field, each unpacked before the next is read; return how many could be."""
+        """Read records of one packed field, and unpack each before the next is read. Returns their number."""
         target, *others = targets
         if others or not target.is_packed:
             return 0
@@ -522,7 +528,7 @@ class RecordReader:
 
 
 class _Target(NamedTuple):
-    """Where a field of some records goes: rows of an array, in its packed form or decoded."""
+    """The destination of a field of some records: rows of an array, for packed or decoded values."""
 
     field: Field
     is_packed: bool
@@ -530,12 +536,12 @@ class _Target(NamedTuple):
     rows: Numbers
 
     def of(self, chosen: Indices) -> _Target:
-        """Return where those of some of the records go."""
+        """Return the destination of some of the records."""
         return self._replace(rows=self.rows[chosen])
 
 
 def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: Numbers, lengths: Numbers) -> None:
-    """Decode records of a block of bytes, or unpack them, into rows of arrays."""
+    """Decode or unpack the records in a block of bytes into rows of arrays."""
     spans = layout.spans_of(block, starts, lengths)
     for at, (stored, target) in enumerate(zip(layout.fields, targets, strict=True)):
         to = block, spans[:, at], target.array, target.rows
@@ -548,12 +554,15 @@ def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: 
 
 
 def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addresses) -> None:
-    """Copy some records to where they are kept."""
+    """Copy some records into RecordMemory."""
     copy_rows(targets, sources[chosen], length, past_caches=True)
 
 
 class _Places(NamedTuple):
-    """Where the records of a batch are: their addresses decoded and encoded, 0 where there are none; index rows."""
+    """The addresses of a batch's records, decoded and encoded (0 if there is none), and their index rows.
+
+    `found` is None if all records are kept in memory. `is_complete` means that all have a decoded address.
+    """
 
     decoded: Addresses
     encoded: Addresses
@@ -562,15 +571,15 @@ class _Places(NamedTuple):
 
 
 class RecordScratch(threading.local):
-    """Memory for the encoded records of a batch, kept for the next one: the system takes time to clear new memory."""
+    """Memory for the encoded records of a batch. It is reused for the next batch, because new memory is slow."""
 
     def __init__(self) -> None:
         self._block: Array = np.empty(0, np.uint8)
 
     def block(self, lengths: Numbers) -> tuple[Array, Numbers]:
-        """Return a block of bytes, uint8, and where records of these lengths begin in it, side by side.
+        """Return a block of bytes (uint8) for records of these lengths, and the offset of each record in it.
 
-        The next call of the same thread uses it again. Raises DamageError when there is too little memory.
+        The next call in the same thread reuses the block. Raises DamageError if there is too little memory.
         """
         ends = np.cumsum(lengths)
         size = int(ends[-1]) if len(ends) else 0

@@ -1,4 +1,4 @@
-"""Records shown in another size than they are stored in: images by their low frequencies, with masks and boxes."""
+"""Decodes records at another size than the stored one: images by their low frequencies, with masks and boxes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from tpucache.store.manifest import Manifest, Statistics
 from tpucache.types import Array
 
 _FITS = ("crop", "pad", "stretch")
-_AT_ONCE = 8  # images decoded together: their coefficients are still in the cache
+_AT_ONCE = 8  # images per step, so that their coefficients stay in the CPU's cache
 
-_FEW: Final = 3  # frequencies, up to which one more is needed
-_MARGIN: Final = 0.25  # of a frequency
+_FEW: Final = 3  # up to this many frequencies, one more is used
+_MARGIN: Final = 0.25  # above that, a quarter of a frequency is added before rounding up
 
 
 def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, frequencies: int | None) -> Manifest:
-    """Return a manifest whose image has another size, with masks, boxes and keypoints; itself without a size.
+    """Return a manifest whose image, masks, boxes and keypoints have another size; without `size`, the manifest itself.
 
-    Raises UsageError for images of another codec, a size that cannot be made of them, or no such frequencies.
+    Raises UsageError if the codec does not store frequencies, if the size cannot be made from the stored images, or if
+    the cache lacks the frequencies.
     """
     image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
@@ -70,28 +71,28 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
 
 def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return the mean and the standard deviation of images of another size, if the cache knows them."""
-    known = statistics.frequencies
-    if not known:
+    """Return the statistics with the standard deviation at another size, if the manifest has what that needs."""
+    measured = statistics.frequencies
+    if not measured:
         return statistics
     count = BLOCK * min(1.0, _share(resize, image))
     std = [
-        whole * float(np.interp(count, range(1, len(known) + 1), [each.std[channel] for each in known]))
+        whole * float(np.interp(count, range(1, len(measured) + 1), [each.std[channel] for each in measured]))
         for channel, whole in enumerate(statistics.std)
     ]
     return dataclasses.replace(statistics, std=tuple(std))
 
 
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
-    """Return how many bands of frequencies images of a size need; 1 where all are in one. Raises UsageError."""
+    """Return how many frequency bands images of a size need; 1 for a cache without bands. Raises UsageError."""
     return len(in_resolution(manifest, size, None).layouts)
 
 
 def frequencies_for(resize: Resize, image: Field) -> int:
-    """Return how many of a block's 8 frequencies images of a size need for 40 dB, as the median of photographs.
+    """Return how many of a block's 8 frequencies images of a size need, so that the median photograph reaches 40 dB.
 
-    These are all that the size can show, and one more where the next one still counts: up to 3 of 8 of the side, and
-    shortly below its half (docs/numbers.md has the measurements).
+    A size of n/8 of the stored side can represent n frequencies. Up to n = 3, and just below n = 4, one more frequency
+    is used, because it still improves the result (docs/numbers.md has the measurements).
     """
     shown = BLOCK * _share(resize, image)
     if shown <= _FEW:
@@ -100,14 +101,14 @@ def frequencies_for(resize: Resize, image: Field) -> int:
 
 
 def _share(resize: Resize, image: Field) -> float:
-    """Return the scale of images of a size to the stored ones, along the side that shrinks less."""
+    """Return the scale from the stored images to images of a size, along the side that shrinks less."""
     place = _placement(image.shape, resize)
     left, top, right, bottom = place.box
     return max(place.size[0] / (right - left), place.size[1] / (bottom - top))
 
 
 def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records as its view shows it; the arguments are those of `decode_rows`."""
+    """Decode a field of many records at the size of its view. The arguments are the same as for `decode_rows`."""
     if field.name == IMAGE:
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
@@ -122,7 +123,7 @@ def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: 
 
 
 def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> None:
-    """Decode packed images, uint8 (n, m), of all their bands, into out[row] of each of `rows`. Raises DamageError."""
+    """Decode packed images, uint8 (n, m), into the rows `rows` of `out`. Raises DamageError."""
     if field.view is not None:
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
@@ -136,7 +137,7 @@ def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> Non
 
 
 def moved(array: Array, field: Field) -> Array:
-    """Return a stored mask, boxes or keypoints as a view shows them."""
+    """Transform a stored mask, boxes or keypoints to the size of the field's view."""
     view = field.view
     if view is None:
         return array
@@ -157,13 +158,13 @@ def moved(array: Array, field: Field) -> Array:
     if field.name == KEYPOINTS:
         points = corners[0].astype(np.float32)
         return mark_points(points, within(points, area) & (array[:, 2] > 0), area)
-    is_box = array[:, 2] > array[:, 0]  # the others are rows of -1
+    is_box = array[:, 2] > array[:, 0]  # unused rows are -1
     boxes = np.hstack([*corners, array[:, 4:]])[is_box]
     return fill_boxes(clip_boxes(boxes, area), len(array))
 
 
 def _shown(field: Field, resize: Resize, frequencies: int, image: Field) -> Field:
-    """Return a field as it is shown where the image has another size."""
+    """Return a field with the shape and view that it has if the image is decoded at another size."""
     if field.name == IMAGE:
         shape: tuple[int, ...] = (resize.height, resize.width, field.shape[2])
     elif field.name == MASK:
