@@ -121,7 +121,7 @@ def test_a_damaged_record_is_the_same_error_and_those_before_it_are_unpacked(cod
         assert (out[rows[:at]] == sound[rows[:at]]).all()
         assert (out[rows[at + 1 :]] == UNTOUCHED).all()
     assert len(set(messages)) == 1
-    assert f"'image' does not unpack as {codec}: {len(records[at]):,} bytes that do not become" in messages[0]
+    assert f"'image' does not unpack as {codec}: {len(records[at]):,} bytes do not unpack to" in messages[0]
 
 
 @pytest.mark.parametrize("way", ["loop", "plain"])

@@ -222,7 +222,7 @@ def test_what_is_no_sampler_of_samples_is_refused(cache: Path, sampler: Any, mes
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        (Given([1, 150]), "Given is not of this dataset: indices of 150 samples"),
+        (Given([1, 150]), "Given is not for this dataset: indices of 150 samples"),
         (Given([np.array([1, 2])]), "gives batches"),
         (Given([np.array([1, 2]), np.array([3])]), "gives batches"),
         (Given([0.5]), "whole numbers"),

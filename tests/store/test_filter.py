@@ -76,7 +76,7 @@ def test_a_missing_value_never_matches(condition: str, missing: int) -> None:
         ("'é' == site and agee > 60", "no column 'agee'", 17),
         ("age > 'x'", "age is a number|'x' is text and age a number", 7),
         ("label == 'cat'", "use class for names", 10),
-        ("boxes > 1", "several values a sample", 1),
+        ("boxes > 1", "several values per sample", 1),
         ("age", "a condition compares", 1),
         ("age > 60 & fold == 1", "columns are compared with", 7),
         ("site in 'A'", "a list in parentheses", 9),
@@ -85,9 +85,9 @@ def test_a_missing_value_never_matches(condition: str, missing: int) -> None:
         ("len(site) > 2", "columns are compared with", 1),
         ("age > fold.real", "columns are compared with", 7),
         ("age > None", "columns are compared with", 7),
-        ("age >> > 60", "this is no condition", 8),
-        ("", "this is no condition", 1),
-        ("age > 60\0", "this is no condition", None),
+        ("age >> > 60", "this is not a condition", 8),
+        ("", "this is not a condition", 1),
+        ("age > 60\0", "this is not a condition", None),
     ],
 )
 def test_what_is_no_condition_is_refused_with_its_place(condition: str, words: str, at: int | None) -> None:

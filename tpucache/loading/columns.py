@@ -100,7 +100,7 @@ def read_column(table: SampleTable, name: str, positions: Array) -> Array | list
         missing = np.array([not each.strip() for each in names], bool)
     else:
         if column.ndim != 1:
-            raise UsageError(f"the column {name!r} has {column.shape[1:]} values a sample: give columns of one")
+            raise UsageError(f"the column {name!r} has {column.shape[1:]} values per sample: give columns with one")
         numbers = column[positions].astype(np.float64)
         missing = ~np.isfinite(numbers)
     if missing.any():

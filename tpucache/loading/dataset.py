@@ -389,7 +389,7 @@ class CachedDataset(Dataset[Item]):
         """
         labels = self.table.labels
         if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),) or len(mean) != len(std):
-            raise UsageError(f"labels to standardise by {len(mean)} means are values in as many columns")
+            raise UsageError(f"standardising by {len(mean)} means needs labels with as many columns of float values")
         derived = self._derive(self._selection, self._open_reader)
         derived._scale = np.array(mean, np.float64), np.array(std, np.float64)
         return derived

@@ -146,7 +146,7 @@ def _to_size(size: Any) -> tuple[int, int]:
     """Return a height and a width. Raises UsageError."""
     sides = (size, size) if isinstance(size, int) else size
     if not isinstance(sides, (tuple, list)) or len(sides) != 2:
-        raise UsageError(f"size is that of the crops in pixels, such as 224 or (160, 224), not {size!r:.60}")
+        raise UsageError(f"size is the size of the crops in pixels, such as 224 or (160, 224), not {size!r:.60}")
     height, width = (to_integer("size", side, 1) for side in sides)
     return height, width
 

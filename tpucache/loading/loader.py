@@ -643,7 +643,7 @@ def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> Host
         return HostCrop(settings, dataset, size)
     if size is not None:
         raise UsageError(
-            f"size is that of random crops on the CPU, and {reason}. On a device, "
+            f"size only applies to random crops on the CPU, and {reason}. On a device, "
             "tpucache.ondevice.decoder(dataset, size, crop=True) makes crops of any size"
         )
     return None
@@ -663,8 +663,8 @@ def _cached_dataset(dataset: Any) -> CachedDataset:
         raise UsageError(f"CachedLoader reads a CachedDataset, not {type(dataset).__name__}: use DataLoader")
     if any(overrides(dataset, CachedDataset, name) for name in ("__getitem__", "__getitems__")):
         raise UsageError(
-            f"{type(dataset).__name__} changes samples one by one, which CachedLoader would not do: use DataLoader, or "
-            "change whole batches after the loader"
+            f"{type(dataset).__name__} changes single samples in __getitem__, which CachedLoader would skip: use "
+            "DataLoader, or change whole batches after the loader"
         )
     return dataset
 

@@ -28,7 +28,7 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     count as one class. Raises UsageError unless 0 < fraction < 1 and both sets have samples.
     """
     if not 0 < fraction < 1:
-        raise UsageError(f"a validation fraction lies between 0 and 1, not at {fraction}")
+        raise UsageError(f"a validation fraction is between 0 and 1, not {fraction}")
     rng = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
     parts: list[npt.NDArray[np.int64]] = []
     if labels.ndim > 1 or labels.dtype.kind == "f":
@@ -55,7 +55,7 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
     if not len(train):
-        raise UsageError(f"nothing would be left to train on: the cache has [{fold}] alone")
+        raise UsageError(f"nothing would be left to train on: the cache only has [{fold}]")
     return Split(train, valid)
 
 

@@ -81,7 +81,7 @@ class SamplerOrder:
         try:
             found = integer_positions(array, self._samples, from_end=False)
         except OutOfRangeError as error:
-            raise OutOfRangeError(f"{name} is not of this dataset: {error}") from error
+            raise OutOfRangeError(f"{name} is not for this dataset: {error}") from error
         if len(found) != expected:
             raise UsageError(f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}")
         return found

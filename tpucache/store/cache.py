@@ -276,7 +276,7 @@ def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -
         ]
         return np.array(spans, np.int64).reshape(-1, 2)
     if np.any(rows["length"] != layout.nbytes):
-        raise DamageError(f"the index has records that are not of {layout.nbytes:,} bytes: copy the cache again")
+        raise DamageError(f"the index has records that do not have {layout.nbytes:,} bytes: copy the cache again")
     start = sum(field.nbytes for field in layout.fields[:place])
     return np.tile(np.array([start, start + layout.fields[place].nbytes], np.int64), (len(rows), 1))
 

@@ -146,7 +146,7 @@ def check_field(field: Field) -> None:
     if field.bands is not None:
         check_bands(field.codec, field.bands)
         if field.name != IMAGE:
-            raise FormatError(f"the field {field.name!r} has no bands: images have")
+            raise FormatError(f"the field {field.name!r} cannot have bands: only images have them")
     if field.packing != (own := CODECS[field.codec].packing):
         expected = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
         raise FormatError(f"{expected}, and no release wrote {field.packing!r}")
@@ -159,7 +159,7 @@ def check_bands(codec: str, bands: Sequence[int]) -> None:
     if not CODECS[codec].has_frequencies:
         raise FormatError(f"{codec} has no bands of frequencies")
     if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
-        raise FormatError(f"bands ascend from 1 to at most 8, as 2,4,8, and are not {tuple(bands)!r:.60}")
+        raise FormatError(f"bands ascend from 1 to at most 8, such as 2,4,8, unlike {tuple(bands)!r:.60}")
 
 
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:

@@ -176,13 +176,13 @@ def check_stored(file: BinaryIO) -> None:
     """
     file.seek(0)
     if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-        raise zipfile.BadZipFile("it is no zip archive from its first byte on")
+        raise zipfile.BadZipFile("its first bytes are not those of a zip archive")
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     if not _has_one_directory(file):
         raise ValueError("its list of members is not where its end says, and is never written so")
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
-        raise ValueError("it has compressed members, and is never written so")
+        raise ValueError("it has compressed members, which torch and numpy do not write here")
     if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
         raise ValueError("its members are longer than the file")
     file.seek(0)
@@ -439,7 +439,7 @@ def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHea
         raise FormatError("it has no header of a .npy file of version 1.0")
     shape = tuple(int(side) for side in re.findall(r"\d+", found["shape"]))
     if len(shape) > _MAX_DIMENSIONS:
-        raise FormatError(f"an array of {len(shape)} dimensions is none")
+        raise FormatError(f"an array cannot have {len(shape)} dimensions")
     if found["fortran"] == "True" and len(shape) > 1:
         raise FormatError("the array is in Fortran order")
     dtype = rows if rows is not None and found["descr"] == repr(rows.descr) else _dtype_of(found["descr"])
@@ -450,7 +450,7 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
     """Return the array in the bytes of a .npy file, read-only. Raises FormatError."""
     header = read_npy_header(io.BytesIO(data))
     if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
-        raise FormatError(f"{len(data) - header.offset} bytes are no {header.dtype} {header.shape}")
+        raise FormatError(f"{len(data) - header.offset} bytes are not an array of {header.dtype} {header.shape}")
     try:
         return np.frombuffer(data, header.dtype, offset=header.offset).reshape(header.shape)
     except (ValueError, OverflowError) as error:  # an empty array may still have a side that numpy cannot represent

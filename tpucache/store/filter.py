@@ -100,7 +100,7 @@ class _Condition:
                 warnings.simplefilter("ignore")  # Python warns of unknown escapes in strings
                 tree = ast.parse(source, mode="eval").body
         except (SyntaxError, ValueError) as error:
-            raise self._error("this is no condition", (getattr(error, "offset", None) or 1) - 1) from error
+            raise self._error("this is not a condition", (getattr(error, "offset", None) or 1) - 1) from error
         return self._truth(tree).true
 
     def _truth(self, node: ast.expr) -> _Truth:
@@ -159,7 +159,7 @@ class _Condition:
         if not isinstance(constant, (int, float, str)):
             raise self._refused(node, "columns are compared with numbers, strings and other columns")
         if isinstance(constant, int) and abs(constant) > _LARGEST:
-            raise self._refused(node, "this number is larger than any of a column")
+            raise self._refused(node, "this number is larger than any value in a column")
         return _Values(constant, np.False_, isinstance(constant, str), repr(constant))
 
     def _column(self, node: ast.Name) -> _Values:
@@ -184,7 +184,7 @@ class _Condition:
     def _numbers(self, node: ast.expr, name: str) -> Array:
         column = np.asarray(self._table[name])
         if column.ndim != 1:
-            raise self._refused(node, f"{name} has several values a sample")
+            raise self._refused(node, f"{name} has several values per sample")
         values: Array = column[self._positions]
         return values
 

@@ -140,7 +140,7 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
             there = files.setdefault(entry.name, FileEntry(entry.name, entry.bytes, entry.sha256))
             if there.sha256 != entry.sha256:
                 raise FormatError(
-                    f"{version_name(each.number)} means another {entry.name} than a later version: copy the cache again"
+                    f"{version_name(each.number)} lists another {entry.name} than a later version: copy the cache again"
                 )
         data = each.text.encode()
         name = version_name(each.number)

@@ -393,7 +393,7 @@ def _check_shard(entry: ShardEntry) -> None:
     if not fmt.SHARD_NAME.fullmatch(entry.name):
         raise FormatError(f"no shard is called {entry.name!r}")
     if entry.name != fmt.shard_name(entry.part, entry.block):
-        raise FormatError(f"{entry.name} is not block {entry.block}, {entry.part}")
+        raise FormatError(f"the name {entry.name} does not match block {entry.block} and part {entry.part}")
     records = entry.records + len(entry.deleted)
     if entry.bytes > (records + 1) * _MAX_BYTES_A_RECORD:
         raise FormatError(f"{entry.name} has {entry.bytes:,} bytes, more than {records:,} records take")
@@ -407,7 +407,7 @@ def _check_whole(manifest: Manifest) -> None:
     if len(set(names)) != len(names) or not names:
         raise FormatError("there are no fields, or two of one name")
     if manifest.layout.nbytes > fmt.MAX_RECORD_BYTES:
-        raise FormatError(f"a record of {manifest.layout.nbytes:,} bytes is larger than any that is written")
+        raise FormatError(f"a record cannot have {manifest.layout.nbytes:,} bytes")
     tables = sorted(entry.name for entry in manifest.tables)
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
     if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:
@@ -417,15 +417,15 @@ def _check_whole(manifest: Manifest) -> None:
     expected = version_of(manifest.fields, manifest.deleted)
     if manifest.version != expected:
         raise FormatError(
-            f"version {fmt.BANDED_VERSION} is that of images in bands, {fmt.DELETED_VERSION} that of deleted samples, "
-            f"and this is version {manifest.version}"
+            f"its format version is {manifest.version}, but it should be {expected}: {fmt.BANDED_VERSION} is for "
+            f"images in bands, {fmt.DELETED_VERSION} for deleted samples"
         )
     _check_deleted(manifest)
     bands = range(len(manifest.layouts))
     position = {fmt.Part(variant, band): 0 for band in bands for variant in manifest.variants}
     for entry in sorted(manifest.shards, key=lambda entry: entry.block):
         if entry.part not in position:
-            raise FormatError(f"{entry.name} belongs to a variant that is not listed, or to a band that there is not")
+            raise FormatError(f"{entry.name} belongs to a variant that is not listed, or to a band that does not exist")
         if entry.first != position[entry.part]:
             raise FormatError(f"{entry.name} starts at sample {entry.first}, not {position[entry.part]}")
         position[entry.part] += entry.records
@@ -449,7 +449,7 @@ def _check_deleted(manifest: Manifest) -> None:
 def _check_statistics(manifest: Manifest) -> None:
     channels = len(manifest.statistics.mean)
     if any({len(each.std), len(manifest.statistics.std)} != {channels} for each in manifest.statistics.frequencies):
-        raise FormatError(f"the statistics of frequencies are not of {channels} channels")
+        raise FormatError(f"the statistics of frequencies do not have {channels} channels")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
         raise FormatError(f"{len(counts)} class counts for {len(manifest.classes)} classes")

@@ -62,11 +62,11 @@ def read_layout(file: BinaryIO) -> MetaPage:
     first = _read_meta(file, 0)
     page_size = first[1].page_size
     if page_size < 512 or page_size & (page_size - 1):
-        raise FormatError(f"{_name(file)}: an LMDB page of {page_size} bytes cannot be")
+        raise FormatError(f"{_name(file)}: an LMDB page cannot have {page_size} bytes")
     second = _read_meta(file, page_size)
     layout = max(first, second, key=lambda meta: meta[0])[1]
     if layout.page_size != page_size or layout.file_bytes > _MAX_FILE_BYTES:
-        raise FormatError(f"{_name(file)}: its two meta pages cannot both be right")
+        raise FormatError(f"{_name(file)}: its two meta pages contradict each other")
     return layout
 
 
@@ -82,7 +82,7 @@ def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
 
 def _walk_page(file: BinaryIO, layout: MetaPage, number: int, levels: int, seen: set[int]) -> Iterator[Extent]:
     if not 0 < levels <= _MAX_DEPTH or number in seen:
-        raise FormatError(f"{_name(file)}: page {number} lies where no page of its tree can")
+        raise FormatError(f"{_name(file)}: page {number} is at an impossible place in its tree")
     seen.add(number)
     start = number * layout.page_size
     page = _read_page(file, layout, number)
@@ -110,7 +110,7 @@ def _walk_page(file: BinaryIO, layout: MetaPage, number: int, levels: int, seen:
         except struct.error as error:
             raise FormatError(f"{_name(file)}: page {number} is cut off inside a node") from error
         if offset + length > layout.file_bytes:
-            raise FormatError(f"{_name(file)}: page {number} points behind the end of the file")
+            raise FormatError(f"{_name(file)}: page {number} points beyond the end of the file")
         yield Extent(key, offset, length)
 
 

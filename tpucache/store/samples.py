@@ -119,7 +119,7 @@ class SampleTable(Mapping[str, Column]):
         if wrong is not None:
             raise FormatError(f"{path} holds a column called {wrong!r:.100}, which no writer writes")
         if len(set(names)) < len(names) or any(member.file_size != member.compress_size for member in members):
-            raise FormatError(f"{path} holds a column twice, or of another size than it has: copy the cache again")
+            raise FormatError(f"{path} holds a column twice, or states a wrong size for one: copy the cache again")
         self._names = [name.removesuffix(".ends") for name in names if not name.endswith(".bytes")]
 
     def __iter__(self) -> Iterator[str]:

@@ -91,7 +91,7 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             continue
         for entry in before.files:
             if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
-                yield Damage(version_name(number), f"means another {entry.name} than a later version")
+                yield Damage(version_name(number), f"lists another {entry.name} than a later version")
         own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
         found = [damage for entry in own for damage in _check_file(directory, entry, {})]
         if not any(entry in before.tables for entry in own if any(each.name == entry.name for each in found)):
@@ -191,7 +191,7 @@ def _with_deleted(
             at += length
     every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
     if len(every) != len(places) or len(every) != len(keys) + len(entry.deleted):
-        raise DamageError(f"has {len(places):,} records, and {len(every):,} are listed, deleted ones among them")
+        raise DamageError(f"has {len(places):,} records, but {len(every):,} are listed, including deleted ones")
     whole = np.zeros(len(every), rows.dtype)
     for number, (offset, length) in enumerate(places):
         whole[number] = (offset, length, 0, shard)

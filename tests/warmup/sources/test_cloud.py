@@ -268,7 +268,7 @@ def test_copies_are_listed_and_cleared_unless_they_are_in_use(
     (kept,) = list_kept()
     assert kept.url == f"{nested}/*.parquet"
     assert kept.bytes > 0
-    with pytest.raises(StoreError, match="is in use: end what reads it first"):
+    with pytest.raises(StoreError, match="is in use: end the process that reads it first"):
         clear_kept(kept)
     assert len(source.list().samples) == 8
     del source

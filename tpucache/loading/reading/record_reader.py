@@ -588,7 +588,7 @@ class RecordScratch(threading.local):
                 self._block = np.empty(size + size // 4, np.uint8)
             except MemoryError as error:
                 raise DamageError(
-                    f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more than there is: "
+                    f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more memory than there is: "
                     "it is damaged (`tpucache verify`), or a batch is too large"
                 ) from error
         return self._block, ends - lengths

@@ -31,7 +31,7 @@ class Yuv420(PackedCodec):
         """Raise FormatError for anything but uint8 (height, width, 3)."""
         check_picture(self.name, field)
         if field.shape[2] != 3:
-            raise FormatError("yuv420 holds colours; a grey image is as small in raw")
+            raise FormatError("yuv420 is for colour images; a grey image has the same size in raw")
 
     def stored_bytes(self, field: FieldSpec) -> int:
         """Return the size of the planes in bytes."""

@@ -218,7 +218,7 @@ def clear_kept(kept: KeptCopy) -> None:
         for each in below.glob(f"{_CLEARED}*"):
             shutil.rmtree(each)
     except BlockingIOError:
-        raise StoreError(f"{kept.directory}, of {kept.url}, is in use: end what reads it first") from None
+        raise StoreError(f"{kept.directory}, of {kept.url}, is in use: end the process that reads it first") from None
     except OSError as error:
         raise StoreError(f"{kept.directory} cannot be removed: {error}") from error
 

@@ -51,10 +51,10 @@ def test_the_first_of_two_values_is_in_the_lower_bits_and_others_follow_whole() 
 @given(VALUES, st.data())
 def test_bytes_of_another_length_are_refused(values: bytes, data: st.DataObject) -> None:
     form = narrowed(values)
-    with pytest.raises(ValueError, match=f"{len(form) + 1} bytes, not those of {len(values)} values"):
+    with pytest.raises(ValueError, match=f"{len(form) + 1} bytes do not hold {len(values)} values"):
         widened(form + b"\1", len(values))
     if form:
-        with pytest.raises(ValueError, match="bytes, not those of"):
+        with pytest.raises(ValueError, match="bytes do not hold"):
             widened(form[: data.draw(st.integers(0, len(form) - 1))], len(values))
 
 
@@ -62,7 +62,7 @@ def test_bytes_of_another_length_are_refused(values: bytes, data: st.DataObject)
 def test_any_bytes_are_widened_as_the_page_says_or_refused(form: bytes, count: int) -> None:
     expected = widened_slowly(form, count)
     if expected is None:
-        with pytest.raises(ValueError, match="bytes, not those of"):
+        with pytest.raises(ValueError, match="bytes do not hold"):
             widened(form, count)
     else:
         assert widened(form, count) == expected

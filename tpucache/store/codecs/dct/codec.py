@@ -138,7 +138,7 @@ class DctCodec(PackedCodec):
         if library is None:
             self._unpack_by_package(data, packed)
         elif not library.unpack_one(np.frombuffer(data, np.uint8).ctypes.data, len(data), packed, self.packing):
-            raise ValueError(f"{len(data):,} bytes that do not become {layout.nbytes:,}")
+            raise ValueError(f"{len(data):,} bytes do not unpack to {layout.nbytes:,} bytes")
         return packed
 
     def _unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
@@ -163,7 +163,7 @@ class DctCodec(PackedCodec):
         sources, lengths = spans[:, 0] + block.ctypes.data, spans[:, 1] - spans[:, 0]
         done = library.unpack_all(sources, lengths, out, rows, self.packing)
         if done < len(lengths):
-            raise ValueError(f"{lengths[done]:,} bytes that do not become {size:,}")
+            raise ValueError(f"{lengths[done]:,} bytes do not unpack to {size:,} bytes")
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Read records from open files and unpack each at once: see `PackedCodec.unpack_files`."""

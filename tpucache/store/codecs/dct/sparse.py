@@ -62,7 +62,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
     """Write the bytes that a sparse form stands for to `out`; both are uint8 arrays. Raises ValueError for damage."""
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
-        raise ValueError(f"{len(sparse):,} bytes, at least {groups:,}")
+        raise ValueError(f"{len(sparse):,} bytes instead of at least {groups:,}")
     first, rest = sparse[:groups], sparse[groups:]
     mask, rest = _expand(_bits(first), rest)
     is_value = _bits(mask)
@@ -70,7 +70,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
         rest = widen(rest, int(np.count_nonzero(is_value)))
     values, rest = _expand(is_value, rest)
     if len(rest):
-        raise ValueError(f"{len(rest):,} bytes more than the masks have bits")
+        raise ValueError(f"{len(rest):,} more bytes than bits in the masks")
     out[:] = values[: len(out)]
 
 
@@ -117,6 +117,6 @@ def widen(form: Array, count: int) -> Array:
     values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
     whole, at = form[pairs:], np.flatnonzero(values == 0)
     if len(values) != count or len(at) != len(whole):
-        raise ValueError(f"{len(form):,} bytes, not those of {count:,} values")
+        raise ValueError(f"{len(form):,} bytes do not hold {count:,} values")
     values[at] = whole
     return values
