@@ -191,7 +191,7 @@ def test_a_root_that_no_file_can_reach_is_refused(tree: bytes) -> None:
 def test_a_value_behind_the_end_of_the_file_is_refused(path: Path) -> None:
     store(path, [{1: 100_000}])
     data = path.read_bytes()
-    with pytest.raises(FormatError, match="behind the end"):
+    with pytest.raises(FormatError, match="beyond the end"):
         walk_bytes(patched(data, metas(LAST_PAGE_AT, len(data) // PAGE - 3)))
 
 
