@@ -407,7 +407,7 @@ def _check_whole(manifest: Manifest) -> None:
     if len(set(names)) != len(names) or not names:
         raise FormatError("there are no fields, or two of one name")
     if manifest.layout.nbytes > fmt.MAX_RECORD_BYTES:
-        raise FormatError(f"a record cannot have {manifest.layout.nbytes:,} bytes")
+        raise FormatError(f"a record of {manifest.layout.nbytes:,} bytes is too large")
     tables = sorted(entry.name for entry in manifest.tables)
     generations = [re.sub(r"\D", "", name) or "0" for name in tables]
     if len(set(generations)) != 1 or tables != [fmt.table_name(name, int(generations[0])) for name in _TABLES]:
