@@ -55,7 +55,7 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
     if not len(train):
-        raise UsageError(f"nothing would be left to train on: the cache only has [{fold}]")
+        raise UsageError(f"nothing would be left to train on: the cache has [{fold}] only")
     return Split(train, valid)
 
 
