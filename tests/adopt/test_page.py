@@ -48,6 +48,7 @@ def needs(framework: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_blocks_of_torch_alone_run(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks()) == 4
     for text in blocks():

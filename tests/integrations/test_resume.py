@@ -23,6 +23,7 @@ def outcomes(environment, xla_forks, tmp_path_factory):
     return {case.get("name").split("_")[1]: [child.tag for child in case] for case in cases}, done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("library", [*thorough("lightning"), "accelerate"])
 def test_a_run_resumes_inside_an_epoch(library, needs, outcomes):
     needs(library)

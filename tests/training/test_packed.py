@@ -61,6 +61,7 @@ def test_a_run_predicts_from_a_cache_of_another_codec(packed: dict[str, Path], t
     assert rows["yuv420"] == pytest.approx(rows["raw"], abs=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_losses_on_xla_are_those_of_plain_torch(

@@ -101,6 +101,7 @@ def test_the_cache_is_whole(warmed: tuple[Path, int]) -> None:
     assert verify_cache(warmed[0]) == []
 
 
+@pytest.mark.thorough
 def test_every_record_is_what_presize_gives(hostile: Path, warmed: tuple[Path, int]) -> None:
     dataset = CachedDataset(warmed[0])
     for position, path in enumerate(dataset.paths):

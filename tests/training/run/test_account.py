@@ -64,6 +64,7 @@ def test_a_run_that_is_stopped_before_its_first_step_has_an_account(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["eager", *thorough(pytest.param("xla", marks=pytest.mark.xla))])
 def test_the_parts_add_up_to_the_time_of_three_processes_by_another_clock(cache, python, tmp_path, backend):
     (tmp_path / "command.py").write_text(COMMAND)

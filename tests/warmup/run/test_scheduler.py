@@ -32,6 +32,7 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return saved
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jobs", [*thorough(1), 2])
 def test_blocks_built_whole_are_the_same_as_blocks_of_chunks(
     photos: Path, tmp_path: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch, jobs: int
