@@ -242,7 +242,7 @@ def test_an_account_without_room_loses_nothing_that_was_sent(
     source: Path, built: dict[str, bytes], server: KaggleServer, tmp_path: Path, made: list[str]
 ) -> None:
     server.faults.quota = 1000
-    with pytest.raises(PublishError, match=r"no room \(https://www.kaggle.com/datasets/ann/birds-at-160\)"):
+    with pytest.raises(PublishError, match=r"\(https://www.kaggle.com/datasets/ann/birds-at-160\) says why"):
         warm_up(source, tmp_path / "work")
     server.faults.quota = None
     del server.datasets[_ID]
