@@ -21,7 +21,7 @@ def read_yaml(name: str) -> Any:
 
 
 def last_command(target: str) -> str:
-    words = ["make", "--dry-run", "--always-make", target]
+    words = ["make", "--dry-run", "--always-make", "--no-print-directory", target]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
     return done.stdout.splitlines()[-1].strip()
 

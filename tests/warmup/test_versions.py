@@ -396,13 +396,13 @@ def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
     ("chosen", "error"),
     [
         ({"paths": ["a/00.png"]}, "has no samples for 1 of 1 paths .*deleted already"),
-        ({"paths": ["a/02.png", "x"]}, "1 of 2 paths .*'x'. Nothing is deleted"),
+        ({"paths": ["a/02.png", "x"]}, "no samples for 1 of 2 paths: 'x'. Nothing is deleted"),
         ({"paths": []}, "no sample of .* is meant"),
         ({"where": "path == 'none'"}, "no sample of .* is meant"),
         ({"where": "path > ''"}, "all samples of .* are meant"),
         ({"where": "oops > 1"}, "oops"),
-        ({}, "one of the two"),
-        ({"where": "path > ''", "paths": []}, "one of the two"),
+        ({}, "give either a condition or paths"),
+        ({"where": "path > ''", "paths": []}, "give either a condition or paths"),
     ],
 )
 def test_a_deletion_that_cannot_be_meant_changes_nothing(three: Path, chosen: Any, error: str) -> None:

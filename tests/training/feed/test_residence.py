@@ -162,7 +162,7 @@ def test_the_local_order_is_that_of_a_streaming_run_and_kept_on_another_number_o
     streaming, resident = (run(tmp_path, choice, dataset, settings) for choice in ("no", "yes"))
     assert resident.losses == streaming.losses
     assert streaming.losses != run(tmp_path / "full", "no", dataset).losses
-    with pytest.raises(UsageError, match="over 4 cores, and 3 processes"):
+    with pytest.raises(UsageError, match="among 4 cores, which do not divide evenly among 3 processes"):
         local_cores(settings, 3)
     assert decide_length(dataclasses.replace(SETTINGS, order="local"), 40, 4, 2).order_parts == 8
     with pytest.raises(UsageError, match="leave --order out"):
