@@ -24,9 +24,9 @@ OLDEST: Final = (3, 11)
 # GB to fetch and GB on the disk, by the largest extra asked for and by the build of torch. Measured on Python 3.11.
 SIZES: Final = {
     ("demo", "cpu"): (0.4, 1.2),
-    ("demo", "cuda"): (3.8, 7.2),
+    ("demo", "cuda"): (4.3, 7.5),
     ("dev", "cpu"): (1.1, 3.2),
-    ("dev", "cuda"): (4.5, 9.1),
+    ("dev", "cuda"): (5.1, 9.6),
 }
 
 

@@ -100,7 +100,7 @@ def test_where_pytorchs_index_does_not_answer_the_package_index_does_and_the_cos
     before, _, after = done.said.partition("PyTorch's own index has not answered")
     assert "0.4 GB to fetch" in before
     assert "the build with CUDA" in after
-    assert "3.8 GB to fetch" in after
+    assert "4.3 GB to fetch" in after
 
 
 def test_where_uv_installs_nothing_pip_does(install: Callable[..., Installed]) -> None:

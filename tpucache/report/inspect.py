@@ -148,7 +148,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
 
 
 def records_text(manifest: Manifest) -> str:
-    """Return in words how many records a cache has, and of which variants."""
+    """Return in words how many records a cache has, and their variants."""
     records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
     clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
     if IMAGE not in names and not manifest.augmented:

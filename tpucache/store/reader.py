@@ -56,8 +56,8 @@ class ShardReader:
         self._shards = tuple(shards)
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._proven: set[int] = set()  # open shards of which one record was compared with its checksum
-        self._distrusted: set[int] = set()  # shards of which every record is compared with its checksum
+        self._proven: set[int] = set()  # open shards; one record of each was compared with its checksum
+        self._distrusted: set[int] = set()  # shards whose records are all compared with checksums
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def short(start):
 
 @pytest.fixture(scope="module")
 def folders(start):
-    """What they did in several runs, one of which is stopped and continued, and in predictions."""
+    """What they did in several runs, where one is stopped and continued, and in predictions."""
     return start({"alone": "alone", "pod": "host"})
 
 

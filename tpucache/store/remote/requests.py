@@ -7,8 +7,8 @@ A request is for records of one piece. It is in one of three states:
     done    Its records are on the disk, or in memory if the disk is full. If it failed, `error` is set.
 
 Urgent requests are fetched first, in the order in which they were made: they are for a few records that a reader waits
-for. Next come other requests that a reader waits for, in the order in which the records are needed. Then come the rests
-of pieces of which a few records were requested urgently. Requests for plans come last.
+for. Next come other requests that a reader waits for, in the order in which the records are needed. If only a
+few records of a piece were requested urgently, its other records come next. Requests for plans come last.
 """
 
 from __future__ import annotations

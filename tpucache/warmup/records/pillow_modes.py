@@ -80,7 +80,7 @@ def _deep_grey(image: Image.Image, white: int | None) -> npt.NDArray[np.uint8]:
 
 
 def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
-    """Check an image of `COLOUR_MODES` with 16 bits a channel, of which Pillow keeps only the high bytes.
+    """Check an image of `COLOUR_MODES` with 16 bits per channel; Pillow keeps only their high bytes.
 
     Raises UncertainRangeError when white may not be 65535, or when one colour is transparent: other colours may have
     the same high bytes.

@@ -179,7 +179,7 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return small blocks without chunks, each of which one task can build: equally many for each worker."""
+        """Return small blocks without chunks, for one task each: equally many for each worker."""
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}

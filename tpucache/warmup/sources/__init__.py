@@ -1,6 +1,6 @@
 """Sources of samples: each source lists its samples in a stable order, and loads one sample at a time.
 
-Other packages add kinds of sources by entry points of the group `tpucache.sources`, each of which names a SourceKind.
+Other packages add kinds of sources by entry points of the group `tpucache.sources`. Each names a SourceKind.
 """
 
 from __future__ import annotations
