@@ -1,6 +1,7 @@
 """Trains each kind of task with each kind of model by the defaults, and compares with a grid of batches and rates.
 
     python -m scripts.checks defaults FOLDER
+    python -m scripts.checks defaults FOLDER --device cuda --jobs 14
 
 All images are drawn here, 32 pixels wide. Every run that has ended is a line of FOLDER/runs.jsonl, so that the command
 continues where it was stopped; runs with the defaults come first. It fails where a run with the defaults diverged, or
@@ -11,6 +12,7 @@ a tenth of its rmse. The models `timm:…` need timm. A run takes up to a minute
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -18,7 +20,9 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +35,7 @@ from scripts.commands import say
 from tpucache import CachedDataset, Recipe, TrainingError, build_cache
 from tpucache.runs import INFO_NAME
 from tpucache.training import RunOptions, TrainSettings, train
+from tpucache.training.device import DEVICES
 from tpucache.training.settings import settings_from
 
 _SIDE: Final = 32
@@ -54,6 +59,7 @@ class Task:
     metric: str
     models: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    mask_classes: int | None = None
 
     @property
     def is_error(self) -> bool:
@@ -128,7 +134,7 @@ TASKS: Final = {
     "few samples": Task(_one_of_three, 42, 300, "accuracy", _MODELS, _KINDS[:3]),
     "multi-label": Task(_several_shapes, 256, 300, "accuracy", _MODELS, _KINDS),
     "regression": Task(_measured_disc, 256, 300, "rmse", _MODELS),
-    "masks": Task(_masked, 128, 60, "iou", ("unet",)),
+    "masks": Task(_masked, 128, 60, "iou", ("unet",), mask_classes=3),
 }
 
 
@@ -141,6 +147,21 @@ class Trial:
     seed: int
     batch: float
     rate: float
+
+    @property
+    def default(self) -> Trial:
+        """The run with the defaults, whose batch and rate this one multiplies."""
+        return replace(self, batch=_DEFAULT[0], rate=_DEFAULT[1])
+
+    @property
+    def is_default(self) -> bool:
+        """Whether this is the run with the defaults."""
+        return self == self.default
+
+
+def to_trial(values: dict[str, Any]) -> Trial:
+    """Return the trial of a line."""
+    return Trial(*(values[field.name] for field in fields(Trial)))
 
 
 def trials() -> Iterator[Trial]:
@@ -161,22 +182,23 @@ def open_task(folder: Path, name: str) -> tuple[CachedDataset, CachedDataset]:
     return data.select(np.arange(about.train)), data.select(np.arange(about.train, len(data)))
 
 
-def run(trial: Trial, data: tuple[CachedDataset, CachedDataset], base: TrainSettings | None) -> dict[str, Any]:
+def run(trial: Trial, caches: Path, device: str, base: TrainSettings | None) -> dict[str, Any]:
     """Train, and return what the run has decided and the metric of its last epoch, NaN where it diverged.
 
     `base` has what a run with the defaults decides, whose batch and rate are multiplied; None: by the defaults.
     """
-    settings = replace(base or TrainSettings(model=trial.model), seed=trial.seed)
+    plain = TrainSettings(model=trial.model, mask_classes=TASKS[trial.task].mask_classes)
+    settings = replace(base or plain, seed=trial.seed)
     if base is not None:
         batch = max(2, int(base.batch * trial.batch))
         # A rate belongs to a batch: another batch has the rate that the defaults' rule scales it to.
         settings = replace(settings, batch_size=batch, lr=(base.lr or 0.0) * trial.rate)
     with tempfile.TemporaryDirectory() as work:
-        folder = Path(work, "run")
+        folder, data = Path(work, "run"), open_task(caches, trial.task)
         options = RunOptions(replay=False, on_epoch=_silent)
         value = math.nan
         try:
-            result = train(trial.model, *data, settings, run=folder, device="cpu", options=options)
+            result = train(trial.model, *data, settings, run=folder, device=device, options=options)
             value = float(result.history[-1][f"valid_{TASKS[trial.task].metric}"])
         except TrainingError as error:
             say(f"{trial.task}, {trial.model}: {error}")
@@ -193,7 +215,7 @@ def read_runs(path: Path) -> dict[Trial, dict[str, Any]]:
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         values = json.loads(line)
-        found[Trial(*(values[field.name] for field in fields(Trial)))] = values
+        found[to_trial(values)] = values
     return found
 
 
@@ -225,27 +247,49 @@ def table(runs: dict[Trial, dict[str, Any]]) -> tuple[list[list[str]], bool]:
     return rows, all_good
 
 
+def run_all(folder: Path, tasks: list[str], device: str, jobs: int) -> dict[Trial, dict[str, Any]]:
+    """Run what is missing in processes of one thread each, add its lines, and return all runs.
+
+    The grid of a task, a model and a seed is started when the run with the defaults, which it multiplies, has ended.
+    """
+    path = folder / "runs.jsonl"
+    done = read_runs(path)
+    missing = [trial for trial in trials() if trial not in done and trial.task in tasks]
+    for task in {trial.task for trial in missing}:
+        open_task(folder, task)  # builds its cache before processes read it
+    start = functools.partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), start) as pool, path.open("a", buffering=1) as lines:
+
+        def submit(trial: Trial) -> Future[dict[str, Any]]:
+            base = None if trial.is_default else settings_from(done[trial.default]["settings"])
+            return pool.submit(run, trial, folder, device, base)
+
+        running = {submit(trial) for trial in missing if trial.is_default or trial.default in done}
+        later = {trial for trial in missing if not trial.is_default and trial.default not in done}
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            for values in (future.result() for future in ended):
+                trial = to_trial(values)
+                done[trial] = values
+                lines.write(json.dumps(values) + "\n")
+                name = f"{trial.task}, {trial.model}, seed {trial.seed}, {trial.batch:g} x batch, {trial.rate:g} x rate"
+                say(f"{name}: {values['value']:.3f}")
+                ready = {waiting for waiting in later if waiting.default == trial}
+                running |= {submit(waiting) for waiting in ready}
+                later -= ready
+    return done
+
+
 def main() -> int:
     """Run what is missing, print the table; 1 where a default is not good."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for the caches and the results")
     parser.add_argument("--only", nargs="+", choices=TASKS, default=[*TASKS], help="these tasks (all)")
-    parser.add_argument("--most", type=int, default=None, metavar="N", help="end after N more runs")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="(%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at the same time (%(default)s)")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)
-    path = options.folder / "runs.jsonl"
-    done = read_runs(path)
-    missing = [trial for trial in trials() if trial not in done and trial.task in options.only]
-    for number, trial in enumerate(missing[: options.most], 1):
-        default = done.get(replace(trial, batch=1.0, rate=1.0))
-        base = None if default is None else settings_from(default["settings"])
-        done[trial] = run(trial, open_task(options.folder, trial.task), base)
-        with path.open("a") as file:
-            file.write(json.dumps(done[trial]) + "\n")
-        name = f"{trial.task}, {trial.model}, seed {trial.seed}, {trial.batch:g} x batch, {trial.rate:g} x rate"
-        say(f"{number} of {len(missing)}: {name}: {done[trial]['value']:.3f}")
-    rows, all_good = table(done)
+    rows, all_good = table(run_all(options.folder, options.only, options.device, options.jobs))
     print(as_markdown(rows, left=(0, 1)), end="")
     return int(not all_good)
 

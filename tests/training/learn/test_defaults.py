@@ -23,7 +23,7 @@ from tpucache.training.learn.defaults import (
     find_family,
 )
 from tpucache.training.learn.learner import Learner
-from tpucache.training.learn.model import cnn
+from tpucache.training.learn.model import cnn, resnet18
 from tpucache.training.learn.tasks.classes import Classes
 from tpucache.training.learn.tasks.regression import Regression
 from tpucache.training.loop import train
@@ -58,7 +58,7 @@ def test_many_batch_norms_halve_the_rate_of_sgd_and_leave_that_of_adamw():
     deep = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(16)))
     for optimizer, share in (("sgd", 0.5), ("adamw", 1.0)):
         settings = TrainSettings(optimizer=optimizer, batch_size=128)  # type: ignore[arg-type]
-        assert decide_rates(settings, deep).peak_lr == pytest.approx(share * decide_rates(settings, cnn(3)).peak_lr)
+        assert decide_rates(settings, deep).peak_lr == pytest.approx(share * decide_rates(settings, cnn(3)).peak_lr, rel=0.02)
 
 
 def test_rates_follow_from_optimizer_and_model_and_given_weights():
@@ -72,13 +72,15 @@ def test_rates_follow_from_optimizer_and_model_and_given_weights():
             assert rate(optimizer, model, "given.pt") < rate(optimizer, model)
 
 
-def test_a_decided_rate_follows_the_batch_linearly_in_sgd_and_by_the_root_in_adamw():
-    for optimizer, power in (("sgd", 1.0), ("adamw", 0.5)):
-        small, large = (
-            decide_rates(TrainSettings(optimizer=optimizer, batch_size=size), cnn(3)).peak_lr  # type: ignore[arg-type]
-            for size in (64, 256)
-        )
-        assert large == pytest.approx(small * 4**power)
+@pytest.mark.parametrize(
+    ("optimizer", "make_model", "power"),
+    [("sgd", cnn, 0.5), ("sgd", resnet18, 1.0), ("adamw", cnn, 0.0), ("adamw", resnet18, 0.5)],
+)
+def test_a_decided_rate_follows_the_batch_as_the_table_says(optimizer, make_model, power):
+    small, large = (
+        decide_rates(TrainSettings(optimizer=optimizer, batch_size=size), make_model(3)).peak_lr for size in (64, 256)
+    )
+    assert large == pytest.approx(small * 4**power)
 
 
 def test_a_given_rate_is_used_as_given_whatever_the_batch():
@@ -122,7 +124,7 @@ def test_an_optimizer_of_ones_own_has_its_own_default_rate_or_asks_for_one():
 def test_the_text_says_each_value_and_what_was_given():
     decided = decide_rates(TrainSettings(optimizer="sgd", batch_size=128), cnn(3))
     text = describe_rates(decided, cnn(3))
-    assert text.startswith("sgd, lr 0.1 (0.2 for a batch of 256, linear), weight decay 0.0005, one-cycle")
+    assert text.startswith("sgd, lr 0.099 (0.14 for a batch of 256, sqrt), weight decay 0.0005, one-cycle")
     assert "batch norm" in text
     assert "arXiv" in text
     assert "given:" not in text
@@ -173,7 +175,7 @@ def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, process
     assert decide_length(decided, 10 * samples, 1) == decided  # it is kept
 
 
-@pytest.mark.parametrize(("samples", "epochs"), [(1, 800), (20, 40), (42, 20), (159, 6), (160, 5), (10**6, 5)])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 100), (40, 100), (42, 96), (320, 13), (799, 6), (800, 5), (10**6, 5)])
 def test_few_samples_are_shown_more_often(samples, epochs):
     decided = decide_length(TrainSettings(), samples)
     assert decided.epochs == epochs

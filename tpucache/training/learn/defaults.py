@@ -32,13 +32,13 @@ Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
 #: A model with at least this number of BatchNorm layers has many. A ResNet-18 has 20.
 _MANY: Final = 16
 
-_WIDE: Final = "0.1 for 128, arXiv:1605.07146; linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
+_WIDE: Final = "0.1 for 128, arXiv:1605.07146; by the root of the batch: arXiv:1404.5997; one cycle: arXiv:1708.07120"
 _DEEP: Final = "ResNet's 0.1 for 256, linear in the batch: arXiv:1706.02677; one cycle: arXiv:1708.07120"
 _FASTAI: Final = "fastai's 0.003 for 64, arXiv:2002.04688; by the root of the batch: arXiv:2205.10287"
-_CONVNEXT: Final = (
-    "twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545, as runs are shorter; by the root of the batch: "
-    "arXiv:2205.10287"
-)
+#: Batches are small where runs are short (see `decide_length`), and short runs need AdamW's rate for large batches.
+_SHORT: Final = "for a batch of 128, and not lowered for smaller ones, whose runs are short"
+_FASTAI_SHORT: Final = f"fastai's 0.003 for 64, arXiv:2002.04688; {_SHORT}"
+_CONVNEXT: Final = f"twice ConvNeXt's 0.004 for 4096 and 300 epochs, arXiv:2201.03545; {_SHORT}"
 _TUNED: Final = "a tenth of the rate from random weights, as Girshick et al., arXiv:1311.2524"
 
 #: Steps that a run should have at least: with fewer it learns nothing at any rate (docs/training.md has figures).
@@ -49,8 +49,9 @@ _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
 #: The default number of epochs. With --epochs auto the batch size is decided for it, because the pace depends on that.
 _EPOCHS: Final = 5
-#: Samples that all epochs together show at least: a run on few samples has more epochs.
-_SHOWN: Final = 800
+#: Samples that all epochs together show at least, and the most epochs for it: a run on few samples has more epochs.
+_SHOWN: Final = _STEPS * _LEAST_BATCH
+_MOST_EPOCHS: Final = 100
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
@@ -78,7 +79,7 @@ class Defaults(NamedTuple):
 
 #: By optimizer, family, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.2, "linear", 5e-4, "one-cycle", None, _WIDE),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
     ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
@@ -86,11 +87,11 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", None, "VGG's, arXiv:1409.1556"),
     ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", None, _TUNED),
-    ("adamw", "batch norm", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
+    ("adamw", "batch norm", False): Defaults(4.2e-3, "none", 0.05, "one-cycle", None, _FASTAI_SHORT),
     ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", None, _FASTAI),
     ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
-    ("adamw", "layer norm", False): Defaults(2e-3, "sqrt", 0.05, "one-cycle", None, _CONVNEXT),
+    ("adamw", "layer norm", False): Defaults(1.4e-3, "none", 0.05, "one-cycle", None, _CONVNEXT),
     ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", None, _TUNED),
     ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", None, "torch's own"),
     ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", None, _TUNED),
@@ -155,14 +156,15 @@ def decide_settings(
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
     """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
 
-    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or more if those show fewer than
-    800 samples. It has at least 250 steps if batches of 16 allow it. A device gets at most 128 samples and a core at
-    least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
+    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 100 if fewer show less
+    than 4,000 samples, and at least 250 steps if batches of 16 allow it. A device gets at most 128 samples and a core
+    at least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
     if settings.epochs is None:
-        settings = replace(settings, epochs=max(_EPOCHS, math.ceil(_SHOWN / max(samples, 1))))
+        epochs = math.ceil(_SHOWN / max(samples, 1))
+        settings = replace(settings, epochs=min(max(epochs, _EPOCHS), _MOST_EPOCHS))
     if settings.batch_size is not None:
         return settings
     share = cores * processes * settings.accumulate  # parts with the same number of samples
