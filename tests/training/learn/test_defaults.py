@@ -58,7 +58,8 @@ def test_many_batch_norms_halve_the_rate_of_sgd_and_leave_that_of_adamw():
     deep = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(16)))
     for optimizer, share in (("sgd", 0.5), ("adamw", 1.0)):
         settings = TrainSettings(optimizer=optimizer, batch_size=128)  # type: ignore[arg-type]
-        assert decide_rates(settings, deep).peak_lr == pytest.approx(share * decide_rates(settings, cnn(3)).peak_lr, rel=0.02)
+        wanted = share * decide_rates(settings, cnn(3)).peak_lr
+        assert decide_rates(settings, deep).peak_lr == pytest.approx(wanted, rel=0.02)
 
 
 def test_rates_follow_from_optimizer_and_model_and_given_weights():
@@ -175,7 +176,7 @@ def test_a_batch_by_default_divides_and_is_there(samples, epochs, cores, process
     assert decide_length(decided, 10 * samples, 1) == decided  # it is kept
 
 
-@pytest.mark.parametrize(("samples", "epochs"), [(1, 100), (40, 100), (42, 96), (320, 13), (799, 6), (800, 5), (10**6, 5)])
+@pytest.mark.parametrize(("samples", "epochs"), [(1, 100), (42, 96), (320, 13), (799, 6), (800, 5), (10**6, 5)])
 def test_few_samples_are_shown_more_often(samples, epochs):
     decided = decide_length(TrainSettings(), samples)
     assert decided.epochs == epochs
