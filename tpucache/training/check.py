@@ -15,14 +15,18 @@ from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 
-#: Fields of an image that the device's augmentation does not move.
+#: Fields with positions in an image. The augmentation on the device moves pixels and masks, but not these positions.
 _POINTS: Final = (BOXES, KEYPOINTS)
 
 
 def check_fit(
     settings: TrainSettings, task: Task, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> None:
-    """Raise UsageError when labels do not fit the task, the caches do not fit each other, or no batch can be made."""
+    """Raise UsageError unless settings, data and device fit together.
+
+    Both sets must have samples whose labels fit the task, and the same classes and fields. The settings must be
+    compatible. The training samples must fill one execution, whose batches divide evenly over the cores.
+    """
     decide_precision(settings, device)
     for name, dataset in (("training", train_set), ("validation", valid_set)):
         if dataset is None:
@@ -78,7 +82,10 @@ def _advice(train_set: CachedDataset) -> str:
 
 
 def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
-    """Raise UsageError when labels do not fit the task, or leave nothing to learn. The labels are read once."""
+    """Raise UsageError when a dataset's labels do not fit the task. The labels are read once.
+
+    If the model is trained on this dataset (`is_learned`), also raise it when its labels leave nothing to learn.
+    """
     counts, size = None, 0
     for labels in task.label_batches(dataset):
         task.check(labels)
@@ -94,7 +101,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     """Raise UsageError when a setting would disable another, or augmentation on the device would make targets wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
-        raise UsageError(f"--class-weights change the task's own loss, not {own}: weight classes there")
+        raise UsageError(f"--class-weights change the task's own loss, not {own}: weight the classes in it")
     is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
     if settings.head_epochs and settings.weights is None and is_random:
         raise UsageError(

@@ -20,8 +20,9 @@ from tpucache.training.sizes import in_size, own_size
 class RunData:
     """The training samples of a run, its validation samples, and the task that it learns.
 
-    Both sets have the `columns` that are inputs, and images of the size in which the run is evaluated; the run's files
-    describe these. The training samples have soft labels where the cache has them.
+    In both sets, a sample includes the `columns` of the samples table that are inputs of the model, and images have the
+    size of the evaluation. The run's files describe the data in this form. If the cache has soft labels, the training
+    samples have them in place of their labels.
     """
 
     task: Task
@@ -31,7 +32,7 @@ class RunData:
 
     @property
     def channels(self) -> int:
-        """The channels of the images, 0 for records without one."""
+        """The number of channels of the images; 0 if the records have no image."""
         return image_channels(self.train_set)
 
     @property
@@ -41,7 +42,10 @@ class RunData:
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of both sets; empty if a full disk prevents a cache from being finished."""
+        """The digests of the training set and of the validation set (None without one), by name.
+
+        They are empty if a cache that is being built cannot be finished because the disk is full.
+        """
         try:
             return {
                 "training": self.train_set.digest,
@@ -52,7 +56,7 @@ class RunData:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the training cache; "" where a full disk keeps it from being finished."""
+        """The fingerprint of the training cache; "" if it cannot be finished because the disk is full."""
         try:
             return self.train_set.manifest.fingerprint
         except NoRoomError:
@@ -62,7 +66,7 @@ class RunData:
 def prepare_data(
     settings: TrainSettings, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
 ) -> RunData:
-    """Return the data of a run. The settings have a decided batch size and number of epochs.
+    """Return the data of a run. `settings` must have a batch size, and a number of epochs or "auto".
 
     Raises UsageError where data, settings and device do not fit together.
     """
@@ -80,7 +84,7 @@ def prepare_data(
 
 
 def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:
-    """Return the settings; where they have only the size of the evaluation, training gets the size of the dataset's
+    """Return the settings. If they give only a size for the evaluation, `size` becomes the side of the dataset's
     images.
 
     Raises UsageError for images that are not square.

@@ -66,7 +66,10 @@ def decide_epochs(
 
 
 def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequest) -> float:
-    """Return the mean seconds of a step and its data, over as many steps as the budget allows, at most an epoch's."""
+    """Return the mean seconds that a step takes, including its data.
+
+    Steps are timed for about `budget` seconds, but at least 3 steps and at most those of one epoch.
+    """
     settings, device, processes = learner.settings, learner.device, learner.device.processes
     train_set = learner.task.as_learned(data.train_set)
     batches = parts(settings, train_set, pin_memory=device.pin_memory, processes=processes)
@@ -89,7 +92,7 @@ def _step_seconds(learner: Learner, data: RunData, budget: float, stop: StopRequ
 
 
 def _evaluation_seconds(learner: Learner, data: RunData, stop: StopRequest) -> float:
-    """Return the seconds of an evaluation, scaled from its first batches."""
+    """Return the estimated seconds of one evaluation: the time of its first batches, scaled to all samples."""
     if data.valid_set is None:
         return 0.0
     samples = min(len(data.valid_set), _EVALUATED_BATCHES * learner.settings.part_size)

@@ -34,10 +34,10 @@ from tpucache.types import Array
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
-#: Returns a loader's records that stay on the device; None where each evaluation uploads them.
+#: Returns the records of a loader that stay in the device's memory, or None if each evaluation uploads its records.
 Keep = Callable[[CachedLoader], Resident | None]
 
-_KEPT_MAPS: Final = 12  # of an evaluation: the predicted maps with the largest errors
+_KEPT_MAPS: Final = 12  # predicted class maps that an evaluation keeps: those with the largest errors
 
 
 def _keep_nothing(_: CachedLoader) -> None:
@@ -59,10 +59,10 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Each sample's loss and error, and the values that metrics are computed from: predictions or counts.
+    """Each sample's loss and error, and the `values` that metrics are computed from: predictions or counts.
 
-    `maps` are the predicted class maps, uint8 (height, width), of the samples with the largest errors; its keys are the
-    samples' positions in the dataset. It is empty where predictions are values.
+    `maps` has the predicted class maps, uint8 (height, width), of the samples with the largest errors, by the samples'
+    positions in the dataset. It is empty if the task's predictions are values.
     """
 
     losses: Array
@@ -76,8 +76,8 @@ def score(
 ) -> Scores:
     """Return the losses and scores of all samples, on the host; see `evaluate`.
 
-    Each process evaluates its share of the samples, and only the main process gets the scores. `keep` may keep the
-    records on the device.
+    Each process evaluates its share of the samples, and only the main process gets the scores. `keep` decides whether
+    the dataset's records stay in the device's memory.
     """
     processes, task, part_size = learner.device.processes, learner.task, learner.part_size
     dataset, share = _own_share(dataset, processes)
@@ -135,9 +135,9 @@ def _joined(parts: Sequence[Sequence[Array]]) -> Array:
 def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keep_nothing) -> None:
     """Evaluate a few samples, so that graphs compile and errors are raised now, not after the first epoch.
 
-    One sample is enough, unless the loss is a function of the user's: it gets batches without padding, so a full and a
-    short one are evaluated. Where `keep` keeps the records on the device, the last batch is evaluated, and for such a
-    loss the batch before it as well.
+    With a loss of the task, one sample is enough. The user's own loss function gets batches without padding, so a full
+    batch and a shorter one are evaluated. If `keep` keeps the records on the device, the last batch of the dataset is
+    evaluated, and for the user's own loss also the batch before it.
     """
     if dataset is None:
         return
@@ -171,7 +171,7 @@ def results(
 
     dataset = learner.task.as_learned(dataset)
     with learner.evaluated() as model:
-        # Each process has computed running statistics of its own.
+        # Each process has its own running statistics of batch normalisation: all take those of the main process.
         learner.device.processes.share_buffers(model.buffers())
         threads, size = learner.settings.threads, learner.part_size
         yield from compute_rows(dataset, learner.device, size, threads, compute, rows, keep, first)
@@ -234,10 +234,10 @@ def shared_rows(
 
 
 def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedDataset, slice]:
-    """Return the samples that this process evaluates, and the positions of those that count.
+    """Return the samples that this process evaluates, and the slice of the dataset whose results count.
 
-    All processes evaluate equally many samples, so that all run the same programs: a process with fewer repeats the
-    last sample, which does not count.
+    All processes evaluate equally many samples, so that all run the same programs: a process with fewer samples repeats
+    the dataset's last one, and the repetitions do not count.
     """
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
     if processes.world_size == 1:
@@ -252,7 +252,7 @@ def _score(learner: Learner, samples: int) -> Reduce:
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
         maps = (outputs.argmax(1).to(torch.uint8),) if learner.task.form == "maps" else ()
-        count = next(rows, len(outputs))  # rows beyond the samples are left out
+        count = next(rows, len(outputs))  # the other rows are padding
         return learner.losses(outputs, labels, count), learner.task.scores(outputs, labels), *maps
 
     return reduce

@@ -47,7 +47,9 @@ class Predicting(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return float32 predictions for pixels, float32 (batch, channels, height, width), as they are stored."""
+        """Return float32 predictions for pixels, float32 (batch, channels, height, width), with the values that a cache
+        stores.
+        """
         return self._task.predictions(self.model((pixels - self.mean) / self.std))
 
 
@@ -61,11 +63,14 @@ def export_runs(
 ) -> list[Path]:
     """Write the best weights of each run, and a card, to a folder; return the models' files.
 
-    A run of folds gives the model of each fold. An `onnx` file computes predictions from pixels, for a batch of any
-    size. A `safetensors` file has the network's weights alone, by their names in torch. `card.json`, and `README.md`
-    for people, say how an image becomes the model's input: size, fit, order of the colours, mean and deviation,
-    classes, and the scale of a regression's labels. `manifest` belongs to a cache like the one that the runs were
-    trained on. `weights` are the weights of the runs in an average.
+    For a run of all folds, the model of each fold is written. An `onnx` file computes predictions from pixels, for a
+    batch of any size. A `safetensors` file has only the network's weights, by their names in torch. `card.json`, and
+    `README.md` for people, say how an image becomes the model's input: size, fit, order of the colours, mean and
+    deviation, classes, and the scale of a regression's labels.
+
+    `manifest` belongs to a cache like the one that the runs were trained on. `trust` has the names of your own code
+    that may be imported. `weights` has each model's weight in the average of their predictions; without it all have the
+    same.
 
     Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
     files; DependencyError without the libraries; TrainingError where there is no run or nothing can be written.
@@ -106,10 +111,10 @@ def export_runs(
 
 
 def check_export(folder: Path, kind: Kind) -> None:
-    """Check that models can be exported to a folder, before there are models.
+    """Raise an error if models cannot be exported to a folder; call this before training them.
 
-    Raises UsageError for another kind and for a folder with other files, DependencyError without the libraries, and
-    TrainingError where the folder cannot be read.
+    Raises UsageError for an unknown kind and for a folder with files that are not an export; DependencyError without
+    the libraries; TrainingError where the folder cannot be read.
     """
     if kind not in KINDS:
         raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")

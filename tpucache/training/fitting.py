@@ -33,10 +33,10 @@ Data = CachedDataset | str | Path
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of training: the model with its best weights, on the host, a row for each epoch, and the report.
+    """The result of training: the model with its best weights, on the host, the history, and the report.
 
-    For a regression whose labels were standardised, the model is an `InLabelUnits`: it contains the network as `model`,
-    and its outputs are in the labels' unit.
+    `history` has a row for each epoch. For a regression whose labels were standardised, the model is an `InLabelUnits`:
+    it contains the network as `model`, and its outputs are in the labels' unit.
     """
 
     model: nn.Module
@@ -112,7 +112,7 @@ def _open_device(name: str, choice: Choice) -> Device:
 
 
 def _open_training(data: Data) -> CachedDataset:
-    """Return the dataset. A cache that is given by its path changes the variant in each epoch."""
+    """Return the dataset. If `data` is a path, each epoch reads another of the augmented variants, if any."""
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
@@ -123,7 +123,9 @@ def _open(data: Data) -> CachedDataset:
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
-    """Return the name of a model object for a run's files: one that can be imported, where that is possible."""
+    """Return the name of a model object for a run's files: `module:name` if it can be imported by it, else
+    `object:name`.
+    """
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "")

@@ -38,7 +38,7 @@ from tpucache.training.run.report import read_report as read_run_report
 from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
-#: Returns the watchers of the run in a folder.
+#: Returns a context with the watchers of the run in this folder; watchers are notified of losses and epochs.
 Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
 
 
@@ -75,8 +75,8 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
     `train_set` and `valid_set` have all samples, as they are read for training and for validation. With several
     processes, open the device first: then only the main process uses the folder. Raises UsageError where the cache has
-    no folds, or where the folder has a run that is another one or must not be resumed; TrainingError where the folder
-    cannot be read.
+    no folds, where the folder has a run of other folds, or where it has a run and `resume` is false; TrainingError
+    where the folder cannot be read.
     """
     run, splits = Path(run), fold_splits(valid_set.table)
     current().on_main(lambda: check_folds(run, list(splits), resume))
@@ -92,7 +92,7 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
 @contextlib.contextmanager
 def no_watchers(_run: Path) -> Iterator[Sequence[Watcher]]:
-    """Return no watchers."""
+    """Return a context without watchers, for any run."""
     yield ()
 
 
@@ -151,7 +151,7 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
     """Train unfinished folds, and check that finished ones belong to this run; return whether a fold was trained.
 
-    The report is updated before each fold, and when the run stops.
+    The report of the run of folds is updated before each fold, and when the run stops.
     """
     has_trained = False
     for number, fold in enumerate(folds.folds):
@@ -197,8 +197,9 @@ def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None]
 def _refit(
     folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
 ) -> FoldsReport:
-    """Train on all samples with the settings that the first fold has decided; return the report with the refit's
-    epochs.
+    """Train on all samples, with the settings that the first fold's run has decided.
+
+    The number of epochs is the mean of the folds' best epochs. Return the report with this number as `refit_epochs`.
     """
     first, run, epochs = folds.folds[0].run, folds.run / REFIT_NAME, report.mean_best_epoch
     settings = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
@@ -239,8 +240,9 @@ def _predict_all(
 
 
 def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[str, float], float]:
-    """Return the seconds of earlier predictions, by part and in all: those in a report, less those in the folds'
-    reports.
+    """Return the seconds that earlier predictions took, by part of the work, and in total.
+
+    They are the seconds in the report of all folds, less those in the reports of the folds' runs.
     """
     if report is None:
         return {}, 0.0

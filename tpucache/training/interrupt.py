@@ -25,7 +25,9 @@ class StopRequest:
     """Says whether a run has to stop, because of a signal or its time limit."""
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Count `time_limit` seconds of `clock` from now on, less a margin for saving the run."""
+        """Let the run stop `time_limit` seconds from now, less a margin for saving it. `clock` returns the time in
+        seconds.
+        """
         self._clock = clock
         self._deadline = None
         if time_limit is not None:
@@ -36,10 +38,11 @@ class StopRequest:
         self._agreed = 0
 
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
-        """Stop all processes when one has to stop.
+        """From now on, let all processes stop together when one of them has a reason to.
 
-        `largest` returns the largest of the numbers that all processes give in the same call, or in the call before.
-        From now on all processes have to ask equally often, unless there is only one.
+        `largest` takes this process's number and returns the largest number of all processes, from this call or from
+        the call before. All processes must ask equally often whether they have to stop, unless there is only one
+        (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 
@@ -71,14 +74,16 @@ class StopRequest:
     def on_signals(self) -> AbstractContextManager[None]:
         """Within the context, let the first SIGINT or SIGTERM ask the run to stop; a second one interrupts at once.
 
-        A process that trains alone also stops while it waits for data, because nothing is half done there. Only the
-        main thread gets signals: in another one this does nothing.
+        A process that trains alone also stops while it waits for data, because nothing is half done then. Python
+        delivers signals to the main thread only: in any other thread this context does nothing.
         """
         return signals.requests(self._take_signal)
 
     def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
-        """Return the error that a signal raises, if any. With `is_again` it is the same signal, sent again until it is
-        noticed.
+        """Return the error to raise for a signal, or None if the run stops later, at its next `check`.
+
+        `is_again` says that it is a signal that was handled before and is sent again until the process stops.
+        `is_waiting` says that the process is waiting for data.
         """
         if self._is_signalled and not is_again:
             return KeyboardInterrupt()

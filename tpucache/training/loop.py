@@ -86,7 +86,7 @@ def train(
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
-    # A resumed run keeps its settings, even where these data or this device would lead to others.
+    # A resumed run keeps its settings, even where the present data or device would lead to other ones.
     given = settings
     settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
     settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
@@ -159,7 +159,10 @@ def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunD
 
 @dataclass(frozen=True)
 class _Loop:
-    """The parts of a run, as the functions of the loop take them."""
+    """The objects of one run that the functions of the loop use.
+
+    `check_held` raises TrainingError if another process may have taken over the run's folder.
+    """
 
     folder: Path
     learner: Learner
@@ -198,7 +201,11 @@ def _report_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
 
 
 def _note(run: _Loop, progress: Progress, idle: float) -> str:
-    """Return the text after the rate: the position in the run, and how much of a cache at a URL is here."""
+    """Return the text after the rate in the line of progress.
+
+    It has the position in the run, the time left for all folds, the device's idle share, and how much of the cache has
+    been built or downloaded.
+    """
     plan, following, network = run.plan, run.options.following, run.data.train_set.network
     kept, all_left = network.progress if network is not None else "", ""
     if run.building.text:
@@ -281,8 +288,9 @@ def _open_residence(run: _Loop) -> Residence:
 
 
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
-    """Decide whether records stay on the device, and compile the evaluation again; return whether batches become row
-    numbers.
+    """Decide whether records stay on the device, and compile the evaluation again.
+
+    Return whether batches from now on are numbers of rows in the device's memory instead of records.
     """
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
@@ -325,7 +333,7 @@ def _size(run: _Loop, step: int) -> int | None:
 
 
 def _begin_epoch(run: _Loop) -> bool:
-    """Choose the parameters that learn in the epoch of the next step; return whether they are more than before."""
+    """Let the next epoch train either the last layer alone or all parameters; return whether that is a change."""
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
@@ -342,7 +350,8 @@ def _take_steps(run: _Loop, execution: Execution) -> None:
 
 
 def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
-    """Evaluate the ended epoch, add its row to the history, and save the run, and its weights if they are the best.
+    """Evaluate the epoch that has ended, add its row to the history, and save the run, and its weights if they are the
+    best.
 
     If the run has to stop during the evaluation, the state stays as it was.
     """
@@ -412,9 +421,9 @@ def _submit_state(run: _Loop) -> None:
 
 
 def _with_ceiling(run: _Loop, pace: Pace, execution: Execution, images: int) -> Pace:
-    """Return the pace with the rate of a replay, which takes at most 2 % of the run's time.
+    """Return the pace with the rate of a replay, which takes at most 2 % of the run's time or 2 s, whichever is longer.
 
-    There is no replay if the fewest executions that it needs would take longer than that, and longer than 2 s.
+    There is no replay if the fewest executions that it needs would take longer.
     """
     device, account = run.learner.device, run.account
     with account.part("replay"):

@@ -106,9 +106,9 @@ def range_test(
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
     """Return the rate at which the loss falls most steeply: the middle of the decade of rates with the steepest line.
 
-    A line is fitted to the losses of each decade by least squares. This follows fastai's rule `steep` (Howard and
-    Gugger, arXiv:2002.04688), which takes the difference of two steps; that is mostly noise. Raises TrainingError where
-    the loss falls by less than a hundredth over every decade.
+    A line is fitted to the losses of each decade by least squares. This replaces fastai's rule `steep` (Howard and
+    Gugger, arXiv:2002.04688), which takes the difference of two neighbouring steps: that is mostly noise. Raises
+    TrainingError where the loss falls by less than a hundredth over every decade.
     """
     least = int(np.argmin(losses)) + 1 if len(losses) else 0
     decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0
@@ -152,7 +152,10 @@ def _losses(learner: Learner, train_set: CachedDataset, rates: Sequence[float], 
 
 
 def _read(losses: list[float], fetched: Callable[[], torch.Tensor], processes: Processes) -> bool:
-    """Append a loss; return whether it is finite and not far above the smallest one."""
+    """Append the loss of a step, averaged over the processes; return whether the test goes on.
+
+    It ends when a loss is not finite, or when the smoothed loss is above 4 times its smallest value.
+    """
     (value,) = processes.mean([float(fetched())])
     if not math.isfinite(value):
         return False

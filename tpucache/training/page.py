@@ -118,7 +118,7 @@ def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Score(NamedTuple):
-    """A row of the table of scores. `part` is the number of the fold's part of the page, None if it has not begun."""
+    """A row of the table of scores. `part` is the number of the section about this fold, if its run has begun."""
 
     title: str
     cells: Sequence[str]
@@ -150,7 +150,10 @@ def _score_cells(metrics: Mapping[str, float], names: Sequence[str]) -> list[str
 
 
 def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
-    """Return the ink of each fold's curve: hues at equal distances; of many curves every second one is dashed."""
+    """Return the colour and line style of each fold's curve.
+
+    The hues have equal distances. From 8 folds on, every second curve is dashed.
+    """
     styles = ("fold", "fold dashed") if len(folds) >= _DASHED else ("fold",)
     hues = [round(_FIRST_HUE + 360 * number / max(1, len(folds))) % 360 for number in range(len(folds))]
     return {fold: Ink(styles[at % len(styles)], hue) for at, (fold, hue) in enumerate(zip(folds, hues, strict=True))}
@@ -255,7 +258,7 @@ def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
 
 
 def _thinned(losses: Sequence[float]) -> Points:
-    """Return at most 600 points: each is the mean of consecutive steps, at the last of these."""
+    """Return at most 600 points. Each is the mean loss of some consecutive steps, drawn at the last of them."""
     each = -(-len(losses) // _POINTS)
     parts = [losses[first : first + each] for first in range(0, len(losses), each)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
@@ -311,7 +314,10 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the settings that are not off; None where the run has no settings file."""
+    """Return names and values of the settings that are neither None, "", an empty list nor False, as texts.
+
+    Return None where the run has no settings file.
+    """
     if not run.info:
         return None
     settings = dict(run.info.get("settings") or {})
@@ -338,7 +344,10 @@ def _data(run: RunFiles) -> list[tuple[str, str]]:
 
 
 class _Wrong(NamedTuple):
-    """One wrong sample: its label, its prediction, a number that says how sure or how far off it was, and its map."""
+    """One wrong sample: its label, its prediction, and for a mask its predicted map.
+
+    `row` is its row in the arrays of the run. `figure` is a text that says how sure or how far off the prediction was.
+    """
 
     row: int
     label: str
@@ -475,7 +484,11 @@ class _Mistakes(NamedTuple):
 
 
 def _mistakes(run: RunFiles) -> _Mistakes | None:
-    """Return the confusion matrix for classes and masks, or figures by class for several labels a sample."""
+    """Return the section about mistakes; None if the run's files do not have what it needs.
+
+    For classes and masks it has the confusion matrix. If a sample can have several labels, it has figures for each
+    class.
+    """
     if "predictions" in run.arrays:
         labels, predictions = run.arrays["labels"].astype(np.int64), run.arrays["predictions"].astype(np.int64)
         outputs = max([int(run.info.get("outputs", 0)), *(labels + 1).tolist(), *(predictions + 1).tolist()])

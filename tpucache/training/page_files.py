@@ -44,7 +44,11 @@ _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabili
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The contents of a run's files; a file that is missing counts as empty."""
+    """The contents of a run's files; a file that is missing counts as empty.
+
+    `info` is run.json. `summary` is report.json or, before that exists, account.json. `rows` are those of history.csv,
+    and `arrays` those of validation.npz.
+    """
 
     folder: Path
     info: Mapping[str, Any]
@@ -54,7 +58,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The run's name: its folder's."""
+        """The name of the run, which is that of its folder."""
         return self.folder.resolve().name
 
     @property
@@ -70,7 +74,9 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class FoldsFiles:
-    """The contents of the files of a run of folds: the folds' names, and the runs of the folds that have begun."""
+    """The contents of the files of a run of folds: the folds' names, its report, and the runs of the folds that have
+    begun.
+    """
 
     folder: Path
     names: Sequence[str]
@@ -79,12 +85,15 @@ class FoldsFiles:
 
     @property
     def name(self) -> str:
-        """The run's name: its folder's."""
+        """The name of the run, which is that of its folder."""
         return self.folder.resolve().name
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the files of a run, finished or not. Raises UsageError for another folder, TrainingError for damage."""
+    """Read the files of a run, finished or not.
+
+    Raises UsageError for a folder without a run, TrainingError for a damaged file.
+    """
     if not is_run(folder):
         raise UsageError(f"{folder} holds no run: give the folder that was train's --run")
     summary = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
@@ -92,7 +101,7 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def read_folds_run(folder: Path) -> FoldsFiles:
-    """Read the files of a run of all folds, finished or not. Raises TrainingError for damage."""
+    """Read the files of a run of all folds, finished or not. Raises TrainingError for a damaged file."""
     names = _read_json(folder / FOLDS_NAME).get("folds")
     if not isinstance(names, list):
         raise _unreadable(folder / FOLDS_NAME, "it has no list of folds")

@@ -16,7 +16,7 @@ RunWeights = Literal["equal", "score"]
 
 #: The side of a crop is this share of the image's: 224 of 256 pixels (Krizhevsky et al., 2012).
 CROP_SHARE: Final = 7 / 8
-#: XLA compiles all views into one graph.
+#: The largest number of sizes. All views of an image are in one XLA graph, which should not become too large.
 _MOST_SIZES: Final = 8
 _LEAST_SIZE: Final = 8
 
@@ -26,8 +26,8 @@ class PredictOptions:
     """The views in which images are predicted, and how predictions of several runs are averaged. Raises UsageError.
 
     `sizes` are lengths of an image's shorter side in pixels; without them an image has the size of the run's
-    evaluation. Ranks are for averaging runs: the views of one run are averaged by value, and so are `logits` and
-    `features`.
+    evaluation. `average="rank"` is for the average over runs only: the views of one run are averaged by value, and so
+    are `logits` and `features`.
     """
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
@@ -67,14 +67,14 @@ class PredictOptions:
 
     @property
     def view_names(self) -> list[str]:
-        """The options of the command line that ask for views."""
+        """The names of the command-line options by which views were chosen."""
         asked = {"--flip-tta": self.flip_tta, "--crops": self.crops != "none", "--sizes": bool(self.sizes)}
         return [name for name, is_asked in asked.items() if is_asked]
 
     def largest(self, learned: tuple[int, int]) -> int:
-        """Return how long the shorter side of an image must be, in pixels, so that no view enlarges it.
+        """Return how long the shorter side of an image must be, in pixels, so that no view enlarges the image.
 
-        `learned` are the height and width that the model was evaluated on.
+        `learned` has the height and width of the images that the model was evaluated on.
         """
         size = max(self.sizes, default=min(learned))
         return size if self.crops == "none" else math.ceil(size / CROP_SHARE)

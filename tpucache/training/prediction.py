@@ -81,10 +81,11 @@ class PredictReport:
 
 @dataclass(frozen=True)
 class _Predictions:
-    """Each sample's prediction as text, columns of values with their names, and scores for metrics.
+    """The predictions of all samples, and the scores that metrics are computed from.
 
-    `values` are float32 (samples, columns). `scores` are None for maps that have no masks to compare with. `arrays` are
-    logits and features, float32 (samples, runs, numbers).
+    `texts` has each sample's prediction as text. `values`, float32 (samples, columns), are written as columns with
+    these `names`. `scores` are None for maps that were not compared with masks. `arrays` are logits and features,
+    float32 (samples, runs, numbers).
     """
 
     texts: Sequence[str]
@@ -96,8 +97,10 @@ class _Predictions:
 
 @dataclass(frozen=True)
 class _Work:
-    """How predictions are made: batch size, threads, progress, and a `check` after each batch. `scored`: also score
-    maps.
+    """How predictions are made: batch size, threads, progress, and a `check` after each batch.
+
+    Class maps are written next to `output`. With `scored`, they are also compared with the samples' masks. With
+    `by_rank`, the ranks of runs are averaged instead of their values.
     """
 
     output: Path
@@ -189,8 +192,8 @@ def predict_parts(
 ) -> dict[str, float]:
     """Write one CSV for a whole cache; each predictor predicts a part of it. Return the metrics over all samples.
 
-    Images have the size in which the predictor's run was evaluated. The rows are as `predict` writes them. The metrics
-    are the task's, and those that `metric` names. `check` is called between batches; if it raises, no CSV is written.
+    Images have the size in which the predictor's run was evaluated. The columns are those of `predict`. The metrics are
+    the task's, and those that `metric` names. `check` is called between batches; if it raises, no CSV is written.
     Raises the errors of `predict`.
     """
     found: list[_Predictions] = []
@@ -242,7 +245,10 @@ def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], wor
 
 
 def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    """Return logits and features, which follow the predictions in each row: float32 (samples, runs, numbers)."""
+    """Return logits and features by name, each float32 (samples, runs, numbers).
+
+    `rows` has, for each sample and run, all numbers after the predictions.
+    """
     found, options = {}, predictor.options
     if options.logits:
         found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
@@ -269,8 +275,10 @@ def predict_values(
 
 
 def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
-    """Return the mean over the datasets, float64 (samples, runs, outputs); without `by_run`, the runs are averaged,
-    too.
+    """Return the mean of the predictions over the datasets, float64 (samples, runs, outputs).
+
+    With `by_run`, outputs are followed by logits and features if they were asked for. Without it, the runs are averaged
+    as well, so that there is one.
     """
     runs = predictor.runs if by_run else 1
     total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
@@ -299,7 +307,11 @@ def _ranks(values: Array) -> Array:
 
 
 def value_names(predictor: Predictor) -> list[str]:
-    """Return the names of the columns of values: the classes, or value, or value_0, value_1 …"""
+    """Return the names of the columns of values.
+
+    They are the classes if each output belongs to one, otherwise `value`, or `value_0`, `value_1` … for several
+    outputs.
+    """
     outputs = predictor.task.outputs
     if len(predictor.classes) == outputs:
         return list(predictor.classes)
@@ -317,7 +329,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     dataset, folder, task = datasets[0], work.output.with_name(f"{work.output.stem}_maps"), predictor.task
 
     def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
-        """Return class maps as uint8, whether each of them is finite, and their scores if asked for."""
+        """Return uint8 class maps, whether each map's predictions are finite, and the maps' scores if `work.scored`."""
         predictions = predictor.predict(batch)
         maps = predictions.argmax(1).to(torch.uint8), task.is_finite(predictions)
         return (*maps, task.scores(predictions, task.labels(batch.fields, batch.labels))) if work.scored else maps
@@ -347,12 +359,15 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     return _Predictions(texts, [], values, np.concatenate(scores) if scores else None)
 
 
-#: The function that predicts each form.
+#: The function that makes the predictions of a task, by their form: values or class maps.
 _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_values, "maps": _predict_maps}
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics. Where the labels do not fit the task, log a warning and return nothing."""
+    """Return the task's metrics; nothing without labels.
+
+    If the labels or the classes do not fit the task, log a warning and return nothing.
+    """
     if not len(dataset) or LABEL not in dataset.table:
         return {}
     if dataset.classes != predictor.classes:
@@ -371,7 +386,10 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
 
 
 def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None:
-    """Raise TrainingError unless the predictions of all samples from `first` on are finite."""
+    """Raise TrainingError unless the predictions of all samples are finite.
+
+    `finite` says so for each sample, from the position `first` on.
+    """
     bad = np.flatnonzero(~finite)
     if len(bad):
         raise TrainingError(
@@ -382,7 +400,7 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
 
 
 def _labels(dataset: CachedDataset, task: Task) -> list[str]:
-    """Return the cache's labels as text, in the form of the predictions; empty where there are none."""
+    """Return the cache's labels as text, written like predictions; "" for a sample without a label."""
     if LABEL not in dataset.table:
         return [""] * len(dataset)
     labels = dataset.labels.numpy()

@@ -50,8 +50,8 @@ class Predictor:
     ) -> None:
         """Load `best.pt` of each run, and of each fold of a run of folds; `flip` is short for `flip_tta` in `options`.
 
-        If runs are weighted by score, a run's weight is the validation metric of its best epoch, the one that `watch`
-        or the task names. Where less is better, the weight is 1 over the metric. A fold's metric comes from samples
+        If runs are weighted by score, a run's weight is a validation metric of its best epoch: the metric that `watch`
+        or the task names. If less of it is better, the weight is 1 over the metric. A fold's metric comes from samples
         that its model has not seen.
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
@@ -148,10 +148,10 @@ class Predictor:
         return height, width
 
     def resolution(self, manifest: Manifest) -> int | None:
-        """Return the resolution in which to read a cache's images for the views; None for the stored one.
+        """Return the resolution in which to read a cache's images; None to read them as they are stored.
 
-        Images that can be read in any size are read as large as the largest view, and at most as large as they are
-        stored.
+        Without crops and sizes, it is the size of the run's evaluation. With them, images that can be read in any size
+        are read as large as the largest view, and at most as large as they are stored.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -188,7 +188,7 @@ class Predictor:
 
 
 def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
-    """Raise UsageError where the options' views cannot be made from a model's inputs."""
+    """Raise UsageError where the views of these options cannot be made from `fields`, the inputs of the models."""
     names = options.view_names
     if not names:
         return
@@ -256,9 +256,10 @@ def _normalised(scores: Sequence[float], first: Path) -> list[float]:
 
 
 def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:
-    """Return the function that computes a run's predictions for a batch. Logits and features follow them in each row.
+    """Return the function that computes a run's predictions for a batch.
 
-    Raises TrainingError for weights that do not fit.
+    If the options ask for them, logits and features follow the predictions in each row. `columns` is the slice of the
+    batch's input columns that belongs to this run. Raises TrainingError for weights that do not fit.
     """
     settings, task, content = run.settings, run.task, run.content
     if settings.precision not in device.precisions:
@@ -288,7 +289,10 @@ def _predictions(run: SavedRun, device: Device, columns: slice, options: Predict
 
 
 def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, torch.Tensor]) -> None:
-    """Have a model put the input of its last linear layer into `taken`. Raises UsageError without such a layer."""
+    """Let a model store the input of its last linear layer in `taken`, each time it is called.
+
+    Raises UsageError without a linear layer of `outputs` outputs. `name` is the model's name in this message.
+    """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
     if not layers:
         raise UsageError(

@@ -15,8 +15,8 @@ from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 class TrainingRecipe:
     """A recipe: what it is good for, and the settings and augmentations in which it differs from the defaults.
 
-    `mix_off` is the share of the epochs, at the end, that do not mix images. All other settings follow from data, task,
-    model and weights, as they do without a recipe.
+    `mix_off` is the share of the epochs, at the end of the run, that do not mix images. All other settings follow from
+    data, task, model and weights, as they do without a recipe. With `needs_weights`, `weights` must be given.
     """
 
     summary: str
@@ -26,7 +26,10 @@ class TrainingRecipe:
     needs_weights: bool = False
 
     def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
-        """Return the recipe's settings without those in `given`, for a number of epochs; None is the recipe's own."""
+        """Return the recipe's settings for a run of `epochs` epochs, without those named in `given`.
+
+        For None the number of epochs is the recipe's own.
+        """
         values = dict(self.settings)
         if self.mix_off:
             epochs = values["epochs"] if epochs is None else epochs
@@ -34,7 +37,10 @@ class TrainingRecipe:
         return {name: value for name, value in values.items() if name not in given}
 
     def augmentations(self, given: Collection[str]) -> dict[str, Any]:
-        """Return the recipe's augmentations without those in `given`, and without those that these replace."""
+        """Return the recipe's augmentations, without those named in `given` and those that a given one replaces.
+
+        `crop` replaces `zoom`, and `trivial_augment` replaces `rand_augment`.
+        """
         left = {
             *given,
             *(["zoom"] if "crop" in given else []),
@@ -104,9 +110,10 @@ def find_recipe(name: str) -> TrainingRecipe:
 
 
 def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given: Any) -> TrainSettings:
-    """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`; keywords replace the recipe's settings.
+    """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`.
 
-    `augment` replaces its augmentations, by their names in AugmentSettings. Raises UsageError.
+    `given` replaces settings of the recipe, and `augment` its augmentations, by their names in AugmentSettings. Raises
+    UsageError.
     """
     recipe, augment = find_recipe(name), augment or {}
     if recipe.needs_weights and given.get("weights") is None:

@@ -19,13 +19,14 @@ class RunOptions:
     """How a run is carried out; none of it changes a result.
 
     `checkpoint_every` is in steps; each epoch also ends in a checkpoint. `time_limit` is in seconds from the start of
-    training; a given `stop` replaces it. `account` has counted the time before training. `replay` measures after
-    training, within 2 % of its time, how fast it could have been. `curves` writes the curves as a picture, however the
-    run ends. `profile` is the folder for a trace of a few executions after the warm-up; the trace slows these down.
-    `watchers` are notified of losses and epochs. `on_epoch` is called with a line of text when an epoch has ended; a
-    resumed run first repeats the lines of its earlier epochs. Progress is shown under the run's `name`. `following` is
-    the number of runs of the same length that come after this one. `chosen` is the reason for the backend, to be
-    written to the report. `resident` says whether records stay on the device.
+    training; a given `stop` replaces it. `account` has counted the time before training. `replay`: when training has
+    ended, repeat some steps on data that is already on the device, for at most 2 % of the run's time or 2 s, whichever
+    is longer, to measure how fast they could have been. `curves` writes the curves as a picture, however the run ends.
+    `profile` is the folder for a trace of a few executions after the warm-up; the trace slows these down. `watchers`
+    are notified of losses and epochs. `on_epoch` is called with a line of text when an epoch has ended; a resumed run
+    first repeats the lines of its earlier epochs. Progress is shown under the run's `name`. `following` is the number
+    of runs of the same length that come after this one. `chosen` is the reason why this backend was chosen, for the
+    report. `resident` says whether records stay on the device.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")
@@ -53,5 +54,5 @@ class RunOptions:
         check_options(self)
 
     def needs_checkpoint(self, step: int, settings: TrainSettings) -> bool:
-        """Return whether a checkpoint is due after the execution that ended with this step."""
+        """Return whether a checkpoint is due after the execution whose last step is `step`."""
         return self.checkpoint_every is not None and step % self.checkpoint_every < settings.steps_per_execution

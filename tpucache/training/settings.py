@@ -24,7 +24,7 @@ SCALE_RULES: Final = get_args(ScaleRule)
 #: The recipes that `--recipe` names.
 RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 
-#: Stands for the number of epochs that a time limit allows.
+#: The value of `epochs` that means: as many as a time limit allows.
 AUTO: Final = "auto"
 
 #: The classes of tasks by name, each imported when it is used. A task is made with its number of outputs.
@@ -58,7 +58,7 @@ _DECIDED: Final = (
     "mean",
     "std",
 )
-#: Values of settings that are not decided yet.
+#: Values of a setting that mean: decide it when the run begins.
 _UNDECIDED: Final = (None, "auto", "mixed")
 
 
@@ -282,7 +282,7 @@ class TrainSettings:
         return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
     def augment_at(self, epoch: int) -> AugmentSettings:
-        """Return the augmentation of an epoch, from 0; see `mix_off`."""
+        """Return the augmentation of an epoch, counted from 0; see `mix_off`."""
         mixes = not isinstance(self.epochs, int) or epoch < self.epochs - whole_epochs(self.mix_off, self.epochs)
         return self.augment if mixes or not self.augment.mixes else replace(self.augment, mixup=0.0, cutmix=0.0)
 
@@ -357,7 +357,7 @@ def settings_from(values: Mapping[str, Any]) -> TrainSettings:
 
 
 def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that are not the defaults, by name; those of the augmentation are among them."""
+    """Return the settings, and those of the augmentation, that differ from their defaults, by name."""
     usual = _flat(TrainSettings())
     return {name: value for name, value in _flat(settings).items() if value != usual[name]}
 
@@ -369,12 +369,14 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings, in which undecided ones have the values that an earlier run decided."""
+    """Return the settings; those that are undecided get their values from `before`, the settings that a run has
+    decided.
+    """
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 
 def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
-    """Return each setting that changes results and differs between two runs, as `seed 0, now 1`."""
+    """Return each setting that changes results and differs between two runs, in the form `seed 0, now 1`."""
     old, new = _flat(before), _flat(now)
     return [f"{name} {old[name]}, now {new[name]}" for name in old if old[name] != new[name] and name not in _FREE]
 

@@ -30,7 +30,7 @@ class Sizes:
 
     @property
     def is_one(self) -> bool:
-        """Whether all epochs and the evaluation have one size."""
+        """Whether the images have the same size in all epochs and in evaluations."""
         return {*self.epochs} == {self.valid}
 
 
@@ -93,7 +93,10 @@ def own_size(dataset: CachedDataset) -> int:
 
 
 def in_size(dataset: CachedDataset, size: int | None) -> CachedDataset:
-    """Return a dataset whose images have this size, one of `Sizes`; for None the dataset itself. Raises UsageError."""
+    """Return a dataset whose images have this size, in pixels; for None the dataset itself.
+
+    Raises UsageError for images of a codec with one size only.
+    """
     if size is None:
         return dataset
     from tpucache.store.codecs import CODECS, FREQUENCY_CODECS

@@ -77,7 +77,11 @@ class _ImageView:
         return view.flip(2) if self._flip else view
 
     def put_back(self, maps: torch.Tensor, given: Sides) -> torch.Tensor:
-        """Return a view's maps (batch, outputs, height, width) at their place in the image, with zeros around them."""
+        """Return a view's maps (batch, outputs, height, width) moved to the view's place in the image, with zeros
+        around it.
+
+        `given` is the height and width of the image.
+        """
         top, left, height, width = self._part
         maps = maps.flip(3) if self._flip else maps
         if maps.shape[2:] != (height, width):
@@ -87,13 +91,13 @@ class _ImageView:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product. Each operand is the sum of two parts, because a TPU rounds operands to 8 bits."""
+    """Return a matrix product. Each operand is split into a sum of two bfloat16 parts, as a TPU rounds operands."""
     first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
     return first
 
 
 def _five(given: Sides) -> list[tuple[int, int, int, int]]:
-    """Return the parts in the four corners and the middle."""
+    """Return the parts of the image, (top, left, height, width), in the four corners and the middle."""
     height, width = (max(1, round(side * CROP_SHARE)) for side in given)
     down, right = given[0] - height, given[1] - width
     corners = [(top, left) for top in (0, down) for left in (0, right)]
