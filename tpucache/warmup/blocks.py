@@ -41,10 +41,10 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples whose records share shards: one shard for each part. `parts` are the parts to build.
+    """Consecutive samples. Their records form one shard for each part: a variant, or one band of a variant.
 
-    `clean` has the CRC-32 of a sample's clean record in each band, by sample number, if a cache has these records
-    already.
+    `parts` are the parts to build. If a cache already has the clean records (variant 0) of these samples, `clean` maps
+    each sample's number to the CRC-32s of its clean record, one for each band.
     """
 
     number: int
@@ -60,7 +60,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive samples of a block. One task decodes them, once for all parts. `clean` is as in Block."""
+    """Consecutive samples of the block with the number `block`.
+
+    One task decodes each of them once, and builds all parts. `number` counts the chunks of the block. `parts` and
+    `clean` are those of `Block`.
+    """
 
     block: int
     number: int
@@ -70,7 +74,7 @@ class Chunk:
 
 
 def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ...]:
-    """Return the parts of some variants: one for each variant and band."""
+    """Return the parts of the variants `variants`: one for each variant and band."""
     bands = range(len(part_layouts(fields)))
     return tuple(Part(variant, band) for variant in variants for band in bands)
 
@@ -118,7 +122,7 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block
 
 
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
-    """Return a cache's blocks with their kept samples, to build some variants of them."""
+    """Return the blocks of a cache, to build `variants` of them. Skipped and deleted samples are left out."""
     numbers = cache.samples.numbers.tolist()
     manifest, blocks = cache.manifest, []
     parts = parts_of(variants, manifest.fields)
@@ -134,7 +138,10 @@ def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> lis
 
 
 def cut_block(block: Block, fields: Sequence[Field], samples: int) -> list[Chunk]:
-    """Divide a block into chunks for workers. `samples` is the number of all samples. Shards do not depend on it."""
+    """Divide a block into chunks for workers. `samples` is the number of samples in all blocks.
+
+    The bytes of shards do not depend on this division.
+    """
     size = record_bytes(fields) * len(block.variants)  # a record's size includes all bands
     most = max(1, min(_CHUNK_BYTES // size, -(-samples // MIN_CHUNKS)))
     parts: list[list[Sample]] = []
@@ -166,7 +173,11 @@ def listing_sha256(listing: Listing) -> str:
 
 
 def check_can_retry(cache: Cache, is_growing: bool) -> None:
-    """Raise an error if skipped samples cannot be tried again: UsageError, or SourceError if labels were changed."""
+    """Raise an error if the skipped samples of a cache cannot be tried again.
+
+    UsageError: the same run would also add samples or variants (`is_growing`), or samples of the cache were deleted.
+    SourceError: the cache was relabelled.
+    """
     if is_growing:
         raise UsageError(
             f"the source or the options have more samples or variants than {cache.directory}: add them first, by the "
@@ -185,30 +196,34 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
 
 
 def new_block_numbers(manifest: Manifest) -> dict[int, int]:
-    """Return a new number for each block of a cache, in the same order. No shard of any version has one of them."""
+    """Return a new number for each block of a cache, by its present number. The order of blocks stays the same.
+
+    No shard of any version of the cache has one of the new numbers.
+    """
     blocks = sorted({entry.block for entry in manifest.shards})
     first = 0 if blocks[0] >= len(blocks) and not manifest.parents else blocks[-1] + 1
     return {block: first + at for at, block in enumerate(blocks)}
 
 
 def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
-    """Return the total bytes of the shards that retried blocks may add samples to."""
+    """Return the total bytes of the shards into which the retried samples of `blocks` may be merged."""
     numbers, grown = new_block_numbers(manifest), {block.number for block in blocks}
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 
 
 def is_read_as_before(manifest: Manifest, recipe: Recipe) -> bool:
-    """Return whether libraries and limits are those of the build, so that a skipped sample with the same content fails
-    again.
+    """Return whether the versions of libraries and `max_pixels` are those with which the cache was built.
+
+    Then a skipped sample fails again if its content is the same.
     """
     return not version_differences(manifest.created_by) and manifest.recipe.get("max_pixels") == recipe.max_pixels
 
 
 def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Recipe) -> frozenset[int]:
-    """Return the numbers of the skipped samples that would fail again, because nothing about them has changed.
+    """Return the numbers of the skipped samples that would fail again, because their content is the same as before.
 
-    The set is empty if libraries or limits have changed, and lacks samples whose content was not recorded. The listing
-    is numbered as in the cache.
+    The set is empty if versions of libraries or `max_pixels` have changed. It lacks samples without a content hash in
+    the manifest. The listing is numbered as in the cache.
     """
     manifest = cache.manifest
     if not is_read_as_before(manifest, recipe):
@@ -227,9 +242,10 @@ def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Re
 def retried_blocks(
     cache: Cache, listing: Listing, recipe: Recipe, unchanged: frozenset[int] = frozenset()
 ) -> list[Block]:
-    """Return the skipped samples as blocks. Each has the new number of the cache's block that it will be merged into.
+    """Return the skipped samples, except `unchanged` ones, as blocks to build.
 
-    `unchanged` samples are left out. The listing is numbered as in the cache.
+    Each block has the new number (of `new_block_numbers`) of the cache's block into which it will be merged. The
+    listing is numbered as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]

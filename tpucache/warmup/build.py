@@ -98,7 +98,7 @@ def build_cache(
 
     - `jobs`: the number of worker processes on this machine; None: one for each core.
     - `engine`: an Executor, which replaces the `jobs` local processes.
-    - `labels`: how labels are read. With "auto", whole numbers are classes.
+    - `labels`: how labels are read. With "auto", whole numbers and text are classes, other numbers are values.
     - `classes`: the classes in their order: names, a text file with one name on each line, or a cache that has them.
     - `missing_label`: values that mean no label, as texts; by default -1 where labels are class numbers.
     - `pad`, `truncate`: give all sequences one length; see `pad_source`.
@@ -109,12 +109,13 @@ def build_cache(
     - `target`: "kaggle" keeps the cache within the limits of Kaggle.
     - `on_progress`: is called with a BuildProgress after each task.
     - `announce`: is called with an Estimate before the work starts.
-    - `check`: is called before a new cache is finished. If it raises an error about the source, the cache is not kept.
+    - `check`: is called when all shards are built, before the manifest is written. If it raises a TpucacheError, this
+      error is raised, and a new cache is removed.
     - `local`, `keep_local`, `companions`: see below.
     - `on_prospect`: lets other processes read a new cache while it is built. It is called with a Prospect, if the
       manifest's main parts are known before the build. Samples are built in the order in which readers ask for them
-      (see `tpucache.store.growing`). If another process is building the cache already, this one waits, and takes over
-      if the other process ends early.
+      (see `tpucache.store.growing`). If another process is building the cache already, this call waits until that
+      process has ended, and then raises a BuildError.
 
     If `cache` is a URL (`gs://`, `s3://`, `hf://`), the cache is built in the folder `local` (default: one in
     `TPUCACHE_DIR`). Each shard is sent while the next ones are built, and the manifest is sent last. If the run is
@@ -123,7 +124,7 @@ def build_cache(
 
     If `cache` is "kaggle:owner/slug", shards are sent to Kaggle in the same way, with `target` "kaggle". At the end
     they become one private dataset without a stated licence. Files that the next run needs stay in the folder `local`.
-    `companions` returns further files to send with the cache, by their names: a card, a wheel.
+    `companions` is a function that returns further files to send with the cache, by their names, such as its card.
 
     Raises UsageError for a value that an option does not allow, TypeError for an option that does not exist,
     SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from that of an
@@ -176,7 +177,7 @@ def build_cache(
 
 
 def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None:
-    """Raise BuildError if samples or variants have to be added to a finished cache, and that is impossible."""
+    """Raise BuildError if the plan adds to a finished cache at a URL or at Kaggle that cannot be added to."""
     existing = plan.existing
     if existing is None or not plan.blocks:
         return
@@ -190,7 +191,10 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None
 
 
 def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: Target) -> None:
-    """Send a finished cache if nothing is added to it. Raises BuildError if it has too many shards for Kaggle."""
+    """Send a finished cache, to which nothing is added, if it has a URL.
+
+    Raises BuildError if the `target` is "kaggle" and the cache has too many shards for it.
+    """
     if target == "kaggle":
         check_kaggle_files(len(existing.manifest.shards))
     if upload:
@@ -200,7 +204,7 @@ def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: 
 
 
 def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
-    """Raise SampleError for the first sample with a fault in the listing, unless such samples are skipped."""
+    """Unless `skip`, raise SampleError for the first sample with a fault in the listing, such as a bad label."""
     for block in () if skip else plan.blocks:
         for sample in block.samples:
             if reason := encoder.listed_fault(sample):
@@ -222,7 +226,7 @@ def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
 
 
 class _RefusedError(Exception):
-    """The source has changed during the build; `error` is the error of the caller's `check`."""
+    """The caller's `check` has raised `error`, because the source has changed during the build."""
 
     def __init__(self, error: TpucacheError) -> None:
         super().__init__(str(error))
@@ -231,7 +235,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """A build that has blocks to build. `context` does not have the name of the run yet."""
+    """Builds a plan that has at least one block. `context.run` is set only when the work folder is locked."""
 
     plan: BuildPlan
     context: BuildContext
@@ -330,7 +334,10 @@ class _Build:
             check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
-        """Build a few records of the existing cache again and compare them. Return the context with its versions."""
+        """Return the context with the library versions that differ from those of the existing cache.
+
+        A few records of the cache are built again. Raises BuildError if they differ from the cache's.
+        """
         existing = self.plan.existing
         if existing is None:
             return self.context
@@ -341,7 +348,11 @@ class _Build:
         return context
 
     def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
-        """Announce the estimate. Raise BuildError, with this advice, if the disk or Kaggle has not enough room."""
+        """Estimate the remaining work, and pass the estimate to the option `announce`.
+
+        Nothing is estimated without the options `announce` and `on_prospect`. Raises BuildError if the disk has not
+        enough room, with `advice` in its message, or if Kaggle has not.
+        """
         announce, is_followed = self.options.announce, self.options.on_prospect is not None
         if announce is None and not is_followed:
             return
@@ -352,7 +363,7 @@ class _Build:
 
         if not is_followed:
             expected = try_samples(Trials())
-        else:  # a reader waits: encode samples only if the largest possible size of records does not suffice
+        else:  # a reader waits: encode samples only to announce sizes, or if the largest records might not fit on disk
             expected = try_samples(Trials(samples=0))
             is_known = all(field.is_plain for field in context.encoder.fields)
             if not is_known and (announce is not None or expected.bytes + expected.spooled > expected.free):
@@ -378,6 +389,9 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Remove all files that are not part of the finished cache. The work folder is last, because it marks the task."""
+    """Remove all files that are not part of the finished cache.
+
+    The work folder is removed last: if this is interrupted, the next run finds it and removes the rest.
+    """
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

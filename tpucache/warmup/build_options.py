@@ -65,7 +65,7 @@ class SourceOptions:
     """How to read the labels of a source, and which length its sequences get. Raises UsageError."""
 
     labels: LabelKind = option(
-        "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are numbers"
+        "auto", "what the labels are; auto: whole numbers and text are classes, other numbers are values to predict"
     )
     classes: str | Path | Sequence[str] | None = option(
         None,
@@ -80,7 +80,7 @@ class SourceOptions:
     )
     pad: int | None = option(
         None,
-        "length of every sequence, with zeros at its end; the longest one's if not given",
+        "length of every sequence: zeros are added at the end of shorter ones; if not given, the longest one's length",
         metavar="N",
         minimum=1,
     )
@@ -103,7 +103,10 @@ class BuildOptions(SourceOptions):
     time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
     target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
     on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
-    retry: bool = option(False, "try the skipped samples of a finished cache again, if their source has changed")
+    retry: bool = option(
+        False,
+        "try skipped samples of a finished cache again if their content, the libraries or max_pixels have changed",
+    )
     retry_all: bool = option(False, "try all skipped samples of a finished cache again")
     jobs: int | None = None
 
@@ -153,7 +156,7 @@ class TakesOptions(Protocol[Names, Result_co]):
         *args: Names.args,
         **options: Names.kwargs,
     ) -> Result_co:
-        """Call it."""
+        """Call the function. `options` are its options by name."""
 
 
 def options_by_name(

@@ -55,7 +55,10 @@ def next_history(folder: Path, before: Manifest, command: str) -> History:
 
 
 def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
-    """Write a manifest and return it. If there are earlier versions, also write down the time. Raises OSError."""
+    """Write a manifest and return it. If the cache has earlier versions, also record when this version was made.
+
+    Raises OSError.
+    """
     work = folder / WORK_NAME
     if manifest.history is not None:
         note_time(folder, manifest, work / f"{TIMES_NAME}.tmp")
@@ -64,9 +67,10 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
-    """Give an unchanged table a second name, for a later generation, and return its new entry. Raises OSError.
+    """Give a table that a change leaves as it is the name that it has in the next version. Return its new entry.
 
-    `first` is the table's name in the first generation.
+    `first` is the table's name in the first version, such as `index.npy`, and `generation` the number that the new name
+    gets: `index-1.npy` for 1. Raises OSError.
     """
     name = table_name(first, generation)
     link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")

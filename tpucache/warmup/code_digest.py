@@ -86,7 +86,7 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the user's own modules among the parts of a full name, with their files."""
+    """Yield (module, file) for each prefix of a dotted name that is a module of the user's own."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         module = ".".join(parts[:count])
@@ -121,7 +121,7 @@ def _spec(module: str) -> ModuleSpec | None:
     if not module or module.partition(".")[0] in sys.stdlib_module_names:
         return None
     if spec := getattr(sys.modules.get(module), "__spec__", None):
-        return spec  # type: ignore[no-any-return]  # modules have no other
+        return spec  # type: ignore[no-any-return]  # the `__spec__` of a module is a ModuleSpec
     found: ModuleSpec | None = None
     with contextlib.suppress(Exception):  # finding a module imports its packages, which may raise any error
         found = importlib.util.find_spec(module)

@@ -1,7 +1,7 @@
-"""compact_cache: rewrites a cache as one version without deleted samples, as a fresh warmup of the others would.
+"""compact_cache: rewrites a cache as a fresh warmup of the samples that are not deleted would write it.
 
-Readers may have the folder open, and a kill may come at any moment. So the new files first get names that no version
-has, with a manifest that lists them, and then the names that a fresh warmup would give them.
+Readers may have the folder open, and the process may be killed at any moment. So the new files first get names that no
+version has, and a manifest lists these names. Then the files also get the names of a fresh warmup.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INTEGER_COLUMNS: Final = (WIDTH, HEIGHT, TURNED)
 
 
 def compact_cache(cache: str | Path) -> Manifest:
-    """Rewrite a cache without its deleted samples, as a fresh warmup of the others would, and return its manifest.
+    """Rewrite a cache as a fresh warmup without its deleted samples would write it, and return its manifest.
 
     This needs no source. Afterwards the folder has no earlier versions, and no records, paths or labels of deleted
     samples. A cache without augmented variants gets new sample numbers, in the order of the source. In a cache with
@@ -84,7 +84,10 @@ def compact_cache(cache: str | Path) -> Manifest:
 
 
 def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:
-    """Place the new files in the folder under unused names, and remove the old files. Raises OSError."""
+    """Move the new files into the cache's folder under unused names, save a manifest of them, and remove the old files.
+
+    The names of shards have block numbers from `first`, and those of tables the number `generation`. Raises OSError.
+    """
     work, shards = folder / WORK_NAME, []
     for entry in manifest.shards:
         block = first + entry.block
@@ -103,8 +106,9 @@ class _Compaction:
     """The new numbers of samples, and their new blocks.
 
     `numbers` maps old numbers of kept and skipped samples to new ones. `blocks` has the old numbers of the kept samples
-    of each block. `places` has, for each new number, the sample's position in the source, or None without a sample.
-    `positions` maps old numbers to positions in the cache.
+    of each block. `parts` are the parts of each block, in the order of the manifest. `places` has, for each new number,
+    the sample's position in a source without the deleted samples, or None if no sample has this number. `positions`
+    maps old numbers to positions in the samples table.
     """
 
     numbers: Mapping[int, int]
@@ -211,7 +215,7 @@ def _as_built(name: str, column: Column) -> Column:
 
 
 def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the manifest's `source` with the new numbers."""
+    """Return the part `source` of the manifest, with the new numbers of samples."""
     before = cache.manifest
     source = dict(before.source)
     digests = content_digests(before)
@@ -224,7 +228,10 @@ def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) ->
 
 
 def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column]) -> Listing:
-    """Return the listing of a source with only the remaining samples, as far as the cache has its values."""
+    """Return the listing of a source that has only the remaining samples, made from what the cache stores.
+
+    The cache does not store labels and columns of skipped samples: they get no label, and columns of the first sample.
+    """
     numbers: list[int] = np.asarray(columns["number"]).tolist()
     paths, labels = list(columns["path"]), columns.get(LABEL)
     read = {} if labels is None else dict(zip(numbers, np.asarray(labels).tolist(), strict=True))

@@ -20,18 +20,27 @@ _LEAST_SECONDS: Final = 2.0
 
 
 class _Late(BaseException):
-    """Raised by the alarm. Not an Exception, so that code which catches a dataset's errors does not catch it."""
+    """Raised when the deadline comes, by the handler of the alarm.
+
+    It is not an Exception, so that code that catches the errors of a user's dataset does not catch it.
+    """
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The time `at` which a run must stop, in Unix time, so that workers on other machines can use it; None: never."""
+    """The time when a run must stop.
+
+    `at` is in Unix time, so that workers on other machines can use it; None: never.
+    """
 
     at: float | None = None
 
     @classmethod
     def of(cls, time_limit: float | None) -> Deadline:
-        """Return the deadline for a time limit in seconds from now: a margin earlier. Raises UsageError."""
+        """Return the deadline for a time limit, in seconds from now. It is 10 % earlier than the limit, at most 60 s.
+
+        Raises UsageError.
+        """
         if time_limit is None:
             return cls()
         if not isinstance(time_limit, (int, float)) or not 0 <= time_limit < math.inf:
@@ -45,9 +54,10 @@ class Deadline:
 
     @contextlib.contextmanager
     def interrupting(self, activity: str) -> Iterator[None]:
-        """Interrupt the body at the deadline, but not in its first two seconds. The body must not write files.
+        """Interrupt the body of the `with` statement at the deadline, but not in its first two seconds.
 
-        This works only in the main thread. Raises UnfinishedError, which names the `activity`.
+        The body must not write files. This works only in the main thread. Raises UnfinishedError, whose message says
+        that the time limit came while `activity`.
         """
         if self.at is None or threading.current_thread() is not threading.main_thread():
             yield

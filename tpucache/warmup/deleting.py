@@ -92,7 +92,7 @@ def read_paths(file: str | Path) -> list[str]:
 def undo_delete(cache: str | Path) -> Manifest:
     """Undo the last deletion: make a version of a cache that equals the one before it, and return its manifest.
 
-    After an undo, another undo undoes the deletion before. Raises UsageError if the last change was not a deletion, and
+    A second undo undoes the deletion before the last one. Raises UsageError if the last change was not a deletion, and
     the errors of `delete_samples`.
     """
     folder = Path(cache).absolute()
@@ -165,7 +165,10 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
 def without_numbers(
     shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
 ) -> tuple[ShardEntry, ...]:
-    """Return shards' entries after some samples are deleted. `numbers` are those of all samples, `gone` the deleted."""
+    """Return the entries of a cache's shards after the samples with the numbers `gone` are deleted.
+
+    `numbers` are the numbers of the samples before the deletion, in the order of the samples table.
+    """
     changed, firsts = [], dict[Any, int]()
     for entry in shards:
         own = numbers[entry.first : entry.first + entry.records].tolist()
@@ -179,7 +182,11 @@ def without_numbers(
 
 
 def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) -> Statistics:
-    """Return the statistics without some samples. Their clean records are decoded for this. Raises UsageError."""
+    """Return the statistics of a cache after the deletion of the samples at the positions `chosen`.
+
+    `columns` are those of the remaining samples. Clean images of deleted samples are decoded, to subtract their pixels
+    from the sums. Raises UsageError if the cache does not have the clean variant.
+    """
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
     if not before.sums or manifest.fields[0].name != IMAGE:
@@ -203,9 +210,9 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
-    """Return the manifest's `source` without facts about the deleted samples.
+    """Return the part `source` of the manifest without facts about the deleted samples.
 
-    The number of annotations that they had in the source is not known, so no annotations are counted any more.
+    The number of annotations that they had in the source is not known, so the result has no numbers of annotations.
     """
     source = dict(before.source)
     digests = source.get("digests")

@@ -30,8 +30,8 @@ _Item = TypeVar("_Item")
 
 _TASKS_PER_WORKER: Final = 3  # running or waiting
 _NODE_BYTES: Final = 18  # LMDB's header, key and pointer of a record
-_PAGE_NUMBER_BYTES: Final = 8  # replaces a record that is stored in overflow pages
-#: Bytes of tables and receipts for each record, and for each sample without its path, which they contain twice.
+_PAGE_NUMBER_BYTES: Final = 8  # what LMDB stores in place of a record that lies in overflow pages
+#: Bytes that the tables and the files about finished shards need for each record, and for each sample besides its path.
 _RECORD_BYTES: Final = 64
 _SAMPLE_BYTES: Final = 128
 
@@ -40,10 +40,11 @@ _MEGABYTE: Final = 1e6
 
 @dataclass(frozen=True)
 class Remaining:
-    """The remaining work: chunks to build, blocks with unfinished shards, and the bytes of finished chunks on disk.
+    """The remaining work of a build.
 
-    `unsealed` has (records, most records in a chunk) for each block with unfinished shards. If readers follow the build
-    (`is_read`), the chunks of all blocks stay on the disk until the end.
+    `chunks` are the chunks to build, and `spooled` is the number of bytes of finished chunks on disk. `unsealed` has
+    (records, most records in a chunk) for each block with unfinished shards. If readers follow the build (`is_read`),
+    the chunks of all blocks stay on the disk until the end.
     """
 
     chunks: Sequence[Chunk]
@@ -56,8 +57,9 @@ class Remaining:
 class Estimate:
     """An estimate of the remaining work.
 
-    It has the number of records, their bytes in shards, the most bytes of temporary files (`spooled`), the seconds that
-    one process would need, and the bytes that are free on the disk.
+    `records` is the number of records to build, and `bytes` the size of the shards to write. `spooled` is the most
+    bytes of tables and temporary files, `process_seconds` the time that one process would need, and `free` the free
+    bytes on the disk.
     """
 
     records: int
@@ -156,7 +158,7 @@ def _upper(sizes: Sequence[float], margin: float) -> float:
 
 
 def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
-    """Return the bytes that a record of this length takes in a shard: its own pages, or its share of a page."""
+    """Return the bytes that a record of this length takes in a shard: pages of its own, or its share of a page."""
     page: int = os.sysconf("SC_PAGE_SIZE")
     if value_bytes := value_bytes_of(fields):  # several records share one value of about this size
         return length * (1 + page / 2 / value_bytes)
@@ -195,7 +197,10 @@ def check_room(expected: Estimate, cache: Path, advice: str) -> None:
 
 
 def kaggle_blocks(recipe: Recipe) -> int:
-    """Return the most blocks with which a cache stays within Kaggle's number of files. Raises BuildError."""
+    """Return the largest number of blocks with which the number of a cache's shards stays within Kaggle's limit.
+
+    Raises BuildError if even one block has too many shards.
+    """
     bands = len(recipe.bands or (BLOCK,))
     blocks = kaggle.TARGET_SHARDS // ((recipe.variants + 1) * bands)
     if not blocks:

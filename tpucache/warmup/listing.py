@@ -78,7 +78,7 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
 
     If the cache was relabelled, and no samples are added, the listing gets the cache's labels and columns instead of
     the source's. Raises SourceError when a sample of the cache is missing, or has another size or label now, or when
-    boxes were added or left out.
+    only one of the cache and the listing was made with `--boxes`.
     """
     check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
@@ -130,7 +130,7 @@ def order_of(numbered: Listing, listing: Listing) -> str:
 
 
 def to_slices(places: Sequence[int | None]) -> str:
-    """Return positions in a source as text: slices such as `5:155 0:5`, and `-` for each sample that is not there."""
+    """Return positions in a source as text: slices such as `5:155 0:5`, and `-` for each sample that it lacks."""
     slices: list[list[int]] = []
     for at in places:
         if slices and slices[-1] and slices[-1][1] == at:
@@ -333,7 +333,8 @@ def content_digests(manifest: Manifest) -> dict[int, str]:
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when the content of a few samples has changed since the cache was built.
 
-    Samples that cannot be read are ignored. The listing is numbered as in the cache.
+    Samples that cannot be read are ignored. The comparison ends after about half a second. The listing is numbered as
+    in the cache.
     """
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
@@ -356,7 +357,8 @@ def _first_item(
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
     """Return the position and item of the first sample that can be read, or (0, None) if the first few cannot.
 
-    The third value is an error if the label of this sample, or of the next one, cannot be read as before.
+    The third value is the error if the label of this sample, or of another one up to the next that can be read, cannot
+    be read as before.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):

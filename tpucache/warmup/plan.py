@@ -71,8 +71,9 @@ class BuildPlan:
     """What a run will build.
 
     `augmentation` is the full augmentation as JSON values. `listing` is numbered as in the cache, and `order` has the
-    positions of its samples in the source's own listing. `labels` is the user's option, and `label_rule` checks labels
-    that only the samples state. `unused_labels` are names of columns that look like labels but are not used.
+    positions of its samples in the source's own listing. `labels` is the user's option `--labels`, and `label_rule`
+    checks labels that are stored in the samples; it is None if the listing has the labels. `unused_labels` are names of
+    columns that look like labels but are not used.
     `existing` is the finished cache to add to. With `is_retry`, `blocks` have its skipped samples, and `unchanged` is
     the number of skipped samples that are not tried again, because nothing about them has changed.
     """
@@ -103,7 +104,10 @@ class BuildPlan:
 
 
 def meant_source(source: Source, cache: str | Path, options: SourceOptions) -> Source:
-    """Return a source with the options for labels and sequences. If the cache exists, labels are read as before."""
+    """Return a source with the user's options for labels and sequences.
+
+    If the cache exists already, labels are read in the same way as when it was built.
+    """
     padded = pad_source(source, options.pad, options.truncate)
     names, before = class_names(options.classes), labels_before(Path(cache))
     return label_source(padded, options.labels, names, options.missing_label, before)
@@ -256,16 +260,19 @@ def _warn_of_left_out(listing: Listing) -> None:
 
 
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
-    """Return the rule for labels that are stored in the samples, like the `first`; None if the listing has labels."""
+    """Return the rule that checks labels which are stored in the samples, or None if the listing has the labels.
+
+    `first` is the label of the first sample, and the others must be of its kind.
+    """
     if any(sample.label is not None for sample in listing.samples):
         return None
     return LabelRule(first, len(listing.classes))
 
 
 def check_labels(listing: Listing) -> None:
-    """Raise SourceError for a listing with a `doubt` about its classes, or with a label that is not a class number.
+    """Raise SourceError if a label is not a class number, or if the listing has a `doubt` about its classes.
 
-    Without this check, the build would fail at its end.
+    With the option `classes`, a doubt is no error. Without this check, the build would fail at its end.
     """
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
@@ -359,7 +366,11 @@ def _has_colours(fields: Sequence[Field]) -> bool:
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
-    """Return a recipe's full augmentation as JSON values. If it cannot differ from a finished cache's, return that."""
+    """Return a recipe's full augmentation as JSON values.
+
+    `before` is the manifest of the finished cache, if there is one. If the augmentation cannot differ from the cache's,
+    the cache's is returned.
+    """
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}
     if before is not None and before.augmented and recipe.augment in PRESETS:

@@ -125,7 +125,7 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
 def _new_columns(
     cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...], missing: Sequence[str]
 ) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return all columns of the samples table, with those of the table, and the changed values of the manifest."""
+    """Return all columns of the samples table, updated from the user's `table`, and the manifest's changed values."""
     samples, manifest = cache.samples, cache.manifest
     rows = _find_rows(cache, table, options)
     columns: dict[str, Column] = dict(samples)
@@ -166,10 +166,13 @@ def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label],
 
 
 def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
-    """Return the columns of soft labels and of their weights. Raises UsageError and SourceError."""
+    """Return the columns of soft labels and of their weights.
+
+    Raises UsageError unless each sample has one class, and SourceError for a wrong value in the table.
+    """
     samples, classes = cache.samples, cache.manifest.classes
     path, labels = path_column(table, options), samples.get(LABEL)
-    if not table.is_own:  # a mark may precede names that a spreadsheet would read as formulas
+    if not table.is_own:  # tpucache's tables have a mark before names that a spreadsheet would read as formulas
         table = dataclasses.replace(table, columns={**table.columns, path: [*map(from_cell, table.column(path))]})
     if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
         raise UsageError(
@@ -262,7 +265,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
 
 
 def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool = True) -> RowNumbers:
-    """Return the row of each sample: int64 (samples,), -1 for none.
+    """Return the number of the table's row that belongs to each sample: int64 (samples,), -1 without a row.
 
     Raises SourceError for a sample with several rows, and, with `need_all`, for a sample without a row.
     """
@@ -333,7 +336,7 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 
 
 def _tell_apart(table: Table, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return keys, numbered like warmup's where several rows have one path.
+    """Return the keys of a table's rows. If several rows have the same path, they get numbers, as in a warmup.
 
     Raises SourceError if the cache has only one sample of such a path.
     """
@@ -356,7 +359,10 @@ def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[
 
 
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
-    """Write the tables of a new version, and its manifest last. Raises OSError."""
+    """Write the tables of a new version, and its manifest last. If nothing changes, return the present manifest.
+
+    Raises OSError.
+    """
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():

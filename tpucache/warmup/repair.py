@@ -158,7 +158,7 @@ def load_manifest(cache: Path) -> Manifest:
 
 
 def _examine(source: Source, cache: Cache, damages: Sequence[Damage], augment: str | None) -> _Case:
-    """Return what to repair. Raises an error if the same bytes cannot result. No file is written."""
+    """Return what to repair. Raises an error if the files cannot be built again with the same bytes. Writes no file."""
     manifest = cache.manifest
     entries = {entry.name: entry for entry in (*manifest.tables, *manifest.shards)}
     for damage in damages:
@@ -321,10 +321,11 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
 
 
 def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
-    """Return the samples table as bytes. `numbers` (samples,) are the kept samples; the listing is numbered likewise.
+    """Return the samples table as bytes. `numbers` (samples,) are the numbers of the kept samples.
 
-    Samples are read only if the listing lacks some columns, and decoded only if the table had facts about images.
-    Raises DamageError if the table has another SHA-256, SampleError when a sample cannot be read.
+    The listing is numbered as in the cache. Samples are read only if the listing lacks some columns, and decoded only
+    if the table had facts about images. Raises DamageError if the table has another SHA-256, SampleError when a sample
+    cannot be read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
@@ -347,7 +348,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
 
 
 def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
-    """Return an info without facts about the images of the first `count` samples."""
+    """Return a ChunkInfo in which the first `count` samples have no facts about their images, such as their mean."""
     columns = {
         name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
         for name, values in info.columns.items()
@@ -356,7 +357,10 @@ def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
 
 
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
-    """Return the index rows of a shard's records, in key order. With a layout, a value contains several records."""
+    """Return the index rows of a shard's records, in the order of its keys. `shard` is its position in the manifest.
+
+    With a `layout`, an LMDB value contains several records; otherwise one.
+    """
     rows = []
     with open_file(path) as file:
         for extent in list(pages.walk(file)):
@@ -373,7 +377,10 @@ def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
 
 
 def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifest: Manifest | None = None) -> ChunkInfo:
-    """Return labels and columns that are stored in the samples. With a manifest, also decode images for their facts."""
+    """Return the labels and columns that are stored in the samples.
+
+    With a `manifest`, images are also decoded, to compute the columns with facts about them.
+    """
     decoding = None if manifest is None else (manifest.fields, Recipe.from_dict(manifest.recipe))
 
     def tasks() -> Iterator[Task]:

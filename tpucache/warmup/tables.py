@@ -152,14 +152,18 @@ def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Colum
 
 
 def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
-    """Return the number of samples of each class. Labels are class numbers (n,), or a row of marks for each sample."""
+    """Return the number of samples of each class.
+
+    `labels` are class numbers (n,). If a sample may have several classes, they are numbers (n, classes), above 0 for
+    each of its classes.
+    """
     if labels.ndim > 1:
         return tuple((labels > 0).sum(0).tolist())
     return tuple(np.bincount(labels[labels >= 0].astype(np.int64), minlength=len(classes)).tolist())
 
 
 def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return the manifest's `source`: samples, files that were left out, options, and how labels were read."""
+    """Return the part `source` of the manifest: samples, left out files, options, and how labels were read."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
@@ -169,9 +173,9 @@ def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
 
 
 def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
-    """Return content hashes by sample number: those of skipped samples, and those of a few others' fields.
+    """Return content hashes by sample number, as text: those of skipped samples, and those of a few other samples.
 
-    A skipped sample has no hash if it was last read with other libraries than those that the manifest will list.
+    A skipped sample has no hash if it was last read with other versions of libraries than the manifest will list.
     """
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
@@ -185,7 +189,7 @@ def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[s
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
     """Return the numbers of annotations in the source and in each variant, by field.
 
-    `new` has the numbers for new blocks. For blocks that a cache has already, the shards have those for new variants.
+    `new` has the numbers of new blocks. The infos of `shards` have those of new variants of the cache's own blocks.
     """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
@@ -212,7 +216,7 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the joined info of all new blocks. Blocks that a cache has already are in its tables."""
+    """Return the joined info of all new blocks. Blocks of the existing cache are left out: its tables have them."""
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
@@ -259,8 +263,8 @@ def label_column(
 ) -> tuple[Array, tuple[str, ...], tuple[int, ...]]:
     """Return the column of labels, the classes, and the number of samples of each class.
 
-    The column is class numbers (n,), marks float32 (n, m) or values float64 (n, m). Raises SourceError for labels of
-    several kinds, and for numbers that are not classes.
+    The column has class numbers (n,), or one float32 for each class (n, classes), or values as float64 (n, values).
+    Raises SourceError for labels of several kinds, and for numbers that are not classes.
     """
     kinds: set[Any] = set(map(type, labels))
     if kinds <= {tuple, list}:
@@ -290,7 +294,7 @@ def _plain_column(values: Sequence[Any]) -> Column:
 
 
 def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[tuple[ShardEntry, ...], Array]:
-    """Return the entries of all shards, ordered by band, variant and block, and the index of their records."""
+    """Return the entries of all shards, new and existing, ordered by band, variant and block, and their index."""
     rows = {_order(shard.entry): (shard.entry, shard.rows) for shard in shards}
     if existing is not None:
         for entry in existing.manifest.shards:
@@ -324,7 +328,11 @@ def write_table(cache: Path, name: str, data: bytes) -> FileEntry:
 def _statistics(
     new: ChunkInfo, before: Manifest | None, fields: Sequence[Field], samples: int, counts: tuple[int, ...]
 ) -> Statistics:
-    """Return the statistics. Mean and deviation are computed from exact sums, so the order of blocks has no effect."""
+    """Return the statistics of all samples: those in `new`, and those of the existing cache with the manifest `before`.
+
+    `samples` is the number of all samples, and `counts` how many each class has. Mean and deviation are computed from
+    exact sums, so the order of blocks has no effect. A cache without images has only `counts`.
+    """
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
     pixels = samples * fields[0].shape[0] * fields[0].shape[1]

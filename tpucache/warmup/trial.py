@@ -158,7 +158,7 @@ def dry_run(
 
 
 class _Look:
-    """Collects facts about the tried samples, and the arrays of every n-th one."""
+    """Collects facts about the tried samples, and keeps the arrays of every n-th one, where n is `every`."""
 
     def __init__(self, recipe: Recipe, every: int) -> None:
         self._recipe, self._every = recipe, every
