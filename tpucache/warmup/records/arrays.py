@@ -98,7 +98,7 @@ def clean_and_count(
 ) -> tuple[dict[str, Array], Counts, Facts]:
     """Return a sample's arrays in the fields' order, the numbers of its annotations, and facts about its image.
 
-    Each array has exactly its field's dtype and shape. The image is presized, and the mask follows it pixel by pixel.
+    Each array has exactly its field's dtype and shape. `presize` resizes the image; the mask follows it pixel by pixel.
     Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
     boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
     outside of the visible part. `path` names the sample in errors. The counts are those in the source, and the facts
@@ -149,7 +149,7 @@ def _facts(framing: Framing, kind: str) -> Facts:
 
 
 def _names(item: Item) -> list[str]:
-    """Return the names of a sample's fields, with the mask if it has run lengths."""
+    """Return the names of a sample's fields, including `mask` if the mask is given as run lengths."""
     return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
 
 
@@ -194,7 +194,7 @@ def _array(field: Field, value: bytes | Array, path: str) -> Array:
 
 
 def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Return the visible part of a mask (height, width, 1), and 1 if the whole mask is not empty.
+    """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
 
     Without `coordinates`, the mask's size must show whether it belongs to the image as stored or as displayed.
     """
@@ -215,7 +215,10 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
 
 
 def _mask_of_runs(runs: Array, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Draw a mask from run lengths. Return its visible part (height, width, 1), and 1 if it has a pixel of a class."""
+    """Draw a mask from run lengths.
+
+    Return its visible part (height, width, 1), and 1 if any of its pixels is not 0, else 0.
+    """
     coordinates = _coordinates(framing, recipe, path)
     drawn = draw_runs(runs, framing.stored_as(coordinates), path)
     stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)

@@ -75,10 +75,11 @@ def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int,
 def augment_fields(
     clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
 ) -> dict[str, Array]:
-    """Return one augmented variant of a record's arrays, of the same names, dtypes and shapes.
+    """Return one augmented variant of a record's arrays, with the same names, dtypes and shapes.
 
-    Mask, boxes and keypoints follow the image: boxes that leave the view are dropped, and keypoints that leave it are
-    marked as invisible. Other fields, and all fields of a record without an image, are returned unchanged.
+    `definition` is what `resolve` returned, and `number` the sample's number. Mask, boxes and keypoints follow the
+    image: boxes that leave the view are dropped, and keypoints that leave it are marked as invisible. Other fields, and
+    all fields of a record without an image, are returned unchanged.
 
     Raises RecipeError when the augmentation fails or changes a shape or dtype.
     """
@@ -121,7 +122,10 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 def build_function(
     definition: str, names: tuple[str, ...], thread: int
 ) -> Callable[[dict[str, Array], SeedSequence], Any]:
-    """Return the function of a definition. Each `thread` needs its own, because a pipeline stores its generator."""
+    """Return the function that applies the augmentation of a `definition`, as JSON text, to the fields `names`.
+
+    It is kept for later calls. Each `thread` has its own, because a pipeline stores its generator.
+    """
     content = json.loads(definition)
     function = _of_definition(content, names)
 
@@ -160,7 +164,10 @@ def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augmen
 
 
 def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
-    """Return a function of a dictionary that calls the user's callable, which takes an image if there is only that."""
+    """Return the user's callable `target` as a function of (arrays, generator).
+
+    For records with only an image, `target` receives and returns the image, otherwise the dictionary of arrays.
+    """
     if names != (IMAGE,):
         return target
     return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
@@ -181,9 +188,9 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
 
 
 def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
-    """Return the definition of a preset for images of a size, in the form of `albumentations.to_dict`.
+    """Return the definition of a preset for images of this size, in the form of `albumentations.to_dict`.
 
-    Without `has_colours`, it does not change colours, because albumentations expects colours from 0 to 255.
+    Without `has_colours`, the preset does not change colours, because albumentations expects colours from 0 to 255.
     """
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
@@ -267,7 +274,11 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 
 
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a record's arrays in the form of albumentations: boxes without padding, clipped to the image."""
+    """Return a record's arrays as albumentations expects them, by the names of its targets.
+
+    The mask loses its last axis. Rows of -1 and parts outside of the image are removed from the boxes. Keypoints become
+    x, y (n, 2), half a pixel lower, because albumentations counts from the middle of the first pixel.
+    """
     targets = {"image": given[IMAGE]}
     if MASK in given:
         targets["mask"] = given[MASK][..., 0]
@@ -279,9 +290,10 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return albumentations' results in the form of a record. `given` are the record's arrays before.
+    """Return the results of albumentations in the form of a record: the reverse of `to_targets`.
 
-    Raises ValueError when there are more boxes than the record has room for, or another number of keypoints.
+    `given` are the record's arrays before the augmentation. Raises ValueError when there are more boxes than the record
+    has room for, or another number of keypoints.
     """
     result: dict[str, Array] = {IMAGE: targets["image"]}
     if MASK in given:
@@ -331,10 +343,10 @@ def loaded_generators() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the global generators of `random` and NumPy, and of OpenCV and torch if they are imported.
+    """Seed the generators of `random` and NumPy, and of OpenCV and torch if they are imported, for the `with` block.
 
-    Only one thread at a time runs inside. At the end, all generators get their old state, except that of OpenCV, whose
-    state cannot be read.
+    Only one thread at a time runs the block. At its end, all generators get their old state, except that of OpenCV,
+    whose state cannot be read.
     """
     words = entropy.generate_state(8)
     seed = int.from_bytes(words.tobytes(), "little")

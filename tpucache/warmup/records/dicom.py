@@ -27,19 +27,20 @@ def is_dicom(data: bytes) -> bool:
 
 
 class DicomImage:
-    """A DICOM file. Only its header is read at first. If it has several frames, the first one is used.
+    """A DICOM file. `decode` decodes its pixels; if it has several frames, those of the first one.
 
-    In the modes rgb and grey, stored numbers are rescaled (slope and intercept), then go through the file's VOI LUT or
-    its first window (PS3.3, C.11.2). A file with neither, and without rescaling, is shown in the whole range of its
-    bits. In the mode keep, pixels are the stored numbers, or float32 if the file rescales them. MONOCHROME1 is inverted
-    in all modes.
+    In the mode keep, pixels are the stored numbers, or float32 if the file rescales them (slope and intercept). In the
+    modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled, and the first of these
+    that exists decides which are black and white: the recipe's white level, the file's VOI LUT, its first window (DICOM
+    PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file, whose low
+    numbers are bright, is inverted.
     """
 
     kind = "DICOM"
     orientation = 1
 
     def __init__(self, data: bytes, path: str) -> None:
-        """Read the header. Raises SampleError for a broken file and, naming the library, where pydicom is missing."""
+        """Read the file without decoding its pixels. Raises SampleError for a broken file, or without pydicom."""
         self._path = path
         try:
             import pydicom
@@ -66,7 +67,10 @@ class DicomImage:
         if numbers.ndim == 3 and str(file.PhotometricInterpretation).startswith("YBR"):
             numbers = pixels.convert_color_space(numbers, file.PhotometricInterpretation, _RGB)
         if numbers.shape[:2] != self.size[::-1]:
-            raise ValueError(f"{numbers.shape} pixels, and the header says {self.size[1]} x {self.size[0]}")
+            raise ValueError(
+                f"it has {numbers.shape[1]} x {numbers.shape[0]} pixels, and its header says "
+                f"{self.size[0]} x {self.size[1]}"
+            )
         return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False)
 
     @property
@@ -84,7 +88,10 @@ class DicomImage:
         return str(self._file.PhotometricInterpretation) == _INVERTED
 
     def _kept(self, numbers: Array) -> Array:
-        """Return the stored numbers, or float32 if the file rescales them. Low numbers are dark."""
+        """Return the pixels of the mode keep: the stored numbers, or float32 if the file rescales them.
+
+        Low ones are dark.
+        """
         low, high = self._range
         if self._is_inverted:
             numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
@@ -123,7 +130,7 @@ class DicomImage:
 
 @contextmanager
 def _refusing(path: str) -> Iterator[None]:
-    """Raise SampleError for any error of pydicom and its decoders. Ignore their warnings."""
+    """Raise SampleError in place of any error of pydicom and its decoders, and ignore their warnings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -136,12 +143,15 @@ def _refusing(path: str) -> Iterator[None]:
 
 
 def _first(value: Any) -> float:
-    """Return a value as a number; if it lists several windows, that of the first."""
+    """Return an element of a file as a number, such as its WindowWidth; the first number if it has several."""
     return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
 
 
 def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
-    """Map numbers through a window to 0..1, as in PS3.3, C.11.2.1.2 and C.11.2.1.3."""
+    """Map numbers to 0..1 by a window, as in DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3.
+
+    `function` is its VOI LUT function.
+    """
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
     if function == "LINEAR":

@@ -114,7 +114,11 @@ class SampleEncoder:
 
 @dataclass(frozen=True)
 class LabelRule:
-    """The rule for labels: each must have the kind of `like`, and be below `classes` if that is not 0."""
+    """The rule for labels that are stored in the samples.
+
+    Each must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of this length.
+    Class numbers must be below `classes`, unless that is 0.
+    """
 
     like: Label
     classes: int = 0

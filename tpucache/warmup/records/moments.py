@@ -40,7 +40,7 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    """Return the sums of both. Moments without channels count as 0."""
+    """Return the sum of two moments. One without channels counts as 0."""
     if not first[0] or not second[0]:
         return first if first[0] else second
     sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))
@@ -48,7 +48,10 @@ def add_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean of an image's numbers, and their standard deviation within the channels, from its moments."""
+    """Return the mean of all numbers of an image, and their standard deviation around the mean of their channel.
+
+    `channels_moments` are the moments of the image.
+    """
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
     sums, squares = channels_moments

@@ -45,7 +45,10 @@ class UncertainRangeError(PixelsError):
 
 
 class Decoded(NamedTuple):
-    """Pixels in stored orientation, (height, width) or (height, width, channels), and their scale, 1.0 or less."""
+    """Pixels in stored orientation, (height, width) or (height, width, channels).
+
+    `scale` is the scale at which they were decoded: 1.0 for the full size, less for a smaller one.
+    """
 
     pixels: Array
     scale: float
@@ -62,7 +65,7 @@ class ArrayImage:
         self.kind = f"array {array.dtype}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels in the recipe's mode, always at full scale."""
+        """Return its pixels in the recipe's mode. They always have the full size."""
         return Decoded(to_pixels(self._array, recipe.mode, recipe.white_level, self._path), 1.0)
 
 

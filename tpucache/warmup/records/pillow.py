@@ -173,7 +173,7 @@ def decode_jpeg(
     """Return a JPEG's pixels, (height, width) if `is_grey`, else RGB (height, width, 3), and their scale.
 
     `size` is the file's (width, height). The smallest scale with at least `least` (width, height) is used; None: full
-    scale. Returns None if simplejpeg is not installed or refuses the file; then Pillow decides.
+    scale. Returns None if simplejpeg is not installed or refuses the file; then Pillow has to decode it.
     """
     simplejpeg = find_simplejpeg()
     if simplejpeg is None:
@@ -267,7 +267,7 @@ def _register() -> None:
 
 @contextmanager
 def _as_broken() -> Iterator[None]:
-    """Raise OSError, as for a broken image, for errors that are not in `_BROKEN`."""
+    """Raise OSError, which counts as a broken image, in place of errors that are not in `_BROKEN`."""
     try:
         yield
     except (*_BROKEN, Image.DecompressionBombWarning, Image.DecompressionBombError):

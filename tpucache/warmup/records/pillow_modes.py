@@ -99,7 +99,7 @@ def check_colours(image: Image.Image, data: bytes, white: int | None) -> None:
 
 
 def _highest_byte(image: Image.Image, data: bytes) -> int:
-    """Return the largest high byte of 16-bit colours, without alpha; 255 if the image is black."""
+    """Return the largest high byte of 16-bit colours, without alpha; 255 for a PNG whose colours are all black."""
     pixels = np.asarray(image)
     colours = pixels[..., :3] if image.mode in ("RGBA", "RGBX", "RGBa") else pixels
     highest = int(colours.max())
@@ -135,7 +135,7 @@ def _as_they_are(image: Image.Image, data: bytes) -> Array:
 
 
 def _whole_numbers(image: Image.Image, bits: int) -> Array:
-    """Return an image that Pillow reads as 32-bit integers in the depth of its file."""
+    """Return the pixels that Pillow reads as 32-bit integers, with as many bits as the file has. Raises PixelsError."""
     if image.format == "PPM":
         return np.asarray(image).astype("<u2")
     if isinstance(image, TiffImagePlugin.TiffImageFile) and bits == 16:

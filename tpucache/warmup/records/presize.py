@@ -57,9 +57,10 @@ def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
 
 
 class Presized(NamedTuple):
-    """An image (height, width, channels) of the recipe's size, the geometry of its resize, and its stored form.
+    """An image (height, width, channels) of the recipe's size, the geometry of its resize, and its file format and
+    mode.
 
-    Masks and points need the same `framing`. `kind` is, for example, `JPEG RGB`.
+    Masks, boxes and keypoints need the same `framing`. `kind` is, for example, `JPEG RGB`.
     """
 
     pixels: Array
@@ -194,8 +195,8 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
     """Return the pixels of an axis that the filter reads when start..stop is resized to `count` pixels.
 
-    Other pixels need not be copied. The result is a slice of `length` pixels, then start, relative to the slice, and
-    the length of start..stop.
+    Other pixels need not be copied. `length` is the number of the axis's pixels. The result is a slice of them, then
+    `start` relative to this slice, and the length of start..stop.
     """
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))

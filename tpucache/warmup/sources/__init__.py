@@ -57,7 +57,7 @@ _LISTS: Final = {
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
-    """Return another package's kind of source. Raises TypeError if it is not a SourceKind."""
+    """Return `part`, which another package offers as a kind of source. Raises TypeError if it is not a SourceKind."""
     if not isinstance(part, SourceKind):
         raise TypeError(f"{part!r} is not a tpucache.warmup.sources.SourceKind")
     return part
@@ -116,9 +116,10 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
 
 
 def _find_kind(source: str | Path) -> SourceKind | None:
-    """Return the first kind of source that matches a text. `module:callable` is last, because other kinds look like it.
+    """Return the first kind of source that matches a text, or None.
 
-    If no kind matches, raises DependencyError for a kind of another package that cannot be imported.
+    `module:callable` is tried last, because texts of other kinds may have this form, too. If no kind matches, and a
+    kind of another package could not be imported, that DependencyError is raised.
     """
     own = [cloud.KIND] if is_url(source) else [_KINDS[name] for name in _KINDS.own]
     if found := next((kind for kind in own if kind is not datasets.KIND and kind.matches(source)), None):

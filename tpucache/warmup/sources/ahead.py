@@ -1,4 +1,4 @@
-"""Reads samples ahead in threads while a worker encodes earlier ones, if the storage answers late."""
+"""Reads samples ahead in threads while a worker encodes earlier ones, if the storage is slow to answer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_thread
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
 _UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
-#: Storage that needs more time for a file answers late. A local disk needs less; a thread costs a tenth of this.
+#: Storage that needs more time for a file is slow. A local disk needs less; a thread costs a tenth of this.
 _LATE_SECONDS: Final = 0.002
 _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
-#: If storage answers at once, only the first of this many samples is timed.
+#: If the storage is not slow, only one of this many samples is timed.
 _MEASURED_EVERY: Final = 16
 _MOST_WAITING: Final = 0.05  # as a share of a task's time
 
@@ -41,29 +41,34 @@ class Lateness:
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Add the time from one sample to the next, without the waiting."""
+        """Add the time that the worker spent on one sample, from receiving it to asking for the next one."""
         self._work = _mean(self._work, seconds)
 
     @property
     def files(self) -> int:
-        """How many files to read at once, so that the worker need not wait; 0 if storage answers at once."""
+        """How many files to read at once, so that the worker need not wait; 0 if the storage is not slow."""
         return min(MOST_FILES, 2 + math.ceil(self._samples_a_wait)) if self._samples_a_wait else 0
 
     @property
     def samples_a_task(self) -> int:
-        """The least number of samples in a task, so that waiting for the first one takes a small share of its time."""
+        """The least number of samples in a task, such that a task waits for its first one only for a small share of its
+        time.
+        """
         return max(1, math.ceil(self._samples_a_wait / _MOST_WAITING))
 
     @property
     def _samples_a_wait(self) -> float:
-        """How many samples a worker processes in the time in which storage answers; 0 if it does not answer late."""
+        """How many samples a worker could process while it waits for the storage to deliver one.
+
+        It is 0 if the mean wait is at most `_LATE_SECONDS`.
+        """
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
 
 
 @functools.lru_cache(maxsize=1)
 def lateness_of(_work: Path) -> Lateness:
-    """Return this process's measurements of the storage, for the build with this work folder."""
+    """Return the measurements that this process has made of the storage. They begin anew with another work folder."""
     return Lateness()
 
 
@@ -75,7 +80,7 @@ class LoadAhead:
     ) -> None:
         """Prepare to load `samples`, in this order, with the function `load`. This does not read them yet.
 
-        If storage answers late, and the source's samples may be loaded in threads, several threads call `load`. If not,
+        If the storage is slow, and the source allows loading in threads, several threads call the function. Otherwise
         the calling thread does.
         """
         self._load, self._lateness = load, lateness

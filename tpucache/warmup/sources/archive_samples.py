@@ -77,9 +77,9 @@ class MemberFiles(Protocol):
 class ArchiveSource:
     """The samples in one archive or several.
 
-    Files with one key are one sample, as in WebDataset, if an image has a `.cls` file, or if it has a JSON or text file
-    and no folder that could be its class. If not, images are listed as in `FolderSource`; a folder that contains all
-    images is not a class.
+    Files with the same key (the path up to the first dot of the name) are one sample, as in WebDataset, if any image
+    has a `.cls` file, or, if there are no folders that could be classes, a JSON or text file. Otherwise images are
+    listed as in `FolderSource`; a folder that contains all images is not a class.
     """
 
     loads_in_threads = True
@@ -168,9 +168,9 @@ KIND: Final = SourceKind("a .zip or .tar of images, or a pattern of such files",
 
 
 def are_groups(names: Sequence[str]) -> bool:
-    """Return whether to group files by key: an image has a file with its class.
+    """Return whether files with the same key are one sample: they are if any image has a `.cls` file.
 
-    If images are not in folders, which could be their classes, a JSON or text file is enough.
+    If no file is in a folder, which could be its class, a JSON or text file of an image is enough.
     """
     kinds: dict[str, set[str]] = {}
     for name in names:
@@ -181,8 +181,9 @@ def are_groups(names: Sequence[str]) -> bool:
 
 
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
-    """Return one sample for each key, in the order of the files. `options` name keys of the JSON.
+    """Return one sample for each key, in the order of the files.
 
+    `read` reads a file, `options` name the labels among the keys of the JSON, and `where` names the source in errors.
     Raises SourceError if there are no samples, or if labels have several kinds.
     """
     groups: dict[str, dict[str, str]] = {}
@@ -221,7 +222,11 @@ def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, 
 
 
 def read_group(sample: Sample, read: Read) -> Item:
-    """Return the fields of a sample. Raises SampleError if a file cannot be read, or does not fit its name."""
+    """Read the files of one sample by `read`, and return its image, mask and arrays.
+
+    Raises SampleError if a file cannot be read or its content is not what its suffix says, if there are two images or
+    two masks, and if there is neither an image nor an array.
+    """
     fields: dict[str, bytes | Array] = {}
     arrays: dict[str, Array] = {}
     for member in sample.members:

@@ -26,7 +26,8 @@ _PADDED: Final = re.compile(r"\s*0\d")
 class Table:
     """The cells of a CSV file by column, and the line in which each row begins.
 
-    `is_own` says that `predict` or `suspects` wrote the file; then the marks in text cells have been removed.
+    `is_own` says that `predict` or `suspects` wrote the file. The marks that they put before text that a spreadsheet
+        would read as a formula have been removed from the cells.
     """
 
     path: Path
@@ -136,9 +137,10 @@ def _read(path: Path) -> bytes:
 
 
 def are_names(texts: Iterable[str]) -> bool:
-    """Return whether texts are class names, not class numbers: one is not a number, or all are whole and one is padded.
+    """Return whether texts are class names, not class numbers.
 
-    So 007 is a name, and a different class than 7.
+    They are names if one of them is not a number, or if all are whole numbers and one has leading zeros. So 007 is a
+    name, and a different class than 7.
     """
     distinct = set(texts)
     numbers = [to_number(text) for text in distinct]

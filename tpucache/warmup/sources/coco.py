@@ -60,7 +60,7 @@ class _Coco:
     strays: Sequence[str]
 
     def find(self, path: str) -> str | None:
-        """Return the name in the file for a sample's path."""
+        """Return the file name by which the JSON lists the image of the sample with this path, or None."""
         return path if path in self.images else self.plain.get(posixpath.basename(path))
 
 
@@ -163,7 +163,10 @@ class BoxSource:
 
 
 def _names(paths: Sequence[str], coco: _Coco) -> dict[str, str]:
-    """Return the name in the file for each path that it lists."""
+    """Return the file name by which the JSON lists each of the paths. Paths that it does not list are left out.
+
+    Raises SourceError if two paths have the same file name.
+    """
     found = {path: coco.find(path) for path in paths}
     names = {path: name for path, name in found.items() if name is not None}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
@@ -183,7 +186,10 @@ def _coco_of(path: Path) -> _Coco:
 
 @functools.lru_cache(maxsize=2)
 def _read_coco(path: Path, _size: int, _changed: int) -> _Coco:
-    """Read a COCO JSON file. Its size and time of change are in the cache key. Raises SourceError."""
+    """Read a COCO JSON file. Raises SourceError.
+
+    `_size` and `_changed`, its modification time, only make `lru_cache` read the file again after it has changed.
+    """
     try:
         content = parse_json(read_file(path))
         _check_ids(content)
@@ -245,7 +251,10 @@ def _annotation(item: Mapping[str, Any], number: int) -> str:
 
 
 def _row(item: Mapping[str, Any], numbers: Mapping[Any, int]) -> list[float]:
-    """Return left, top, right, bottom and class of an annotation. Raises ValueError, whose text follows its name."""
+    """Return left, top, right, bottom and class of an annotation.
+
+    Raises ValueError, whose text completes a sentence that begins with the annotation's name.
+    """
     category = item.get("category_id")
     if not isinstance(category, _ID) or category not in numbers:
         raise ValueError(f"has the category {category!r:.60}, which the file does not list")

@@ -176,7 +176,11 @@ def _read_all(
     where: str,
     may_index: bool,
 ) -> _Read:
-    """Return labels, their classes, and by position the reasons why labels cannot be read."""
+    """Return labels, their classes, and the reasons why some labels cannot be read, by position in `values`.
+
+    `own` are the source's classes, and `classes` the user's. The texts `missing` mean no label. `may_index` says
+    whether a list of whole numbers may be a list of class numbers. `where` names the source in messages.
+    """
     given, stated = values, missing
     numbers = () if are_names(own) else [to_number(name) or 0 for name in own]
     if missing is None and kind != "numbers" and are_counted_from_minus_one(numbers):
@@ -252,11 +256,14 @@ def _without_missing(
 
 
 class UnreadLabelError(SampleError):
-    """A sample has no label, or a label that cannot be read like the others."""
+    """A sample has no label, or its label cannot be converted to the kind that the source's labels have.
+
+    Such a kind is, for example, a class or a number.
+    """
 
 
 class LabelledSource:
-    """The samples of another source, with labels that are read as one kind. A sample with another label does not load.
+    """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
     If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
     spread samples decide; for texts, all samples. Call `list` before the source is sent to workers.
@@ -383,7 +390,7 @@ def _has_lists(values: Sequence[Any], kind: LabelKind) -> bool:
 
 
 def _are_single_floats(values: Sequence[Any]) -> bool:
-    """Return whether some values are single floats, and none are several."""
+    """Return whether some values are tuples of one float, and none are longer tuples."""
     lengths = {len(value) for value in values if isinstance(value, tuple)}
     return lengths == {1}
 
@@ -393,7 +400,10 @@ def _has_text(value: Any) -> bool:
 
 
 class _Conversion:
-    """Converts labels of the source's classes (`known`) to labels of the user's classes. Unnamed ones stay."""
+    """Converts class numbers of the source (`known` are its class names) to those of the user's `classes`.
+
+    If `known` is empty, class numbers stay as they are.
+    """
 
     def __init__(self, known: Sequence[str], classes: Sequence[str]) -> None:
         self._known, self._classes = known, classes

@@ -235,9 +235,10 @@ KIND: Final = SourceKind(
 
 @dataclass(frozen=True)
 class Roles:
-    """The meaning of each column: the image and its mask ("" where there is none), labels, the fold, arrays and others.
+    """The meaning of each column: of the image and its mask ("" if there is none), of labels, arrays and other columns.
 
-    `classes` are the names of the classes, if the metadata has them. `unread` are columns of types that are not kept.
+    `kept` are the columns that go into the samples table. `classes` are the names of the classes, if the metadata has
+    them. `unread` are columns of types that are not kept.
     """
 
     image: str
@@ -405,9 +406,10 @@ class ParquetRows:
         return sizes
 
     def row(self, number: int, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the cells of a row, as Arrow scalars by column. In order, each part of the file is read only once.
+        """Return the cells of a row, as Arrow scalars by column.
 
-        Raises IndexError if there is no such row, SourceError if the file is broken.
+        If rows are read in order, each part of the file is read only once. Raises IndexError if there is no such row,
+        SourceError if the file is broken.
         """
         if not 0 <= number < self._bounds[-1]:
             raise IndexError(number)
@@ -440,7 +442,10 @@ def open_rows(path: Path) -> ParquetRows:
 
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, size: int, changed: int) -> ParquetRows:
-    """Return an open file. Its size and time of change are in the cache key."""
+    """Return an open file.
+
+    `size` and `changed`, its modification time, make `lru_cache` open it again after a change.
+    """
     return ParquetRows(path)
 
 

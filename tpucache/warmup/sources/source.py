@@ -134,8 +134,8 @@ class Items(Protocol):
 class Source(Protocol):
     """A source of samples. It is pickled for every worker, so it must be small and safe to copy.
 
-    If its attribute `loads_in_threads` is true, and its storage answers late, threads of a worker load several samples
-    at once.
+    If its attribute `loads_in_threads` is true, and its storage is slow to answer, threads of a worker load several
+    samples at once.
     """
 
     def list(self) -> Listing:
@@ -154,7 +154,10 @@ def loads_in_threads(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """A source in other people's code. Its mistakes become errors that name it."""
+    """A source in the code of another package or of the user.
+
+    Mistakes of this code become SourceErrors that name it.
+    """
 
     source: Source
 

@@ -116,7 +116,10 @@ def _count(folder: Path) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _opened(folder: Path, _version: int) -> tuple[OpenFile, Any]:
-    """Return the open file of a copy, and the offsets of its items. A copy that is made again has another `version`."""
+    """Return the open file of a copy, and the offsets of its items.
+
+    `_version`, the modification time of the offsets, only makes `lru_cache` open a copy again after it was made again.
+    """
     return OpenFile(folder / _ITEMS), np.load(folder / _STARTS, allow_pickle=False)
 
 

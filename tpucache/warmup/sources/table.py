@@ -60,7 +60,7 @@ class TableOptions:
     )
     label_cols: tuple[str, ...] = option(
         (),
-        "the column of labels; repeat it for several (a column called label, target …)",
+        "the column of labels; can be repeated; default: a column called label, target …",
         metavar="NAME",
         flag="label-col",
     )
@@ -104,12 +104,12 @@ class TableOptions:
             raise UsageError("masks are either files or run lengths: give mask_col or rle_cols")
 
     def is_kept(self, name: str) -> bool:
-        """Return whether to keep a column that has no meaning here."""
+        """Return whether `keep` and `drop` allow to keep a column that no other option names."""
         is_wanted = not self.keep or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
         return is_wanted and not self.is_dropped(name)
 
     def is_dropped(self, name: str) -> bool:
-        """Return whether to leave a column out, even if it has a meaning."""
+        """Return whether a pattern of `drop` matches the name of a column."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.drop)
 
 
@@ -248,7 +248,10 @@ def _files(table: Table, options: TableOptions) -> _Files:
 
 @functools.lru_cache(maxsize=2)
 def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Files:
-    """Return the data of a table that loading needs. The table's size and time of change are in the cache key."""
+    """Return the data of a table that loading needs.
+
+    `size` and `changed`, its modification time, make `lru_cache` read it again after a change.
+    """
     return _read(path, options)[1]
 
 
@@ -280,7 +283,7 @@ def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
 
 
 def path_column(table: Table, options: TableOptions) -> str:
-    """Return the name of the column of paths. Raises SourceError if all columns have another meaning."""
+    """Return the name of the column of paths. Raises SourceError if other options name all columns."""
     if options.path_col is not None:
         return options.path_col
     others = {*options.label_cols, options.mask_col, options.fold_col, *options.rle_cols, options.rle_class_col}
@@ -291,7 +294,8 @@ def path_column(table: Table, options: TableOptions) -> str:
 
 
 def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
-    """Return the columns to keep: the fold, and those without a meaning here.
+    """Return the columns that go into the samples table: the fold, and those that no option names but `keep` and
+    `drop`.
 
     Raises SourceError for a fold that is not a whole number from -1.
     """

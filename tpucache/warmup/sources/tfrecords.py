@@ -45,7 +45,7 @@ _MOST_WALKED: Final = 64
 #: This many evenly spread records are read to find out whether several label features are classes.
 _LOOKED_AT: Final = 64
 _NAMES_LOOKED_AT: Final = 8  # this many records are read to find the names of features
-#: The bounds of records in files, by path, size and time of change; the latest file is last.
+#: The offsets of records in files, by path, size and modification time; the file that was scanned last is last.
 _walked: dict[tuple[Path, int, int], npt.NDArray[np.int64]] = {}
 _log: Final = logging.getLogger("tpucache")
 _lock: Final = threading.Lock()  # a Dask worker has several threads
@@ -213,7 +213,10 @@ def _bounds_of(path: Path, advance: Callable[[int], object] = lambda records: No
 
 
 def _walk(path: Path, size: int, advance: Callable[[int], object]) -> npt.NDArray[np.int64]:
-    """Scan a file, and skip from each record's length to the next."""
+    """Return the offsets at which the records of a file begin, and the end.
+
+    Each record's length leads to the next record.
+    """
     bounds = [0]
     with open_file(path) as file:
         while (start := bounds[-1]) < size:
