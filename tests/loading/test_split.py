@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,5 +90,18 @@ def test_samples_of_fold_minus_one_train_in_every_fold_and_validate_in_none(fold
     splits = fold_splits({"fold": folds})
     assert {name: split.valid.tolist() for name, split in splits.items()} == {"0": [0, 3], "1": [2]}
     assert {name: split.train.tolist() for name, split in splits.items()} == {"0": [1, 2], "1": [0, 1, 3]}
-    with pytest.raises(UsageError, match="one fold"):
-        fold_splits({"fold": np.array([0, -1, 0])})
+
+
+@pytest.mark.parametrize(
+    ("folds", "reason"),
+    [
+        ([3, 3, 3], "all samples are in one fold, {}: nothing would remain to train on"),
+        ([3, -1, 3], "the cache has only one fold besides -1, {}: cross-validation needs at least two"),
+        ([-1, -1, -1], "the cache has no fold besides -1: cross-validation needs at least two"),
+    ],
+)
+@pytest.mark.parametrize("has_names", [False, True])
+def test_fewer_than_two_folds_are_refused_with_the_reason(folds, reason, has_names):
+    column = Strings.pack([str(fold) for fold in folds]) if has_names else np.array(folds)
+    with pytest.raises(UsageError, match=re.escape(reason.format(["3"] if has_names else [3]))):
+        fold_splits({"fold": column})

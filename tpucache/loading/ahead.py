@@ -22,7 +22,7 @@ Prepared = TypeVar("Prepared")
 Self = TypeVar("Self", bound="Ahead[Any]")
 
 _DONE: Final = object()
-#: The largest group of batches that are prepared together. Passing one group to the loop wakes two threads.
+#: The largest group of batches that one call prepares. Two threads are woken for each group, whatever its size.
 _MOST_TOGETHER: Final = 64
 
 
@@ -32,15 +32,16 @@ class _Failure:
 
 
 class Ahead(Generic[Prepared]):
-    """Iterates over batches that a thread has prepared by `prepare(batch, number)`, up to `depth` batches ahead.
+    """Iterates over batches. A thread prepares each by `prepare(batch, number)`, up to `depth` batches before its use.
 
-    A CachedLoader counts a batch in its state when the loop gets it here, not when it is read. If reading or preparing
-    a batch fails, the error is raised in the loop at that batch. Leaving the context ends the thread. In a forked
-    process, iterating raises UsageError. `waited_seconds` is the time for which the loop was blocked here;
-    `cpu_seconds` is the CPU time of the thread.
+    A CachedLoader counts a batch in its state when the loop gets the prepared batch, not when the thread reads it. If
+    reading or preparing a batch fails, the error is raised in the loop at that batch. Leaving the context ends the
+    thread. In a forked process, iterating raises UsageError. `waited_seconds` is how long the loop has waited for
+    batches; `cpu_seconds` is the CPU time of the thread.
 
-    If `together(batches, number)` is given, it prepares up to 64 batches in one call, which `depth` counts as one. This
-    is used for batches of resident records that upload nothing and only consist of row numbers.
+    If `together(batches, number)` is given, one call of it prepares up to 64 batches, and `depth` counts them as one.
+    It is used for batches that consist only of row numbers, because all of their records are in the device's memory.
+    `number` is the number of the first of these batches.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Ahead(Generic[Prepared]):
         return self
 
     def _begin(self) -> Iterator[Any]:
-        """Return an iterator over the batches."""
+        """Return an iterator over the batches. Those of a loader are `Uncounted`."""
         batches = self._batches
         return batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
 
@@ -127,7 +128,10 @@ class Ahead(Generic[Prepared]):
         return [self._prepare(batch, number + at) for at, batch in enumerate(batches)]
 
     def _grouped(self, batches: Iterator[Any]) -> Generator[list[tuple[Any, Callable[[], None] | None]], None, None]:
-        """Yield groups of batches, each with its `confirm`. The first groups are small, so the loop starts early."""
+        """Yield the batches in groups to prepare together. The first groups are small, so that the loop starts early.
+
+        With each batch comes the function that counts it in its loader's state, or None.
+        """
         group: list[tuple[Any, Callable[[], None] | None]] = []
         key: Hashable = None
         most = 1
@@ -154,7 +158,10 @@ class Ahead(Generic[Prepared]):
 
 
 def _shared(batch: Any) -> Hashable:
-    """Return a key that is equal for batches that may be prepared together; None for a batch that uploads records."""
+    """Return a key: consecutive batches with equal keys may be prepared together.
+
+    Returns None for a batch that must be prepared alone, such as one that uploads records.
+    """
     if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch) and not batch[1].uploads:
         return id(batch[0]), len(batch[1].slots)
     return None

@@ -28,9 +28,9 @@ _BYTES: Final = "|u1"
 
 
 class HostCrop:
-    """Reads random crops of a batch's images. A device would make the same crops, by `tpucache.ondevice.draw`.
+    """Reads random crops of a batch's images. The boxes are those that a device would crop for the same random numbers.
 
-    Crops of the same size as the images also have exactly the same bytes.
+    If the crops have the size of the images, their pixels are also exactly those that a device would compute.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
@@ -50,13 +50,13 @@ class HostCrop:
         self._settings, self.size = settings, size or (height, width)
         #: The fields of the result: one image, uint8 (height, width, channels).
         self.fields = (Field(IMAGE, "raw", _BYTES, (*self.size, channels)),)
-        #: The augmentation that remains to be done to a batch.
+        #: The augmentation that a batch still needs after it was cropped and flipped.
         self.left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
         """Return a function that reads crops into buffers of `fields`, called like `CachedDataset.read_into`.
 
-        The random numbers follow from (seed, step), for the rows `own` of a global batch with `rows` rows.
+        The random numbers of a global batch with `rows` rows follow from (seed, step). The slice `own` of them is used.
         """
         draws = drawn.draw(self._settings, seed, step, rows, (self._form.height, self._form.width))[own]
         first = drawn.CROPPED.start
@@ -108,9 +108,9 @@ def _why_not_images(dataset: CachedDataset) -> str | None:
         return "records have more fields than an image"
     image = _image(dataset)
     if image.dtype != _BYTES:
-        return f"the numbers of images are {np.dtype(image.dtype)}, not bytes"
+        return f"images are {np.dtype(image.dtype)}, not uint8"
     if image.shape[2] > MOST_CHANNELS:
-        return f"images have {image.shape[2]} channels, and at most {MOST_CHANNELS} are cropped at once"
+        return f"images have {image.shape[2]} channels, and the host crops images of at most {MOST_CHANNELS}"
     if len(dataset.record_fields[0].shape) == 1 and not _has_planes(dataset):
         return 'images are left packed for a device: leave finish="device" out'
     return None

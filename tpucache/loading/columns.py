@@ -15,7 +15,10 @@ from tpucache.types import Array
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is encoded, fitted to the training samples: mean and deviation of numbers, or the list of names."""
+    """How a column is encoded, as fitted to the training samples.
+
+    A column of numbers has their `mean` and standard deviation `std`. A column of text has its different `names`.
+    """
 
     name: str
     mean: float = 0.0
@@ -28,7 +31,7 @@ class Column:
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Encode the column of some samples, float32 (n, width): standardised numbers, or one-hot names.
+        """Encode the column of the samples at `positions`, float32 (n, width): standardised numbers, or one-hot names.
 
         Raises UsageError if a value is missing, has another type, or is a name that no training sample has.
         """
@@ -61,21 +64,21 @@ class Columns:
         return sum(part.width for part in self.parts)
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Encode the columns of some samples: float32 (n, width). Raises UsageError."""
+        """Encode the columns of the samples at `positions`: float32 (n, width). Raises what `Column.encode` raises."""
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return the columns as plain values."""
+        """Return the columns as a list of dicts that can be written as JSON."""
         return [{**asdict(part), "names": list(part.names)} for part in self.parts]
 
 
 def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
-    """Undo `Columns.to_list`."""
+    """Return the columns from which `Columns.to_list` made these values."""
     return Columns(tuple(Column(**{**part, "names": tuple(part["names"])}) for part in values))
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Fit the encoding of some columns to the training samples. Raises UsageError."""
+    """Fit the encoding of the columns `names` to the training samples at `positions`. Raises UsageError."""
     parts = []
     for name in names:
         values = read_column(table, name, positions)
@@ -87,7 +90,7 @@ def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> C
 
 
 def read_column(table: SampleTable, name: str, positions: Array) -> Array | list[str]:
-    """Return a column of some samples: numbers, float64 (n,), or a list of names.
+    """Return a column of the samples at `positions`: numbers, float64 (n,), or a list of names.
 
     Raises UsageError if there is no such column, or if a value is missing (NaN, infinite or empty).
     """

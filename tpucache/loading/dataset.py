@@ -58,10 +58,10 @@ Self = TypeVar("Self", bound="CachedDataset")
 class CachedDataset(Dataset[Item]):
     """The samples of a cache: `image, label = dataset[0]`.
 
-    The image is a tensor (channels, height, width), with channels last in memory. It is uint8, unless warmup kept
-    another depth. The label is an int64 scalar, a float32 vector, or -1 if the cache has no labels. If records have
-    more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch, the tensors
-    are numpy arrays of the same shapes.
+    The image is a tensor (channels, height, width), with channels last in memory. It is uint8, unless the warmup kept
+    another dtype. The label is an int64 scalar, a float32 scalar or vector, or -1 if the cache has no labels. If
+    records have more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch,
+    the tensors are numpy arrays of the same shapes.
 
     `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples. Making one reads
     nothing (see `select`).
@@ -94,8 +94,8 @@ class CachedDataset(Dataset[Item]):
         warning. A CachedLoader counts epochs itself. With a DataLoader, call `set_epoch` before each epoch; without
         that, a warning is logged when the second epoch begins.
 
-        `version` is the number of a version of the cache, by default the newest. "cache@2" names a version, too. The
-        dataset keeps its version when new ones are made.
+        `version` is the number of a version of the cache, by default the newest. "cache@2" names version 2 of "cache",
+        too. An open dataset does not change when newer versions are made.
 
         `indices` selects samples in this order: positions from 0, or a mask with one bool per sample. Negative
         positions are refused here, because many tables use -1 for "not found".
@@ -105,9 +105,9 @@ class CachedDataset(Dataset[Item]):
         is read, False keeps none.
 
         `resolution` gives images of the codecs dct-zstd and dct-lz4 at another size, (height, width) in pixels or one
-        number for both, from 8 to twice the stored size. Boxes, keypoints and masks are moved accordingly. Decoding
-        uses as many of each block's 8 frequencies as the size needs, or `frequencies` of them; the others are not sent
-        to a device.
+        number for both, from 8 to twice the stored size. Boxes, keypoints and masks are moved accordingly. These codecs
+        store blocks of 8x8 pixels as 8 frequencies per direction. Decoding uses the lowest of them: `frequencies`, or
+        by default as many as the size needs. Only these are sent to a device.
 
         Raises NotACacheError, FormatError or DamageError for the cache, UsageError for wrong arguments or if there is
         too little memory.
@@ -210,7 +210,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def record_fields(self) -> tuple[Field, ...]:
-        """The fields of a record as they are read, with the dtype and shape of each array."""
+        """The fields of a record, with the dtype and shape that each has when it is read."""
         return self._open_reader.fields
 
     @property
@@ -251,7 +251,10 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def usual_record_bytes(self) -> int:
-        """The usual size of a record with these fields in bytes; exact for codecs with a fixed length."""
+        """How many bytes a record with these fields usually has on disk, estimated by codec.
+
+        This is exact for codecs that encode an array of one shape to always the same number of bytes.
+        """
         return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in self.manifest.fields)))
 
     @property
@@ -271,12 +274,12 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def digest_without_columns(self) -> str:
-        """The digest of the same samples without columns."""
+        """The digest of the same samples without the columns of `with_columns` and without soft labels."""
         return self._selection.digest(self.table.labels)
 
     @property
     def column_width(self) -> int:
-        """The number of values per sample in the columns; 0 without columns."""
+        """The number of values per sample in the columns of `with_columns`; 0 without columns."""
         return 0 if self._columns is None else int(self._columns.shape[1])
 
     @property
@@ -306,7 +309,7 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def labels(self) -> torch.Tensor:
-        """All labels: int64 (n,), or float32 (n, m)."""
+        """The labels of all samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels."""
         return self.labels_of(np.arange(len(self)))
 
     def select(self, indices: Sequence[int] | Array | slice) -> CachedDataset:
@@ -341,10 +344,10 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def where(self, condition: str) -> CachedDataset:
-        """Return the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
+        """Return a dataset of the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
 
         `tpucache.store.filter.matching` explains conditions. They do not run code, and a missing value never matches.
-        Raises UsageError.
+        Raises UsageError for an invalid condition.
         """
         from tpucache.store.filter import matching
 
@@ -413,9 +416,9 @@ class CachedDataset(Dataset[Item]):
     ) -> WaysRead:
         """Read samples into the first rows of a buffer, for a loader. Threads may call this, each with its own buffer.
 
-        With variant="epoch", each `chunk` of consecutive samples has the same variant. `divide` may share the work
-        among threads. Returns the numbers of records read from memory, maps and files. Raises DamageError, which names
-        the shard, if the cache is damaged.
+        With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
+        threads. Returns the numbers of records read from memory, maps and files. Raises DamageError, which names the
+        shard, if the cache is damaged.
         """
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
@@ -438,7 +441,7 @@ class CachedDataset(Dataset[Item]):
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
         """Read records by their numbers into the first rows of a buffer. Otherwise like `read_into`.
 
-        The records are not kept in the host's memory, because the caller keeps them elsewhere.
+        The records are not kept in the host's memory, because the caller keeps them in the device's memory.
         """
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
@@ -459,9 +462,10 @@ class CachedDataset(Dataset[Item]):
         return self._open_reader.visit(self._rows(indices, epoch, chunk), use, parts, divide=divide)
 
     def field_batches(self, name: str) -> Iterator[Array]:
-        """Iterate over one field of all samples, in order, in batches (n, *shape) of at most 4 MB, or one sample.
+        """Iterate over one field of all samples, in order, in batches (n, *shape) of at most 4 MB or of one sample.
 
-        Other fields are not read. Raises UsageError if there is no such field, and DamageError.
+        If the cache stores the field at the size that is returned, other fields are not read. Raises UsageError if
+        there is no such field, and DamageError if the cache is damaged.
         """
         rows = self._rows(np.arange(len(self)), self.epoch)
         shown = {field.name: at for at, field in enumerate(self.manifest.fields) if field.view is not None}
@@ -486,10 +490,11 @@ class CachedDataset(Dataset[Item]):
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Announce what `owner` will read, far ahead and in order, so that it is fetched or built in time.
+        """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time.
 
-        `further` yields the same samples again, then those of later epochs: if the disk cannot keep the whole cache,
-        this order decides which records to keep. Does nothing if all records are here already.
+        `windows` yields these samples. `further` yields the same samples again, then those of later epochs: if the disk
+        cannot keep the whole cache, this order decides which records to keep. Does nothing if all records are on this
+        machine already.
         """
         reader = self._open_reader
         arriving = reader.cache.reader.arriving
@@ -524,7 +529,7 @@ class CachedDataset(Dataset[Item]):
         return to_tensor(labels[positions].astype(np.float32 if labels.dtype.kind == "f" else np.int64))
 
     def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
-        """Return the values of samples that do not come from records: the label, and columns if there are any."""
+        """Return what a batch has besides the fields of its records: the labels, and the columns if there are any."""
         columns, positions = {}, self._selection.positions_of(indices)
         if self._columns is not None:
             columns[COLUMNS] = to_tensor(self._columns[positions])
@@ -541,7 +546,7 @@ class CachedDataset(Dataset[Item]):
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
-        """Join fields and the values of `values_of` to one batch: (images, labels), or a dict of tensors."""
+        """Make a batch, (images, labels) or a dict of tensors, of fields in `arrays` and of `values` by `values_of`."""
         fields = [self.as_tensor(name, array) for name, array in zip(self.names, arrays, strict=True)]
         if self.names == [IMAGE] and [*values] == [LABEL]:
             return fields[0], values[LABEL]
@@ -576,7 +581,7 @@ class CachedDataset(Dataset[Item]):
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
     def _warn_of_one_variant(self, read: int) -> None:
-        """Warn once if the workers together have read more than one epoch, but the epoch was never set."""
+        """Warn once if all workers together have read more samples than an epoch has, but the epoch was never set."""
         before = self._unset_reads.get()
         if before == _UNCOUNTED:
             return

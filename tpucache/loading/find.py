@@ -22,8 +22,8 @@ from tpucache.store.manifest import Manifest
 PATH_VARIABLE: Final = "TPUCACHE_PATH"
 
 # /kaggle/input/datasets/OWNER/SLUG and kagglehub's datasets/OWNER/SLUG/versions/N are four and five levels deep, and a
-# cache may be one or two levels further down. Large folders of photographs may be there, too: of each folder only the
-# first entries are read.
+# cache may be one or two levels further down. The search may also meet large folders of photographs, so only the first
+# entries of each folder are read.
 _MAX_DEPTH: Final = 7
 _MAX_FOLDERS: Final = 20_000
 _MAX_ENTRIES: Final = 2_000
@@ -37,7 +37,8 @@ _log: Final = logging.getLogger("tpucache")
 def locate(cache: str | Path) -> Path:
     """Return the folder of a cache. "kaggle:slug" and "kaggle:owner/slug" are searched for; other texts are paths.
 
-    A path keeps its version, as in "cache@2". The files of "kaggle:slug@2" are collected from all mounted datasets.
+    A path that ends in a version, such as "cache@2", is returned with that version. The files of "kaggle:slug@2" are
+    collected from all mounted datasets.
     """
     text = os.fspath(cache)
     if text.startswith(KAGGLE):
@@ -71,10 +72,10 @@ def open_cache(
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     """Return the folder of the only cache with this name: "name", "kaggle:slug" or "kaggle:owner/slug".
 
-    A cache has a name if its folder, or a folder above it (below the root), is called that; "a/b" means b in a. The
-    search covers `roots`, or the folders in the environment variable TPUCACHE_PATH, or else the places where Kaggle and
-    Colab mount datasets and kagglehub keeps them. If kagglehub has several versions of a dataset, the latest is used.
-    Copies of the same cache count once.
+    A cache has this name if its folder has it, or a folder between it and the root of the search; "a/b" means b in a.
+    The search covers `roots`, or the folders in the environment variable TPUCACHE_PATH, or else the places where Kaggle
+    and Colab mount datasets and kagglehub keeps them. If kagglehub has several versions of a dataset, the latest is
+    used. Copies of the same cache count once.
 
     A warning is logged if a folder with the name cannot be used, or if the search was cut short.
 
@@ -123,7 +124,7 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
 
 
 def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
-    """Replace the names of a dataset's add-ons by the name of the dataset."""
+    """Return the parts of a path, with `slug` instead of the names of this dataset's add-ons, such as slug-v2."""
     from tpucache.loading.joined import is_of_dataset
 
     return [slug if is_of_dataset(part, slug) else part for part in parts]
@@ -151,9 +152,9 @@ class Search:
 
     roots: list[Path]
     seconds: float  # the limit per root
-    folders: int = 0  # that were visited
-    others: list[Path] = field(default_factory=list)  # that have a manifest
-    cut: list[Path] = field(default_factory=list)  # roots whose search reached a limit
+    folders: int = 0  # the number of folders that were visited
+    others: list[Path] = field(default_factory=list)  # the folders that have a manifest
+    cut: list[Path] = field(default_factory=list)  # the roots whose search reached a limit
 
     def caches(self) -> Iterator[Found]:
         """Yield each folder with a manifest once, one root after the other."""

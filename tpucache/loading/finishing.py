@@ -43,9 +43,10 @@ class Fields(Protocol):
 
 @dataclass(frozen=True)
 class FinishSettings:
-    """The device, as text, and the augmentation; `augment` is None if images are not normalised either.
+    """How a loader finishes its batches: on which device, by its name in torch, and with which augmentation.
 
-    `size` is the height and width of random crops, if they differ from the images'.
+    `augment` is None if images are neither normalised nor augmented. `size` is the height and width of random crops;
+    None for the size of the images.
     """
 
     device: str
@@ -79,7 +80,7 @@ class BatchFinish:
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
         """Upload the constants to the device. Raises UsageError if the records lack a field that the settings need.
 
-        Images that `crop` reads are decoded and cropped already.
+        If `crop` is given, the batches have the images that it reads, which are already decoded and cropped.
         """
         import torch
 
@@ -152,7 +153,7 @@ def _to_size(size: Any) -> tuple[int, int]:
 
 
 def _usable(device: Device) -> str:
-    """Return a device's name. Raises UsageError if this machine does not have the device, DependencyError."""
+    """Return a device's name. Raises UsageError if torch cannot use the device, DependencyError without torch."""
     if not HAS_TORCH:
         raise DependencyError(
             "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install it"

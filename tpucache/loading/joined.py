@@ -1,7 +1,8 @@
 """Joins a version of a cache from several mounted datasets, by a folder of links to their files.
 
 `publish --version-notes` publishes only the new files, as an add-on dataset `owner/slug-v2` of `owner/slug`. A folder
-belongs to the same cache if the identity of its manifest is that of the version or of an earlier version.
+belongs to the same cache if its manifest is that of the version or of an earlier version, or of a later one that was
+made from the version. Manifests are compared by `Manifest.identity`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
 
 
 def _find_files(version: Manifest, folders: Sequence[Path]) -> dict[str, Path]:
-    """Return the paths of a version's files by name, from the first folder with each. Missing files are left out."""
+    """Return the path of each file of a version, by file name: in the first of `folders` that has the file.
+
+    Files that no folder has are left out.
+    """
     return {
         entry.name: folder / entry.name
         for entry in version.files
@@ -128,7 +132,10 @@ def _has(path: Path, size: int) -> bool:
 def _what_to_attach(
     name: str, version: Manifest, missing: Sequence[str], folders: Sequence[Path], faults: Sequence[str]
 ) -> str:
-    """Return an error message that names the datasets with the missing files."""
+    """Return an error message that names the datasets with the missing files.
+
+    `folders` are the mounted folders of this cache. `faults` says why other folders cannot be used.
+    """
     where: dict[str, str] = {}
     for folder in folders:
         where |= read_parents(folder)
@@ -143,12 +150,15 @@ def _what_to_attach(
 
 
 def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
-    """Return the content of the file PARENTS_NAME, which has the dataset of each file."""
+    """Return the content of the file PARENTS_NAME. `where` has the dataset that contains each file, by file name."""
     return {"format": _FORMAT, "files": dict(sorted(where.items()))}
 
 
 def read_parents(folder: Path) -> dict[str, str]:
-    """Return the datasets of the files that an add-on lacks, by file name; {} if it does not say. For messages only."""
+    """Return the datasets of the files that an add-on lacks, by file name; {} if it does not name them.
+
+    The texts come from outside: use them in messages only.
+    """
     with contextlib.suppress(OSError, ValueError):
         if (folder / PARENTS_NAME).stat().st_size <= MAX_MANIFEST_BYTES:
             content = parse_json(read_file(folder / PARENTS_NAME))

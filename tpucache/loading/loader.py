@@ -49,8 +49,8 @@ Reiterate = Literal["next", "same"]
 _log: Final = logging.getLogger("tpucache")
 
 _CHUNK_BYTES: Final = 8 << 20
-_FORESEEN_EPOCHS: Final = 16  # epochs to announce: in so long, one of up to 16 hosts reads most samples at least once
-_LOOKED_UP: Final = 64  # batches whose resident records are looked up together
+_FORESEEN_EPOCHS: Final = 16  # epochs to announce: in these, each of up to 16 hosts reads most samples at least once
+_LOOKED_UP: Final = 64  # batches whose rows in the device's memory are looked up together
 _SPAN: Final = 1024  # samples per hint, if the order has no windows
 
 
@@ -62,7 +62,10 @@ class Uncounted(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A batch that was read, its number of samples, and how many records came from memory, maps and files."""
+    """A batch that was read, its number of samples, and how many records came from memory, maps and files.
+
+    `ways` is None for records that are read for the device's memory: these are not counted.
+    """
 
     batch: Batch
     samples: int
@@ -246,7 +249,8 @@ class BatchLoader(Generic[AnySamples]):
         - `records`, `bytes`: how many were read from `memory`, from a `map` and from a `file`; `bytes` also over the
           `network` by this process.
         - `hits`: the fraction of records that were in memory or mapped.
-        - `maps`: the number of mapped shards by method, and of others by reason (see `CachedDataset.maps`).
+        - `maps`: the number of mapped shards by method, and of shards that are not mapped by reason (see
+          `CachedDataset.maps`).
         - `network`: requests, failures and waiting time; None for a cache in a folder.
         """
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
@@ -271,10 +275,10 @@ class BatchLoader(Generic[AnySamples]):
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at another loader's position, which may have had another number of ranks and another batch size.
+        """Continue at the position in a state that a loader's `state_dict` returned.
 
-        `set_epoch` with the state's epoch keeps the position. Raises UsageError if records, labels, selection or order
-        differ.
+        That loader may have had another number of ranks and another batch size. `set_epoch` with the state's epoch
+        keeps the position. Raises UsageError if records, labels, selection or order differ.
         """
         saved = read_state(state, self._state(), self.order.text_by_sample)
         self.order.check(saved)
@@ -299,7 +303,10 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin there. Iterations that still run do not move the loader's position any more."""
+        """Let the next iteration begin at this position of this epoch.
+
+        Iterations that still run do not move the loader's position any more.
+        """
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -328,7 +335,7 @@ class BatchLoader(Generic[AnySamples]):
         return (epoch, position) if any(self._bounds(position)) else (epoch + 1, 0)
 
     def _bounds(self, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of each global batch in the epoch's order."""
+        """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start`."""
         return global_batches(start, self.samples, self._global_batch, self.world_size, self.drop_last)
 
     def _finished(self, settings: FinishSettings, batch: Any, *drawn: Any) -> Any:
@@ -402,7 +409,10 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
-        """Yield the samples to read until the end of the epoch, and in later epochs if their order is known."""
+        """Yield what this rank will read in this epoch and the next ones, `epochs` in all, like `samples.Windows`.
+
+        If the order has a `sampling` (see `EpochOrder`), only this epoch is yielded.
+        """
         for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
             start, positions = self._start, self._positions
             if epoch > self.epoch:
@@ -415,7 +425,7 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
-        """Yield the slices of the epoch's order that this rank reads, window by window, from a position on."""
+        """Yield the slices of the epoch's order that this rank reads: one list per window, from position `start`."""
         loader = self._loader
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
@@ -424,7 +434,7 @@ class _Iteration:
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
     def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
-        """Let a thread tell the kernel which records come next. Returns the end of these slices."""
+        """Let a thread ask the kernel to read the records of these slices of the order ahead. Returns the last end."""
         ahead = np.concatenate([self._positions[part] for part in parts])
         threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
         end: int = parts[-1].stop
@@ -552,23 +562,23 @@ class CachedLoader(BatchLoader[CachedDataset]):
     ) -> None:
         """Allocate memory for the first batches, and map or read records that are in the page cache, in at most 0.5 s.
 
-        **Batches.** `batch_size` is the size per rank; rank r of `world_size` gets its slice of every global batch. The
-        last batch is short unless `drop_last` is set. A last batch with fewer samples than ranks is refused, because
-        some ranks would get an empty batch. `threads` threads read `prefetch` batches ahead; if there are more threads
-        than batches, several threads read one batch. `pin_memory` reads into page-locked memory, for
-        `images.to("cuda", non_blocking=True)`. `reiterate` decides what follows an iteration that was left early: the
-        "next" epoch, as in torch's DataLoader, or the "same" epoch from its start.
+        **Batches.** `batch_size` is the size per rank. A global batch has the samples of all ranks together; rank r of
+        `world_size` gets its slice of it. The last batch is short unless `drop_last` is set. A last batch with fewer
+        samples than ranks is refused, because some ranks would get an empty batch. `threads` threads read `prefetch`
+        batches ahead; if there are more threads than batches, several threads read one batch. `pin_memory` reads into
+        page-locked memory, for `images.to("cuda", non_blocking=True)`. `reiterate` decides what follows an iteration
+        that was left early: the "next" epoch, as in torch's DataLoader, or the "same" epoch from its start.
 
         **Order.** `shuffle="full"` (or True) shuffles all samples, for caches that fit into memory. "block", for larger
         caches, reads chunks of about 8 MiB in random order and shuffles within a window of `window` samples; the kernel
         reads the next window ahead. With variant="epoch", all samples of a chunk then have the same variant. "local"
-        assigns each sample to one of the `cores` of all ranks for good, at random, and shuffles each core's samples, so
-        that a core which keeps its samples in memory needs no others. `cores` is the number of cores that share a batch
-        of this rank.
+        assigns each sample at random to one accelerator core of all ranks, the same one in every epoch, and shuffles
+        each core's samples. So a core that keeps its samples in memory needs no further samples. `cores` is the number
+        of cores that share a batch of this rank.
 
         Alternatively, one of these arguments chooses the samples of an epoch: `weights`, one number per sample, draws
         len(dataset) samples with replacement; `balance` draws each class equally often; `sampler` is a torch Sampler
-        (see `SamplerOrder`), whose length is the epoch's.
+        (see `SamplerOrder`), whose length is the number of samples in an epoch.
 
         **Decoding.** `finish="device"` leaves images of the codecs yuv420, dct-zstd and dct-lz4 packed, uint8
         (batch, n): fewer bytes, and less work for the host. `tpucache.ondevice.decoder` decodes them on the device. For

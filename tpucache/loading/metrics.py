@@ -32,7 +32,10 @@ class LoaderMetrics:
         self._read = WaysRead()
 
     def note(self, asked: float, ready: int, samples: int, read: WaysRead | None) -> None:
-        """Count a batch. `asked` is the `time.perf_counter()` of its request, when `ready` batches were ready."""
+        """Count a batch of `samples` samples, which was requested at `asked`, a value of `time.perf_counter()`.
+
+        `ready` batches were ready at that time. `read` says how many records and bytes were read for the batch.
+        """
         now = time.perf_counter()
         if self._began is None:
             self._began = asked
@@ -45,7 +48,11 @@ class LoaderMetrics:
             self._read = WaysRead(*map(operator.add, self._read, read))
 
     def to_dict(self, queue_size: int, networks: Sequence[NetworkUse], maps: Mapping[str, int]) -> dict[str, Any]:
-        """Return the metrics so far, with the network traffic of caches at URLs and the counts of mapped shards."""
+        """Return the metrics so far, which `BatchLoader.metrics` explains.
+
+        `queue_size` is the size of the queue, `networks` the traffic of each cache at a URL, and `maps` the numbers of
+        shards by method or reason.
+        """
         read = self._read
         records = read.memory + read.map + read.file
         waits = np.percentile(self._waits, _QUANTILES).tolist() if self._waits else [0.0] * len(_QUANTILES)

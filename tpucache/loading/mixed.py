@@ -59,7 +59,7 @@ class BufferRows(Buffer):
     """A view of some rows of a buffer."""
 
     def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
-        """Store a buffer, and its rows in the order in which they are filled."""
+        """Store a buffer, and the numbers of its rows in the order in which they are filled."""
         self.arrays, self.lengths, self.is_large = buffer.arrays, buffer.lengths, buffer.is_large
         self.starts = [starts[rows] for starts in buffer.starts]
         self._buffer, self._rows = buffer, rows
@@ -78,9 +78,9 @@ class BufferRows(Buffer):
 
 
 class MixedSamples:
-    """The samples of several datasets. An index means both a sample and the epoch of its dataset.
+    """The samples of several datasets. Each index stands for a sample and for an epoch of the sample's dataset.
 
-    With n samples in all datasets together, index i means sample i % n in epoch i // n of its dataset.
+    With n samples in all datasets together, index i stands for sample i % n in epoch i // n.
     """
 
     def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
@@ -94,7 +94,7 @@ class MixedSamples:
 
     @property
     def buffer_pools(self) -> BufferPools:
-        """The batch buffers, which the first dataset shares."""
+        """The batch buffers, which are shared with the loaders of the first dataset."""
         return self._datasets[0].buffer_pools
 
     @property
@@ -103,7 +103,10 @@ class MixedSamples:
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
 
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        """Read samples into the first rows of a buffer. `epoch` and `chunk` are ignored: each dataset has its own."""
+        """Read samples into the first rows of a buffer.
+
+        `epoch` and `chunk` are ignored: the indices contain the epochs, and each dataset has its own chunk size.
+        """
         ways = [
             self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
             for at, rows, own, turn in self._parts(indices)
@@ -156,7 +159,7 @@ class MixedSamples:
         return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored: each dataset has its own."""
+        """Return the numbers of the samples' records. `epoch` and `chunk` are ignored as in `read_into`."""
         numbers = np.empty(len(indices), np.int64)
         for at, rows, own, turn in self._parts(indices):
             numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
@@ -220,7 +223,10 @@ class MixedOrder:
         return sum(self._lengths)
 
     def positions(self, seed: int, epoch: int) -> Positions:
-        """Return the indices of an epoch's samples in MixedSamples: int64 (n,). Each loader's own seed is used."""
+        """Return the indices of an epoch's samples in MixedSamples: int64 (n,).
+
+        `seed` is ignored: each loader's own seed decides the order of its samples.
+        """
         sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
         found = np.empty(len(self), np.int64)
         total, start = sum(self._sizes), 0

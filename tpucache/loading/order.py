@@ -1,4 +1,4 @@
-"""EpochOrder: the samples of an epoch and their order, and which neighbours have the same variant."""
+"""EpochOrder: the samples of an epoch, their order, and how many consecutive samples have the same variant."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ class EpochOrder:
         return np.arange(samples)
 
     def devices(self, samples: int, seed: int, count: int) -> Positions | None:
-        """Return the device, of `count`, that gets each sample in every epoch; None if that differs between epochs."""
+        """Return the device, from 0 to `count` - 1, that gets each sample in every epoch: int64 (samples,).
+
+        Returns None if `count` is 1, or if a sample may go to different devices in different epochs.
+        """
         if count == 1 or not self.parts or self.parts % count:
             return None
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
@@ -123,7 +126,11 @@ class EpochOrder:
 def make_order(
     shuffle: Shuffle, window: int, chunk: int, *, changes_variants: bool, parts: int = 1, each: int = 1
 ) -> EpochOrder:
-    """Return the order for a loader's `shuffle`. Raises UsageError for an invalid value."""
+    """Return the order for a loader's `shuffle`. Raises UsageError for an invalid value.
+
+    `window` and `chunk` are used for "block", `parts` and `each` for "local"; see EpochOrder. `changes_variants` says
+    whether the dataset has variant="epoch".
+    """
     if shuffle == "local":
         return EpochOrder("local", parts=parts, each=each)
     if isinstance(shuffle, bool):

@@ -44,8 +44,9 @@ def block_order(samples: int, seed: int, epoch: int, *, chunk: int, window: int)
 def local_order(samples: int, seed: int, epoch: int, *, parts: int, each: int) -> Positions:
     """Return all positions, so that every batch has `each` samples of each part, part after part: int64 (samples,).
 
-    Each part is shuffled separately: a core that keeps one part in its memory needs no other samples. A short last
-    batch is divided among the parts as `rank_slice` divides a batch among ranks.
+    The samples are divided at random into `parts` parts, the same ones in every epoch, and each part is shuffled
+    separately. So an accelerator core that keeps one part in its memory needs no other samples. A short last batch is
+    divided among the parts as `rank_slice` divides a batch among ranks.
     """
     random, members = epoch_random(seed, epoch), _part_members(samples, seed)
     shuffled = [random.permutation(members[part]) for part in _part_slices(samples, parts)]
@@ -105,7 +106,10 @@ def rank_slice(start: int, stop: int, rank: int, world_size: int) -> slice:
 
 
 def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, world_size: int) -> Iterator[list[slice]]:
-    """Yield, for each `window` of an epoch's order, the list of slices in it that one rank reads."""
+    """Yield, for each window of `window` samples of an epoch's order, the list of slices in it that one rank reads.
+
+    `batches` yields the bounds of the global batches in the order.
+    """
 
     def parts() -> Iterator[slice]:
         for start, stop in batches:
@@ -118,9 +122,10 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
 
 
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
-    """Return the augmented variant, 1 to `variants`, of each sample in an epoch. In `variants` epochs it gets them all.
+    """Return the augmented variant, 1 to `variants`, of each sample in an epoch.
 
-    Neighbouring samples have different variants, so each epoch has all variants.
+    In `variants` epochs, a sample gets each variant once. Neighbouring samples have different variants, so each epoch
+    has all variants.
     """
     return 1 + (positions + epoch) % variants
 

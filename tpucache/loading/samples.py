@@ -36,9 +36,9 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class Samples(Protocol):
-    """The interface through which a loader reads samples by their indices, and the records of each epoch.
+    """The interface through which a loader reads samples by their indices, or records by their numbers.
 
-    `manifest` describes classes and fields. For samples of several caches, it is the manifest of the first one.
+    `manifest` describes classes and fields. For samples of several caches, it is the manifest of the first cache.
     """
 
     manifest: Manifest
@@ -50,7 +50,7 @@ class Samples(Protocol):
 
     @property
     def record_fields(self) -> tuple[Field, ...]:
-        """The fields of a record as they are read, with the dtype and shape of each array."""
+        """The fields of a record, with the dtype and shape that each has when it is read."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class Samples(Protocol):
         ...
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Announce what `owner` will read, far ahead and in order.
+        """Announce the samples that `owner` will read, in order: `windows` yields them.
 
         `further` is given if the owner does not read all samples in each epoch. It yields the same samples again, then
         those of later epochs.
@@ -96,8 +96,8 @@ class Samples(Protocol):
     def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
         """Read samples into the first rows of a buffer. Threads may call this, each with its own buffer.
 
-        With variant="epoch", each `chunk` of consecutive samples has the same variant. `divide` may share the work
-        among threads. Returns the numbers of records read from memory, maps and files.
+        With variant="epoch", every `chunk` consecutive samples have the same variant. `divide` may share the work among
+        threads. Returns the numbers of records read from memory, maps and files.
         """
         ...
 
@@ -125,7 +125,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Some samples of a cache, in an order, with their variant: a number, or "epoch" for another one in each epoch.
+    """Some samples of a cache, in an order, and their variant: a number, or "epoch" for another variant in each epoch.
 
     `chosen` has the samples' positions in the cache; None means all samples, in the cache's order.
     """
@@ -181,7 +181,7 @@ class Selection:
         """Return the index row numbers of the samples' records in an epoch.
 
         With variant "epoch", a sample's variant follows from its position in the cache. If `chunk` is above 1, it
-        follows from the number of the chunk: each `chunk` of consecutive indices has the same variant.
+        follows from its index instead: indices that are equal when divided by `chunk` (//) have the same variant.
         """
         positions = self.positions_of(indices)
         if self.variant != "epoch":
@@ -189,7 +189,7 @@ class Selection:
         return cache.rows(np.array(self.variants)[self._turns(indices, epoch, chunk)], positions)
 
     def _turns(self, indices: Positions, epoch: int, chunk: int) -> Positions:
-        """Return, for each sample, the position in `variants` of its variant in an epoch."""
+        """Return each sample's variant in an epoch, as a position in `variants`."""
         if self.variant != "epoch":
             return np.zeros(len(indices), np.int64)
         turns = self.positions_of(indices) if chunk == 1 else indices // chunk

@@ -60,7 +60,10 @@ def fold_split(table: SampleTable, fold: str | int) -> Split:
 
 
 def fold_positions(table: SampleTable, fold: str | int) -> npt.NDArray[np.int64]:
-    """Return the positions of a fold's samples, ascending. Raises UsageError; see `fold_split`."""
+    """Return the positions of a fold's samples, ascending. Raises UsageError if there is no such fold.
+
+    `fold` is the fold's number or name. Raises UsageError, too, if a sample has no fold.
+    """
     folds = _folds(table)
     text = str(fold).strip()
     is_number = text.removeprefix("-").isdecimal()
@@ -81,8 +84,11 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
     folds = _folds(table)
     values = np.unique(folds)
     values = values[values != (str(NO_FOLD) if folds.dtype.kind == "U" else NO_FOLD)]
-    if len(values) < 2:
+    if len(values) == 1 and (folds == values[0]).all():
         raise UsageError(f"all samples are in one fold, {values.tolist()}: nothing would remain to train on")
+    if len(values) < 2:
+        found = f"only one fold besides {NO_FOLD}, {values.tolist()}" if len(values) else f"no fold besides {NO_FOLD}"
+        raise UsageError(f"the cache has {found}: cross-validation needs at least two")
     return {str(value): Split(np.flatnonzero(folds != value), np.flatnonzero(folds == value)) for value in values}
 
 

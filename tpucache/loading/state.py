@@ -40,10 +40,10 @@ class LoaderState:
 
 
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
-    """Check another loader's state, from `state_dict`, and return it. `own` is this loader's state.
+    """Check a saved state, which `state_dict` of another loader returned, and return it. `own` is this loader's state.
 
-    A state with the order `by_sample` is accepted, too, and is continued in that order: there, each sample changes its
-    variant separately. Raises UsageError for a state that does not fit.
+    `by_sample` is `EpochOrder.text_by_sample` of this loader's order. A state with that order is accepted, too, and is
+    continued in it: each sample then changes its variant separately. Raises UsageError for a state that does not fit.
     """
     if "digest" not in state:
         raise UsageError(

@@ -52,11 +52,11 @@ class ReadingThreads:
         self._readers.shutdown(cancel_futures=True)
 
     def hint(self, work: Callable[[], None]) -> None:
-        """Give the kernel a hint from another thread, because a hint may block while a disk is busy or slow."""
+        """Call `work`, which gives the kernel a hint, in another thread: it may block while a disk is busy or slow."""
         self._hints.submit(work)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Let a thread read a batch."""
+        """Let a thread call `work`, which reads a batch."""
         return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:

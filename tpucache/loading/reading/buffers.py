@@ -155,7 +155,10 @@ class AllocatedBuffers:
         return Buffer(self._fields, self._batch, self._allocate)
 
     def prepare(self, buffers: int, _rows: int) -> None:
-        """Allocate and free this many buffers, so that the allocator keeps their memory. Raises its errors."""
+        """Allocate and free this many buffers, so that the allocator keeps their memory.
+
+        Raises the allocator's errors.
+        """
         kept = [self.take() for _ in range(buffers)]
         if kept and kept[0].is_large:
             native()
@@ -177,7 +180,7 @@ class BufferPools:
         self._pools: dict[int, BufferPool] = {}
 
     def pool(self, batch: int, allocate: Allocate | None = None) -> BufferPool | AllocatedBuffers:
-        """Return the pool for `batch` rows, or, with `allocate`, buffers from that allocator.
+        """Return the pool of buffers with `batch` rows. If `allocate` is given, that function allocates each buffer.
 
         Only the pools of the last two batch sizes are kept.
         """
@@ -195,7 +198,7 @@ class BufferPools:
             threading.Thread(target=native, name="tpucache-compile").start()
 
     def drop(self, pool: BufferPool | AllocatedBuffers) -> None:
-        """Remove a pool. It is freed with its last loader."""
+        """Remove a pool. Its buffers are freed when the last loader that uses them is freed."""
         for batch, kept in list(self._pools.items()):
             if kept is pool:
                 self._pools.pop(batch, None)

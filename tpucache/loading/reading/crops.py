@@ -59,10 +59,10 @@ class Boxes(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """The filter along one side: the source pixels of each result pixel, and their weights.
+    """The filter along one side of n images: the source pixels of each result pixel, and their weights.
 
-    `firsts` is the first source pixel, int64 (n, size). `counts` is the number of source pixels, int64 (n,). `weights`
-    is int32 (n, size, most), 0 beyond an image's count.
+    `firsts` is the first source pixel of each result pixel, int64 (n, size). `counts` is the number of source pixels
+    per result pixel in each image, int64 (n,). `weights` is int32 (n, size, largest count), 0 beyond an image's count.
     """
 
     firsts: Numbers
@@ -96,7 +96,7 @@ class CropWork(NamedTuple):
     row_bytes: int  # of a row of pixels, or of luma, in the record
     starts: int  # the number of bytes in a row before the crop, int64 (images,)
     widths: int  # of crops, in pixels, int64 (images,)
-    row_firsts: int
+    row_firsts: int  # this and the next three: the addresses of the arrays of `Taps`, and the last size of `weights`
     row_counts: int
     row_weights: int
     row_most: int
@@ -153,9 +153,10 @@ def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
 
 
 def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: int) -> Taps:
-    """Return the filter that resizes a part of a side to `size` pixels, for each of n images.
+    """Return the filter that resizes a part of a side of `side` pixels to `size` pixels, for each of n images.
 
-    The parts are given by `starts` and `sizes`, float32 (n,), in the mirrored image. The taps are in the stored image.
+    `starts` and `sizes`, float32 (n,), say where each part is in the image, which was mirrored before if `reversed_`
+    (n,) is 1. The result refers to pixels of the stored image.
     """
     first, length = starts.astype(np.int64)[:, None], sizes.astype(np.int64)[:, None]
     is_reversed = reversed_[:, None] > 0
@@ -183,7 +184,10 @@ def side_taps(starts: Array, sizes: Array, reversed_: Array, side: int, size: in
 def _reducing_taps(
     first: Numbers, length: Numbers, is_reversed: Array, size: int
 ) -> tuple[Numbers, Numbers, npt.NDArray[np.int32]]:
-    """Return counts (n, 1), firsts and weights of a triangle filter that reaches one result pixel to either side."""
+    """Return the arrays of `Taps` for sides that shrink: counts (n, 1), firsts and weights.
+
+    The filter is a triangle that reaches from each result pixel to the next one on either side.
+    """
     scale = length / size
     centres = first + (np.arange(size) + 0.5) * scale - 0.5
     counts = np.minimum(np.ceil(2 * scale).astype(np.int64), length)
@@ -201,9 +205,10 @@ def _reducing_taps(
 
 
 def half_taps(taps: Taps, half: int) -> Taps:
-    """Return the filter for a side of chroma with `half` samples that is equal to upsampling it and applying `taps`.
+    """Return the filter for a side of a chroma plane, which has `half` samples.
 
-    The weights sum to 4 times as much.
+    It gives the same result as upsampling the side to the size of luma and then applying `taps`. Its weights sum to 4
+    times the sum of the weights in `taps`.
     """
     most = taps.weights.shape[2]
     counts = np.minimum(taps.counts // 2 + 3, half)
@@ -261,7 +266,7 @@ def _addresses(taps: Taps) -> tuple[int, int, int, int]:
 
 
 def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses) -> None:
-    """Make the crops, with the same bytes, by numpy."""
+    """Make the crops by numpy, with the same bytes as the compiled loop makes."""
     size = rows.firsts.shape[1], columns.firsts.shape[1], form.channels
     halves = half_taps(rows, form.half[0]) if form.is_planar else None
     for at, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
@@ -327,14 +332,20 @@ def _compiled() -> Callable[..., None] | None:
 
 
 def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bool]) -> None:
-    """Write the function crop(...), whose arguments are CropWork, in LLVM's intermediate representation."""
+    """Emit the function crop(...), whose arguments are CropWork, as LLVM's intermediate representation.
+
+    `ir` is llvmlite's module of that name, and `module` receives the function.
+    """
     blend, colour, resize = _write_blend(ir, module), _write_colour(ir, module), _write_resize(ir, module)
     code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
     build, word = code.build, code.word
     work = CropWork(*code.arguments)
 
     def taps(name: str, image: Any, size: Any) -> tuple[Any, Any, Any, Any]:
-        """Write an image's taps: the addresses of firsts and weights, the count, and the bytes from pixel to pixel."""
+        """Emit the code that finds the taps of one image for `size` result pixels.
+
+        Returns the addresses of its `firsts` and `weights`, its count, and the bytes of weights per result pixel.
+        """
         firsts, counts, weights, most = (
             getattr(work, f"{name}_{field}") for field in ("firsts", "counts", "weights", "most")
         )
@@ -380,7 +391,7 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
 
 
 def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
-    """Write a vector whose elements are all the same number."""
+    """Emit the code that makes a vector with `lanes` elements, all of them `value`; return the vector."""
     kind = code.ir.VectorType(value.type, lanes)
     single = code.build.insert_element(code.ir.Constant(kind, code.ir.Undefined), value, code.half(0))
     return code.build.shuffle_vector(
@@ -389,7 +400,11 @@ def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
 
 
 def _write_blend(ir: Any, module: Any) -> Any:
-    """Write blend(first, row_bytes, length, weights, count, target): a weighted sum of `count` rows of bytes, int32."""
+    """Emit the function blend(first, row_bytes, length, weights, count, target), and return it.
+
+    It writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address `target`. The first row
+    is at the address `first`, and each next one `row_bytes` later.
+    """
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
     build, word = code.build, code.word
     first, row_bytes, length, weights, count, target = code.arguments
@@ -417,10 +432,11 @@ def _write_blend(ir: Any, module: Any) -> Any:
 
 
 def _write_colour(ir: Any, module: Any) -> Any:
-    """Write colour(luma, blue, red, left, width, half_left, half_width, last, target): a row of RGB, int32 each.
+    """Emit the function colour(luma, blue, red, left, width, half_left, half_width, last, target), and return it.
 
-    The rows begin at pixel `left` and at chroma sample `half_left`; `last` is the last chroma sample of a whole row.
-    The amounts that chroma adds overwrite the row `blue`, which has memory for four numbers per sample.
+    It converts a row of luma and chroma to RGB, int32 each. The rows begin at pixel `left` and at chroma sample
+    `half_left`; `last` is the number of the last chroma sample of a whole row. The amounts that chroma adds overwrite
+    the row `blue`, which has memory for four numbers per sample.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word
@@ -465,7 +481,10 @@ def _write_colour(ir: Any, module: Any) -> Any:
 
 
 def _write_resize(ir: Any, module: Any) -> Any:
-    """Write resize(row, firsts, weights, step, count, width, channels, target): one row of a result, in bytes."""
+    """Emit the function resize(row, firsts, weights, step, count, width, channels, target), and return it.
+
+    It resizes the blended row at the address `row` to `width` pixels, which it writes as bytes to the address `target`.
+    """
     code = FunctionWriter(ir, module, "resize", 8, returns=False)
     build, half, word = code.build, code.half, code.word
     row, firsts, weights, step, count, width, channels, target = code.arguments

@@ -47,7 +47,7 @@ How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
 MAPPED: Final = ("read_only", "lease")
 #: The same in words, for users.
 TEXTS: Final[dict[How, str]] = {
-    "read_only": "mapped, as nobody can cut it short here",
+    "read_only": "mapped: no program can truncate it",
     "lease": "mapped under a read lease",
     "no_maps": "read from files: this system cannot read maps ahead",
     "being_fetched": "read from files: it comes over a network",
@@ -145,9 +145,10 @@ class ShardMaps:
         return found
 
     def prepare(self, rows: Rows, threads: int) -> None:
-        """Map shards, given the index row of one record of each, and enter their pages in the page table for 0.5 s.
+        """Map shards, and enter their pages in the page table, in at most 0.5 s. `rows` has one index row per shard.
 
-        Pages that are not in the page cache, or that take too long, are read when they are needed. Raises StoreError.
+        Pages that are not in the page cache, or for which the time is too short, are read when they are needed. Raises
+        StoreError.
         """
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
@@ -254,7 +255,10 @@ class ShardMaps:
         self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
-        """Read the pages of records into memory, or whole pieces if these are in the page cache. Raises DamageError."""
+        """Read the pages of records into memory, or whole pieces of 2 MiB if these are in the page cache.
+
+        Raises DamageError.
+        """
         self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)
         starts = rows["offset"].astype(np.int64)
@@ -271,7 +275,7 @@ class ShardMaps:
                 self._populate(int(addresses[at]), int(lengths[at]), int(shards[at]))
 
     def _read_piece(self, piece: int) -> None:
-        """Enter a piece of a map in the page table, if a few sampled bytes of it are in the page cache."""
+        """Enter a piece of a map, 2 MiB, in the page table, if a few sampled bytes of it are in the page cache."""
         reader = self._reader
         shard = int(np.searchsorted(self._first_piece, piece, "right")) - 1
         start = (piece - int(self._first_piece[shard])) << _PIECE_BITS

@@ -29,7 +29,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass
 class _Claim:
-    """The bytes that an owner may use, and those that it uses already, which the system no longer shows as free."""
+    """The bytes that an owner may use, and how many of them it uses already. The latter do not count as free memory."""
 
     promised: int = 0
     used: int = 0
@@ -142,7 +142,7 @@ class RecordMemory:
         return self._is_full
 
     def promise(self) -> bool:
-        """Reserve memory for all records. Returns whether it is free."""
+        """Reserve memory for all records. Returns whether this much memory is free."""
         self._is_promised = self._reserve(self._most) and BUDGET.promise(self, self.wanted)
         self._granted = self._most if self._is_promised else 0
         return self._is_promised

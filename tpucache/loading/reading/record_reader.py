@@ -155,7 +155,10 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return a new array of flags, one per record of a cache in bands: was it compared with its checksum?"""
+        """Return an array of flags, all False: was this record compared with its checksum?
+
+        It has one flag per record in each frequency band, and none if no field is stored in bands.
+        """
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
@@ -238,7 +241,7 @@ class RecordReader:
         return self._ways(places)
 
     def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
-        """Call `use` with the addresses of plain records in memory or in maps. Others are read into memory first.
+        """Call `use` with the addresses of plain records. Those in files only are read into memory first.
 
         `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
         record is read from a file and not kept, only these are read. Returns the numbers of records read from memory,
@@ -288,7 +291,7 @@ class RecordReader:
                 self._memory.keep(rows[some], functools.partial(_copy_some, addresses, self._record_bytes))
 
     def _read_to(self, block: Array, starts: Numbers, found: Rows, parts: Numbers | None) -> None:
-        """Read plain records, or only these parts of them, to the offsets `starts` in a block."""
+        """Read plain records, or only the byte ranges `parts` of them, to the offsets `starts` in a block."""
         done = 0 if parts is None else self._read_parts(address(block) + starts, found, parts)
         starts = starts[done:]
         views = [[block.data[at : at + self._record_bytes]] for at in starts.tolist()]
@@ -297,7 +300,10 @@ class RecordReader:
             self._scatter(found[done:], views, whole, is_large=True)
 
     def _read_parts(self, targets: Addresses, found: Rows, parts: Numbers) -> int:
-        """Read parts of plain records to their places in the records at `targets`. Returns the number of records."""
+        """Read the byte ranges `parts` of plain records to their places in the records at the addresses `targets`.
+
+        Returns how many records were read, from the first on; 0 if the compiled loop cannot read them.
+        """
         loops = native()
         if loops is None or (found["length"] != self._record_bytes).any():
             return 0
@@ -341,7 +347,7 @@ class RecordReader:
         return rows[self._memory.addresses(rows) == 0] if self.in_memory else rows
 
     def in_all_bands(self, rows: Numbers) -> Numbers:
-        """Return the index row numbers of records in all frequency bands that are read."""
+        """Return the index row numbers of these records in each frequency band that is read."""
         if self._bands == 1:
             return rows
         return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
@@ -388,7 +394,10 @@ class RecordReader:
                 self._memory.keep(rows[missing], functools.partial(self._copy_out, buffer, missing))
 
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
-        """Find the record that does not decode, and return an error that names its sample; else the error itself."""
+        """Return an error that names the sample of the record that does not decode.
+
+        If each record decodes when it is read alone, return the error itself.
+        """
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
         for number, row in zip(numbers.tolist(), found, strict=True):
@@ -437,10 +446,11 @@ class RecordReader:
             self._read_bands(targets, self._banded, numbers, found, buffer.is_large)
 
     def _read_bands(self, targets: list[_Target], banded: int, numbers: Numbers, found: Rows, is_large: bool) -> None:
-        """Read the records of all bands. A packed image has the coefficients of the bands one after the other.
+        """Read the records of all frequency bands, and put the parts of each image together.
 
-        Each record is compared with its checksum on its first read, because an intact record in one band says nothing
-        about the others. Raises DamageError.
+        `banded` is the position of the image in `targets`. A packed image has the coefficients of the bands one after
+        the other. Each record is compared with its checksum on its first read, because an intact record in one band
+        says nothing about the image's records in the other bands. Raises DamageError.
         """
         image, rows, packed = targets[banded], targets[banded].rows, targets[banded].array
         if not image.is_packed:
@@ -501,7 +511,10 @@ class RecordReader:
         self._is_proven[numbers] = True
 
     def _unpack(self, targets: list[_Target], found: Rows) -> int:
-        """Read records of one packed field, and unpack each before the next is read. Returns their number."""
+        """Read records that have one field, and unpack each before the next is read.
+
+        Returns how many records were read, from the first on; 0 if there are more fields or the field is decoded.
+        """
         target, *others = targets
         if others or not target.is_packed:
             return 0
@@ -513,7 +526,10 @@ class RecordReader:
         return self.cache.reader.read_by(found, read)
 
     def _scatter(self, rows: Rows, views: list[list[memoryview]], parts: Numbers, is_large: bool) -> None:
-        """Read whole records from their files."""
+        """Read whole records from their files into memory.
+
+        The memory is given twice: as `views`, and as addresses and lengths in `parts`, int64 (n, fields, 2).
+        """
         loops = native() if is_large else None
         if loops is None:
             self.cache.reader.scatter(rows, views)
@@ -559,9 +575,11 @@ def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addres
 
 
 class _Places(NamedTuple):
-    """The addresses of a batch's records, decoded and encoded (0 if there is none), and their index rows.
+    """Where each record of a batch lies in memory, and its row of the index.
 
-    `found` is None if all records are kept in memory. `is_complete` means that all have a decoded address.
+    `decoded` has the address of its decoded bytes and `encoded` that of its encoded bytes, 0 if they are not in memory.
+    `found` has the index rows, or None if all records are kept in memory. `is_complete` says whether `decoded` has an
+    address for every record.
     """
 
     decoded: Addresses

@@ -35,7 +35,7 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
     image = next((field for field in manifest.fields if field.name == IMAGE), None)
     if size is None:
         if frequencies is not None:
-            raise UsageError("frequencies are those of a resolution: give resolution=, too")
+            raise UsageError("frequencies only applies together with resolution: give resolution=, too")
         if image is not None and image.bands is not None and image.bands[-1] < BLOCK:
             least = min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
             raise UsageError(
@@ -71,7 +71,10 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
 
 
 def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statistics:
-    """Return the statistics with the standard deviation at another size, if the manifest has what that needs."""
+    """Return the statistics with the standard deviation of images at another size.
+
+    If the manifest has no statistics by number of frequencies, return the stored statistics.
+    """
     measured = statistics.frequencies
     if not measured:
         return statistics
