@@ -216,7 +216,7 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
 
 
 def suspects(options: argparse.Namespace) -> int:
-    """List the samples whose labels are least probable out of fold: look at them, as some may be right."""
+    """List the samples whose labels are least probable to models that have not seen them. Some labels may be right."""
     from tpucache.insight.labels import read_predictions
     from tpucache.insight.labels import suspects as rank
 

@@ -40,7 +40,7 @@ class Exact:
     """Samples of two caches whose clean records are equal byte for byte.
 
     `first` and `second` are their positions in the two caches, int64 (m,). `reason` says why nothing was compared; it
-    is "" where records were.
+    is "" if records were compared.
     """
 
     first: Positions
@@ -68,7 +68,10 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 
 @dataclass(frozen=True)
 class _Records:
-    """The clean records of samples: their rows of the index in each band, and the first band's length and CRC-32."""
+    """The clean records of samples.
+
+    `bands` has their rows of the index in each band, and `keys` their lengths and CRC-32s in the first band.
+    """
 
     cache: Cache
     bands: list[Array]
@@ -76,7 +79,7 @@ class _Records:
 
     @classmethod
     def of(cls, dataset: Samples) -> _Records:
-        """Return the clean records of the samples that `opened` returns."""
+        """Return the clean records of a dataset's samples."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
         variant, layouts = cache.manifest.variants[0], cache.manifest.layouts
@@ -105,7 +108,7 @@ def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
 
 
 def _difference(one: Cache, two: Cache) -> str:
-    """Return the reason why one picture has different records in two caches; "" where it has the same."""
+    """Return why the same picture may have different records in two caches; "" if its records are the same."""
     if one.manifest.fields != two.manifest.fields:
         return "their records have other fields, sizes or codecs"
     if one.manifest.variants[0] != two.manifest.variants[0]:
@@ -156,7 +159,7 @@ class Comparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether any picture of one cache is in the other, or looks like one there."""
+        """Whether any picture of one cache is also in the other cache, or looks like a picture in it."""
         return bool(len(self.exact) or len(self.near))
 
 
@@ -222,8 +225,8 @@ class Leak:
 def find_leak(train: Samples, valid: Samples) -> Leak | None:
     """Return how many validation samples are copies of training samples; the search takes only seconds.
 
-    If both caches have stored hashes, these are compared, then the details of the closest pairs. Otherwise the
-    checksums of records are compared. Return None where neither is possible.
+    If both caches have stored hashes, and are not too large for a quick search, these are compared, then the details of
+    the closest pairs. Otherwise the checksums of records are compared. Returns None if that is not possible either.
     """
     sets = opened(train), opened(valid)
     known = [kept_hashes(cache) for cache, _ in sets]
@@ -241,7 +244,10 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
 
 
 def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
-    """Return the leak found by hashes: which pictures that look alike are copies is tested for the closest pairs."""
+    """Return the leak, given the pairs of pictures that look alike.
+
+    Only the closest `_QUICK_PAIRS` of them are tested for being copies.
+    """
     columns = {name: getattr(alike, name)[:_QUICK_PAIRS] for name in ("first", "second", "distance", "is_mirrored")}
     is_copy = np.zeros(len(alike), np.bool_)
     is_copy[:_QUICK_PAIRS] = confirm_copies(replace(alike, **columns), train, valid)

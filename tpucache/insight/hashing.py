@@ -47,9 +47,9 @@ def hashes(
 ) -> Hashes:
     """Return a perceptual hash of each clean image of a dataset, an opened cache, or a cache's folder or URL.
 
-    Hashes that the cache's folder has are read. Others are computed from the records by `threads` threads (default: one
-    for each core). They are stored there if `keep` is set, the folder can be written and all samples were hashed.
-    `on_progress` is called with the number of images done and of all images.
+    If the cache's folder has hashes, they are read. Otherwise `threads` threads (default: one for each core) compute
+    them from the records. They are stored in the folder if `keep` is set, the folder can be written and all samples
+    were hashed. `on_progress` is called with the number of images done and of all images.
 
     The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with 256
     bits: the image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
@@ -81,7 +81,7 @@ def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Call
         )
     rows = cache.rows(manifest.variants[0], positions)
     unit, base = 1.0, 0.0
-    if image.is_deep:  # the range of deep images is only known from the cache's statistics
+    if image.is_deep:  # the range of images of more than 8 bits is only known from the cache's statistics
         unit = float(np.mean(manifest.statistics.std or (0.0,))) / _USUAL_STD
         base = float(np.mean(manifest.statistics.mean or (0.0,))) - 2 * _USUAL_STD * unit
     step = max(1, _BATCH_BYTES // max(1, image.nbytes))
@@ -190,8 +190,8 @@ def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
 def _averages(values: Array) -> npt.NDArray[np.float64]:
     """Return the means of (n, length, m) over 32 equal parts of the length, times 256, rounded: float64 (n, 32, m).
 
-    If a part begins or ends within a value, it has a share of it. To be fast, values are first summed in runs. Runs
-    that do not divide a part are at most a quarter as long as one.
+    A value that lies in two parts counts for both, each with its share. To be fast, values are first summed in runs. If
+    the runs do not divide a part evenly, they are at most a quarter as long as a part.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -234,7 +234,7 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
 
 
 def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
-    """Return images as integers above their lowest values, with each image's step between integers and lowest value."""
+    """Return images as integers from 0, and for each image the step between two integers and its lowest value."""
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)
     contrast = values.max((1, 2, 3), keepdims=True) - low

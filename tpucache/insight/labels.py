@@ -28,8 +28,9 @@ class Suspects:
     """Samples ranked by how improbable their labels are, the most improbable first, to be looked through.
 
     `positions` are rows of the predictions, int64 (m,); samples without a label are left out. `scores`, float64 (m,),
-    are 1 minus the probability of the label; if a sample can have several classes, of its least probable mark.
-    `classes`, int64 (m,), are the most probable class, or the class of that mark.
+    are 1 minus the probability of the label, and `classes`, int64 (m,), are the most probable class. If a sample can
+    have several classes, its label has a 0 or 1 for each of them: the score is that of the least probable 0 or 1, and
+    the class is that of this 0 or 1.
     """
 
     positions: Integers

@@ -20,7 +20,7 @@ Words = npt.NDArray[np.uint64]
 
 Search = Literal["auto", "exact", "bands"]
 
-#: The largest number of bits in which copies differ (re-encoded, resized, brighter, mirrored), and few other pictures.
+#: Copies (encoded again, resized, brighter, mirrored) differ in at most this many bits, and few other pictures do.
 THRESHOLD: Final = 48
 
 _LARGEST_THRESHOLD: Final = 96
@@ -155,7 +155,10 @@ class _Distinct:
         return self.members[self.starts[:-1]]
 
     def others(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """Return the positions of the images with these hashes but the first, and for each its place in `numbers`."""
+        """Return the positions of the images with the hashes `numbers`, except the first image of each hash.
+
+        The second array has, for each of them, the place of its hash in `numbers`.
+        """
         starts, counts = self.starts[numbers] + 1, np.diff(self.starts)[numbers] - 1
         return self.members[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
 
@@ -176,7 +179,7 @@ class _Found:
         self._count = 0
 
     def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
-        """Add pairs, even such as are there already. Raises UsageError when there are too many."""
+        """Add pairs. They may have been added before. Raises UsageError when there are too many."""
         part = np.empty((len(rows), 4), np.int64)
         part[:, 0], part[:, 1], part[:, 2], part[:, 3] = rows, columns, distances, is_mirrored
         self._parts.append(part)
@@ -187,7 +190,10 @@ class _Found:
                 raise UsageError(f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold")
 
     def closest(self) -> Array:
-        """Return the pairs as rows: two numbers, the distance, and whether one is mirrored: int64 (m, 4)."""
+        """Return each pair once, with its smallest distance: two numbers, the distance, and whether one is mirrored.
+
+        The rows are int64 (m, 4).
+        """
         whole = np.concatenate([np.empty((0, 4), np.int64), *self._parts])
         whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
         is_new = np.ones(len(whole), np.bool_)

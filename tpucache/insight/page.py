@@ -118,7 +118,7 @@ class _Set:
     def __init__(self, records: Records, found: Hashes, cache: str | Path | CachedDataset) -> None:
         is_whole = isinstance(cache, (str, Path))
         self.records, self.hashes, self.place = records, found, str(cache if is_whole else records.directory)
-        #: The samples; places in this set are places in it.
+        #: The samples. A place in this set is the position of the sample in this dataset.
         self.dataset: Cache | CachedDataset = records.cache if isinstance(cache, (str, Path)) else cache
         self.positions = records.positions
         self.classes = records.manifest.classes

@@ -22,7 +22,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
-    """Return the cache of a dataset, and the positions of its samples there; None for all samples in order."""
+    """Return the cache of a dataset, and the positions of the dataset's samples in the cache; None for all in order."""
     if isinstance(dataset, (str, Path)):
         return open_cache(dataset), None
     if isinstance(dataset, Cache):

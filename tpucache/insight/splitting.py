@@ -65,9 +65,11 @@ def folds(
 
 
 def column_groups(dataset: Samples, name: str) -> Integers:
-    """Return the number of each sample's group by a column of the samples table, from 0: int64 (n,), as `folds` does.
+    """Return the number of each sample's group, from 0: int64 (n,).
 
-    Raises UsageError unless there is such a column with one value for each sample.
+    Samples with the same value in a column are a group. `name` is the column of the samples table. A sample with a
+    missing value is a group of its own, as in `folds`. Raises UsageError unless there is such a column with one value
+    for each sample.
     """
     cache, positions = opened(dataset)
     total = cache.manifest.samples if positions is None else len(positions)
@@ -75,7 +77,10 @@ def column_groups(dataset: Samples, name: str) -> Integers:
 
 
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
-    """Return a column or an array, with a value for each sample. Raises UsageError."""
+    """Return a column of the samples table, or an array, after checking that it has a value for each sample.
+
+    `given` is the column's name or the array, and `what` names the option in errors. Raises UsageError.
+    """
     if not isinstance(given, str):
         values = np.asarray(given)
         if not values.ndim or len(values) != total:
@@ -89,7 +94,10 @@ def _values(cache: Cache, positions: Integers | None, total: int, given: str | A
 
 
 def _units(values: Array) -> Integers:
-    """Return the number of each sample's group, from 0, in the order of their first samples: int64 (n,)."""
+    """Return the number of each sample's group: int64 (n,), from 0 in the order of the groups' first samples.
+
+    Samples with the same value are a group; a sample with a missing value is a group of its own.
+    """
     if values.ndim != 1:
         raise UsageError(f"groups have shape {values.shape}: they need one value a sample")
     is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # only NaN differs from itself
@@ -101,7 +109,7 @@ def _units(values: Array) -> Integers:
 
 @dataclass(frozen=True)
 class _Marks:
-    """The marks of samples: for each mark a sample and a class. `count` is the number of classes."""
+    """The classes of samples: the sample `samples[i]` has the class `classes[i]`. `count` is the number of classes."""
 
     samples: Integers
     classes: Integers
@@ -128,7 +136,11 @@ def _marks(values: Array, has_classes: bool) -> _Marks:
 
 
 def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
-    """Return the fold of each sample, given its group and an order that decides between equals."""
+    """Return the fold of each sample.
+
+    `units` are the numbers of the samples' groups, and `count` is the number of folds. Where groups are equal in size
+    and class, their order in `order`, a permutation of the samples, decides.
+    """
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)
     rank[order] = np.arange(len(units))
@@ -175,7 +187,7 @@ def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers
 
 
 def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
-    """Return each key with its values; equal keys must be neighbours."""
+    """Return each key with its values. Equal keys must stand next to each other."""
     if not len(keys):
         return []
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))

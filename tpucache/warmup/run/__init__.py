@@ -1,1 +1,1 @@
-"""The folder of an unfinished build, its tasks, and who runs them. Only here are joblib and clusters imported."""
+"""The folder of an unfinished build, and the tasks that workers run. Only this folder imports joblib and clusters."""

@@ -4,8 +4,8 @@ A chunk has one file of records for each part (a variant, or a band of one) and,
 If a time limit cuts a chunk short, its metadata get another name, so that it is never mistaken for a complete one.
 
 These files are not synced. Damage by a power cut is noticed later, and the chunk is built again: the metadata are not
-JSON, a size differs, or the CRC of a record differs when its shard is written. When a shard is finished, a receipt
-records that, and the chunks of its block are removed.
+JSON, a size differs, or the CRC of a record differs when its shard is written. When a shard is finished, a file is
+written that says so, its receipt. When all shards of a block are finished, its chunks are removed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECEIPT_NAME: Final = re.compile(r"shard-(\d{5,})-v(\d{4}(?:-[1-7])?)\.npz")
 #: The key of a chunk's metadata with the CRC-32 of all else in it. Version 0.2 wrote none.
 _CHECKSUM: Final = "crc32"
 _OF_02: Final = {"note", "lengths", "crcs"}
-#: What is raised for a receipt that was not made, or is damaged: zipfile raises RuntimeError for some headers.
+#: The errors of reading a receipt that does not exist or is damaged: zipfile raises RuntimeError for some headers.
 _DAMAGED: Final = (
     *(FileNotFoundError, EOFError, KeyError, TypeError, ValueError, RuntimeError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -93,7 +93,7 @@ class ChunkInfo:
         self.labels.extend(map(operator.attrgetter("label"), samples))
 
     def count(self, place: str, counts: Mapping[str, int]) -> None:
-        """Add the numbers of annotations of a sample."""
+        """Add the numbers of annotations of a sample, by field. `place` is `IN_SOURCE` or the number of a variant."""
         for name, count in counts.items():
             places = self.annotations.setdefault(name, {})
             places[place] = places.get(place, 0) + count
@@ -142,7 +142,7 @@ def join_infos(infos: Sequence[ChunkInfo]) -> ChunkInfo:
 
 
 def add_annotations(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    """Add up the numbers of annotations. A field that one of the parts lacks is left out."""
+    """Add up numbers of annotations, by field and place. A field that one of the parts lacks is left out."""
     names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
     return {
         name: {
@@ -173,7 +173,10 @@ def save_chunk(
 
 
 def load_chunk(work: Path, block: int, chunk: int, parts: Sequence[Part], whole: bool = True) -> StoredChunk | None:
-    """Return the metadata of a chunk, or of the beginning of one, or None if a file of these parts is missing."""
+    """Return the metadata of a chunk, or, if not `whole`, of the beginning of one.
+
+    Returns None if one of its files for `parts` is missing or damaged.
+    """
     try:
         content = json.loads(_metadata_path(work, block, chunk, whole).read_bytes())
         if _CHECKSUM not in content and content.keys() != _OF_02:
@@ -248,7 +251,10 @@ def save_receipt(work: Path, shard: BuiltShard) -> None:
 
 
 def load_receipt(cache: Path, work: Path, block: int, part: Part) -> BuiltShard | None:
-    """Return a finished shard, or None if there is no whole receipt, or if its shard is neither here nor at the URL."""
+    """Return a finished shard, or None if it has no receipt or a damaged one, or if the shard does not exist any more.
+
+    A shard exists if its file is in the folder `cache`, or if it was sent to the URL or to Kaggle.
+    """
     try:
         data = read_file(receipt_path(work, block, part))
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:

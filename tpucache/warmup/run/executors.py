@@ -38,13 +38,13 @@ _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 5.0
-#: If there are few tasks, this process runs them for so long before it starts workers. The start takes about as long.
+#: If there are few tasks, this process runs them itself for this time before it starts workers, which takes as long.
 ALONE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The process of a run, its working directory, and its `sys.path`."""
+    """The process that started a run, its working directory, and its `sys.path`."""
 
     process: int
     folder: Path | None
@@ -82,7 +82,10 @@ class _Pickled:
         return self.function(*arguments)
 
     def wait_for(self, tasks: Callable[[], int]) -> None:
-        """Wait until `tasks()` tasks were sent. If the run ended earlier, a thread of joblib would print a KeyError."""
+        """Wait until as many tasks were sent as `tasks()` says, for `_SETTLE_SECONDS` at most.
+
+        If the run ended earlier, a thread of joblib would print a KeyError.
+        """
         until = time.monotonic() + _SETTLE_SECONDS
         while self.times < tasks() and time.monotonic() < until:
             time.sleep(0.001)
@@ -107,11 +110,11 @@ class Executor(WorkerOptions):
             return int(joblib.cpu_count())
 
     def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
-        """Yield results in the order in which tasks finish. Tasks are drawn from the iterator when workers are free.
+        """Yield the results of tasks, in the order in which they finish.
 
-        With `few` tasks, this process runs tasks itself for the time that workers need to start; not on a cluster.
-        Raises the error of a task, BuildError when workers die or the cluster fails, DependencyError without its
-        library.
+        A task is taken from the iterator when a worker is free. If there are only a `few` tasks, this process runs
+        tasks itself for the time that workers need to start; not on a cluster. Raises the error of a task, BuildError
+        when workers die or the cluster fails, DependencyError if the library of the cluster is missing.
         """
         if self.backend == "loky":
             if few or self.jobs == 1:
@@ -140,7 +143,7 @@ class Executor(WorkerOptions):
             workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
         run, is_over = _Pickled(_Place.here().run), threading.Event()
         given = itertools.takewhile(lambda _: not is_over.is_set(), tasks)
-        for tracker in (multiprocessing.resource_tracker, loky_tracker):  # if started later, it would unblock signals
+        for tracker in (multiprocessing.resource_tracker, loky_tracker):  # starting one later would unblock signals
             tracker.ensure_running()
         results = signals.start_processes(
             lambda: workers(joblib.delayed(run)(function, arguments) for function, arguments in given)
@@ -170,7 +173,10 @@ class Executor(WorkerOptions):
                 results.close()
 
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Submit a few tasks for each worker. If a worker dies, Dask runs its tasks elsewhere, a few times."""
+        """Keep a few tasks for each worker submitted.
+
+        If a worker dies, Dask runs its tasks on another one, a few times.
+        """
         with self._reaching_cluster():
             from distributed import Client, as_completed
 
@@ -189,7 +195,10 @@ class Executor(WorkerOptions):
         return self.jobs or sum(client.ncores().values())
 
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Submit a few tasks for each worker. If a worker dies, Ray runs its tasks elsewhere, a few times."""
+        """Keep a few tasks for each worker submitted.
+
+        If a worker dies, Ray runs its tasks on another one, a few times.
+        """
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
                 import ray
@@ -210,7 +219,7 @@ class Executor(WorkerOptions):
                 running += itertools.islice(submitted, len(done))
 
     def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks elsewhere."""
+        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks on another one."""
         with self._reaching_cluster():
             from pyspark.sql import SparkSession
 
@@ -221,7 +230,7 @@ class Executor(WorkerOptions):
 
     @contextlib.contextmanager
     def _reaching_cluster(self) -> Iterator[None]:
-        """Raise DependencyError without the cluster's library, BuildError if the cluster cannot be reached."""
+        """Raise DependencyError if the cluster's library is missing, BuildError if the cluster cannot be reached."""
         try:
             yield
         except ImportError as error:
@@ -271,7 +280,7 @@ class _Failure:
 
 
 def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run a task in a cluster's worker. Return its result or its failure."""
+    """Run a task in a cluster's worker. Return its result, or its error as a `_Failure`."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001  # it is raised again where the run was started

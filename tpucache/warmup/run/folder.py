@@ -36,9 +36,9 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def cache_folder(cache: Path) -> Iterator[None]:
-    """Make a cache's folder. Raises BuildError if it has other files, and if the disk fails in the body.
+    """Make a cache's folder before the `with` block runs. At its end, folders that were made and are empty are removed.
 
-    After an error, folders that were made here are removed if they are empty.
+    Raises BuildError if the folder has other files, and in place of an OSError of the block.
     """
     refuse_version(cache)
     made: list[Path] = []
@@ -142,10 +142,11 @@ def remove_leftovers(work: Path) -> None:
 
 
 def remove_old_files(cache: Path, manifest: Manifest, *, is_thorough: bool = True) -> None:
-    """Remove tables, shards and manifests that belong to no version of a cache. No warmup may be adding to the cache.
+    """Remove tables, shards and manifests that belong to no version of a cache.
 
-    If an earlier version's manifest is damaged, nothing is removed, because its files are not known. If not
-    `is_thorough`, tables of lower generations are kept without reading the earlier versions' manifests.
+    Call it only while no warmup adds to the cache. If an earlier version's manifest is damaged, nothing is removed,
+    because its files are not known. With `is_thorough=False`, a table whose generation (the number in its name) is
+    below that of this manifest is always kept, and the manifests of earlier versions may remain unread.
     """
     listed = {entry.name for entry in manifest.files}
     listed |= {version_name(number) for number in range(1, manifest.number)}
@@ -169,7 +170,7 @@ def _is_cache_file(name: str) -> bool:
 
 
 def _is_earlier(name: str, generation: int) -> bool:
-    """Return whether a file is a table of a lower generation."""
+    """Return whether a file is a table with a lower generation, the number in its name."""
     found = TABLE_NAME.fullmatch(name)
     return found is not None and int(found[2] or 0) < generation
 
@@ -180,9 +181,9 @@ class HeldError(BuildError):
 
 @contextmanager
 def hold(work: Path) -> Iterator[str]:
-    """Lock a work folder for this process, and yield the lock's token, by which workers check that the run is alive.
+    """Lock a work folder for this process, for the `with` block, and yield the lock's token.
 
-    Raises HeldError when another run has locked it, OSError.
+    Workers check by the token that the run is alive. Raises HeldError when another run has locked the folder, OSError.
     """
 
     def refusal(holder: str) -> BuildError:
@@ -193,7 +194,10 @@ def hold(work: Path) -> Iterator[str]:
 
 
 def is_held(work: Path, run: str) -> bool:
-    """Return whether a run still has the lock of its work folder. It has lost it after a kill, or to a later run."""
+    """Return whether the run with the token `run` still has the lock of its work folder.
+
+    A run loses it when it is killed, or when a later run takes it.
+    """
     return holding.is_held(work / LOCK_NAME, run)
 
 

@@ -41,7 +41,7 @@ _MOST_NAMED: Final = 5
 
 
 class KagglePlace:
-    """A Kaggle dataset that does not exist yet, or that an earlier run made from the draft in the folder."""
+    """A Kaggle dataset that does not exist yet, or that an earlier run made from the files that its journal lists."""
 
     needs_work = True
     takes_several = False
@@ -70,13 +70,13 @@ class KagglePlace:
         return self._draft.bytes if self._draft else 0
 
     def resume(self) -> Cache | None:
-        """Ask Kaggle which sent files it still keeps. The other files will be built again.
+        """Ask Kaggle which of the sent files it still keeps. The other files will be built again.
 
-        Returns the finished cache in the dataset, or None if there is no dataset, or if it was made from this draft.
-        Raises UsageError for a dataset without a cache, PublishError, BuildError.
+        Returns the finished cache in the dataset, or None if there is no dataset, or if an earlier run made it from the
+        files that it sent. Raises UsageError for a dataset without a cache, PublishError, BuildError.
         """
         draft = self._open_draft()
-        if draft.asked_after is None:  # otherwise the files may be in a version already
+        if draft.asked_after is None:  # otherwise an earlier run has asked for a version, which may have the files
             draft.forget_expired()
         for block, part in sent_shards(self._work):
             shard = load_receipt(self._folder, self._work, block, part)
@@ -139,7 +139,10 @@ class KagglePlace:
             self._work.rmdir()
 
     def _open_draft(self) -> Draft:
-        """Lock the work folder, and return the draft in it. Raises BuildError, OSError."""
+        """Lock the work folder, and return the journal of files that were sent to Kaggle.
+
+        Raises BuildError, OSError.
+        """
         if self._draft is None:
             self._work.mkdir(parents=True, exist_ok=True)
             self._exits.enter_context(hold(self._work / _LOCK_NAME, self._refusal))
@@ -150,7 +153,10 @@ class KagglePlace:
         return BuildError(f"another process sends {self._folder} to {self.shown} ({holder}): wait for it or stop it")
 
     def _send_left(self, manifest: Manifest, others: Mapping[str, Content]) -> None:
-        """Send the files that Kaggle lacks. Raises UnfinishedError if a shard is neither at Kaggle nor here."""
+        """Send the files that Kaggle lacks.
+
+        Raises UnfinishedError if a shard is neither at Kaggle nor on this machine.
+        """
         lacking = [entry for entry in manifest.files if not self._open_draft().sent(entry.name, entry.sha256)]
         if gone := [entry.name for entry in lacking if not (self._folder / entry.name).exists()]:
             raise UnfinishedError(
@@ -171,7 +177,7 @@ class KagglePlace:
         return of_file(self._folder, entry)
 
     def _reopen(self) -> None:
-        """Remove the manifest if shards are neither here nor at Kaggle, so that the next run builds them again."""
+        """Remove the manifest if a shard is neither at Kaggle nor on this machine, so that the next run builds it."""
         if (self._folder / MANIFEST_NAME).exists() and has_plan(self._work):
             shards = Manifest.load(self._folder).shards
             if not all(self.has(entry) or (self._folder / entry.name).exists() for entry in shards):

@@ -133,7 +133,10 @@ def _check_recipe(work: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _encode(plan: BuildPlan) -> bytes:
-    """Return a plan as JSON. `before` is the identity of the existing cache, "" for a new cache."""
+    """Return a plan as JSON.
+
+    `before` in it is the `identity` of the existing cache's manifest, or "" for a new cache.
+    """
     content = {
         "recipe": plan.full_recipe,
         "source": plan.source,

@@ -42,7 +42,7 @@ SMALL_BYTES: Final = 48 << 20
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """The progress of a build: finished samples (kept or skipped), all samples, skipped ones, and bytes of this run."""
+    """The progress of a build: finished samples (kept or skipped), all samples, skipped ones, and this run's bytes."""
 
     samples: int
     total: int
@@ -71,12 +71,12 @@ class Scheduler:
         self._sealed: dict[tuple[int, Part], BuiltShard] = {}
         self._done: dict[tuple[int, int], ChunkResult] = {}
         self._partial: dict[tuple[int, int], ChunkResult] = {}  # chunks that a deadline cut short
-        self._kept: set[int] = set()  # numbers of samples with records of earlier runs
+        self._kept: set[int] = set()  # numbers of samples whose records an earlier run has made
         self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each chunk or shard, by its number
         self._made = 0
         self._built: set[int] = set()  # blocks whose shards are all finished
         self._stopped = False  # whether the deadline stopped a worker
-        self._samples_a_task = 1  # larger if storage answers late
+        self._samples_a_task = 1  # larger if the storage is slow to answer
         for block in blocks:
             self._find_shards(block)
 
@@ -171,7 +171,7 @@ class Scheduler:
             yield task
 
     def _take_some(self, left: deque[Chunk], workers: int) -> list[Chunk]:
-        """Take the chunks of one task: one, or several if storage answers late, so that workers wait less often."""
+        """Take the chunks of one task: one, or several if the storage is slow, so that workers wait less often."""
         most = max(1, len(left) // workers)
         taken = [left.popleft()]
         while left and len(taken) < most and sum(len(chunk.samples) for chunk in taken) < self._samples_a_task:
@@ -179,7 +179,7 @@ class Scheduler:
         return taken
 
     def _small_blocks(self, blocks: Sequence[Block], executor: Executor) -> list[Block]:
-        """Return small blocks without chunks, for one task each: equally many for each worker."""
+        """Return small blocks that one task each builds without chunks: equally many for each worker."""
         if executor.is_cluster:
             return []
         begun = {number for number, _ in (*self._done, *self._partial, *self._sealed)}
@@ -194,7 +194,10 @@ class Scheduler:
         return small[: len(small) // executor.workers * executor.workers]
 
     def _context_for(self, block: Block) -> BuildContext:
-        """Return the context of a block's tasks. A sample that has records in other variants must not be skipped."""
+        """Return the context of a block's tasks.
+
+        If the block adds variants to samples that have other variants already, no sample must be skipped.
+        """
         added = 0 not in block.variants
         return dataclasses.replace(self._context, skip_errors=False) if added else self._context
 
@@ -280,7 +283,7 @@ class Scheduler:
 
 
 def _found(stored: StoredChunk, whole: bool = True) -> ChunkResult:
-    """Return the result of a chunk that an earlier run built."""
+    """Return the result of a chunk that an earlier run has built; if not `whole`, of its beginning."""
     return ChunkResult(len(stored.info.numbers), len(stored.info.skipped), 0, whole)
 
 

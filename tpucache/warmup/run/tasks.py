@@ -45,7 +45,7 @@ from tpucache.warmup.run.folder import disk_failure, is_held
 from tpucache.warmup.sources.ahead import LoadAhead, lateness_of
 from tpucache.warmup.sources.source import Sample
 
-#: Just below glibc's largest value for its dynamic mmap threshold.
+#: Just below glibc's largest value for its dynamic mmap threshold: see `keep_freed_memory`.
 _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
 #: The pixels of images of this total size are added up together, which is faster than one image at a time.
 _ADDED_BYTES: Final = 2 << 20
@@ -109,7 +109,7 @@ class WrittenShard:
 
 
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
-    """Return a loader of the chunks' samples. It reads ahead if the storage answers late."""
+    """Return a loader of the chunks' samples. It reads ahead if the storage is slow to answer."""
     samples = itertools.chain.from_iterable(chunk.samples for chunk in chunks)
     return LoadAhead(context.encoder.load, context.encoder.source, samples, lateness_of(context.work))
 
@@ -117,9 +117,9 @@ def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
 def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
     """Decode, resize, augment and encode the samples of a chunk, and write their records into the work folder.
 
-    If the deadline cuts a chunk short, its finished records are written, and another call continues there. Raises
-    SampleError when a sample cannot be used and errors are not skipped, BuildError when its clean record differs from
-    that of the cache, or when the disk fails.
+    `items` loads the samples. If the deadline cuts a chunk short, its finished records are written, and the next call
+    for the same chunk continues with the samples after them. Raises SampleError when a sample cannot be used and errors
+    are not skipped, BuildError when its clean record differs from that of the cache, or when the disk fails.
     """
     keep_freed_memory()
     info, records = _resume(context, chunk)
@@ -141,7 +141,7 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
     """Build a block with one part, and write its records directly into the shard, under a temporary name.
 
-    This avoids writing chunks and reading them again. At the deadline, it returns None. At the deadline, or when a
+    This avoids writing chunks and reading them again. At the deadline, None is returned. At the deadline, or when a
     sample cannot be used, finished records are saved as chunks. Raises the errors of `build_chunk` and `write_shard`.
     """
     keep_freed_memory()
@@ -205,7 +205,9 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the info and the records by part of a chunk's beginning, which is empty if there is none."""
+    """Return the facts and records of a chunk's beginning that an earlier run has written; both are empty
+    without one.
+    """
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
@@ -271,7 +273,7 @@ def temporary_shard(context: BuildContext, block: int, part: Part) -> Path:
 
 
 def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos: Sequence[ChunkInfo]) -> WrittenShard:
-    """Return a WrittenShard for a verified file with a temporary name."""
+    """Return a WrittenShard for the verified file `aside`. `infos` are those of the block's chunks."""
     entry = ShardEntry(
         name=shard_name(part, block),
         bytes=sealed.bytes,
@@ -289,7 +291,10 @@ def written_shard(aside: Path, block: int, part: Part, sealed: ShardInfo, infos:
 def _write_records(
     context: BuildContext, aside: Path, block: Block, part: Part, chunks: list[StoredChunk]
 ) -> ShardInfo | None:
-    """Write the records of all chunks into a shard; None at the deadline. Raises OSError, BuildError."""
+    """Write the records of all chunks into a shard. Return None if the deadline has passed.
+
+    Raises OSError, BuildError.
+    """
     with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer:
         for chunk, stored in enumerate(chunks):
             for number, record, crc in read_records(context.work, block.number, chunk, part, stored):
@@ -357,7 +362,10 @@ def _frequencies(context: BuildContext, sample: Sample, encoded: EncodedSample) 
 
 
 def _add_images(totals: Moments, images: list[tuple[Array, Facts]]) -> Moments:
-    """Add images to the sums and return them. Write each image's mean into its facts, and clear `images`."""
+    """Add the moments of images to `totals`, and return the sums. Write each image's mean and deviation into its facts.
+
+    `images` is cleared.
+    """
     for image, facts in images:
         found = moments(image)
         totals = add_moments(totals, found)
@@ -377,7 +385,7 @@ def keep_freed_memory() -> None:
 
 
 def check_run(context: BuildContext) -> None:
-    """Raise BuildError in a worker whose run was killed, because another run may use the same folder now."""
+    """Raise BuildError if this worker's run was killed or has ended: another run may use its folder now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run that this worker builds {context.shards} for is gone")
 
@@ -415,7 +423,7 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
 
 
 def check_clean(context: BuildContext, sample: Sample, encoded: EncodedSample, checksums: Sequence[int]) -> None:
-    """Raise BuildError if a sample's clean records do not have these CRC-32s, which its cache has."""
+    """Raise BuildError if a sample's clean records do not have the CRC-32s `checksums` of the existing cache."""
     if [*map(zlib.crc32, context.encoder.to_records(encoded.clean))] != [*checksums]:
         raise _difference(context, sample, 0)
 

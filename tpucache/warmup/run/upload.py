@@ -31,7 +31,7 @@ from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.url_place import UrlPlace
 
 Self = TypeVar("Self", bound="Upload")
-#: A function that returns further files to send to Kaggle with a cache, by their names, such as its card.
+#: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
 
 _MOST_WAITING: Final = 2  # shards that wait to be sent; the build waits when the queue is full
@@ -69,7 +69,7 @@ class Place(Protocol):
         """Send shards. After that, their local files may be removed."""
 
     def finish(self, manifest: Manifest) -> None:
-        """Send the remaining files of a finished cache, if there are any."""
+        """Send the remaining files of a finished cache, if some are missing at the place."""
 
     def close(self) -> None:
         """Close connections and release locks."""
@@ -100,7 +100,10 @@ class Upload:
     """Sends a cache from the folder in which it is built to a place. From `start` on, a thread sends shards."""
 
     def __init__(self, place: Place, folder: Path, *, keeps_local: bool = True) -> None:
-        """Set up the upload to a place, which `__exit__` closes."""
+        """Prepare to send the cache in `folder` to a place. `__exit__` closes the place.
+
+        Without `keeps_local`, each shard is removed from the folder after it was sent.
+        """
         self.place, self.folder, self.keeps_local = place, folder, keeps_local
         # Without `keeps_local`, the cache may be larger than the disk, so fewer shards may wait.
         self._waiting: queue.Queue[BuiltShard | None] = queue.Queue(_MOST_WAITING if keeps_local else 1)
@@ -113,7 +116,10 @@ class Upload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread. After an error, except at a time limit, waiting shards are left to the next run."""
+        """End the thread.
+
+        After an error, waiting shards are left to the next run; at a time limit, they are still sent.
+        """
         self._end(is_whole=kind is None or issubclass(kind, UnfinishedError))
         self.place.close()
 
@@ -189,7 +195,10 @@ class Upload:
             self._error = error
 
     def _end(self, *, is_whole: bool = False) -> None:
-        """End the thread and wait for it. If `is_whole`, it first sends all waiting shards."""
+        """End the thread and wait for it.
+
+        If `is_whole`, it first sends all waiting shards; otherwise they are dropped.
+        """
         if self._thread is None:
             return
         while not is_whole:

@@ -83,7 +83,10 @@ class UrlPlace:
         return self._sent.get(entry.name) == entry.sha256
 
     def send(self, entries: Sequence[ShardEntry]) -> None:
-        """Send shards and then their receipts; after that, they may be removed. Raises BuildError, StoreError."""
+        """Send shards and then their receipts. After that, local files may be removed.
+
+        Raises BuildError, StoreError.
+        """
         self._check_taken()
         receipts: dict[str, bytes] = {}
         for entry in entries:
@@ -121,7 +124,7 @@ class UrlPlace:
         self._remote.send({MANIFEST_NAME: manifest.text.encode()}, remove=[*unfinished, CLAIM_NAME])
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
         self._remote.close()
 
     def _take(self) -> None:
@@ -140,7 +143,7 @@ class UrlPlace:
         self._is_taken = True
 
     def _check_taken(self) -> None:
-        """Raise BuildError if another process has claimed the URL, or has finished a cache there; StoreError."""
+        """Raise BuildError if another process has claimed the URL or has finished a cache at it. Raises StoreError."""
         names = self._remote.names()
         if CLAIM_NAME not in names or self._read_claim().identity != self._claim.identity:
             raise self._lost()
@@ -191,7 +194,7 @@ class UrlPlace:
                 sent_path(self._work, int(found[1]), Part.parse(found[2])).touch()
 
     def _send_files(self, entries: Sequence[FileEntry], others: dict[str, bytes] | None = None) -> None:
-        """Send files of the cache, check their sizes, then send other files. Raises StoreError."""
+        """Send files of the cache, and check their sizes. Then send the files `others`, by name. Raises StoreError."""
         files = {entry.name: self._folder / entry.name for entry in entries}
         together = others or {}
         if self._remote.is_atomic:

@@ -51,9 +51,7 @@ class Lateness:
 
     @property
     def samples_a_task(self) -> int:
-        """The least number of samples in a task, such that a task waits for its first one only for a small share of its
-        time.
-        """
+        """The least number of samples in a task, so that a task spends little of its time waiting for the first one."""
         return max(1, math.ceil(self._samples_a_wait / _MOST_WAITING))
 
     @property
