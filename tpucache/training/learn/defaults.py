@@ -47,7 +47,8 @@ _STEPS: Final = 250
 _LEAST_BATCH: Final = 16
 _MOST_BATCH: Final = 128
 _LEAST_OF_CORE: Final = 8
-#: The default number of epochs. With --epochs auto the batch size is decided for it, because the pace depends on that.
+#: The default number of epochs. With --epochs auto, the batch size is decided as for this number of epochs: the pace,
+#: which decides the epochs, can be measured only with a batch size.
 _EPOCHS: Final = 5
 #: Samples that all epochs together show at least, and the most epochs for it: a run on few samples has more epochs.
 _SHOWN: Final = _STEPS * _LEAST_BATCH
@@ -56,10 +57,10 @@ _MOST_EPOCHS: Final = 100
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
 
-#: Settings that the table decides, with their names for people.
+#: Settings whose defaults are in the table, with their names in messages.
 _NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule", "ramp": "ramp"}
 
-#: Reasons for a device's default precision.
+#: Why a precision is a device's default: the ends of such messages.
 _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own"}
 
 
@@ -77,7 +78,7 @@ class Defaults(NamedTuple):
     source: str
 
 
-#: By optimizer, family, and whether the run begins with given weights.
+#: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
     ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
@@ -195,10 +196,10 @@ def describe_batch(settings: TrainSettings, samples: int, cores: int = 1, proces
 def decide_optimizer(
     settings: TrainSettings, task: Task, model: nn.Module, make_optimizer: OptimizerMaker | None = None
 ) -> TrainSettings:
-    """Return the settings with an optimizer and a norm to clip gradients to, by task and model, unless one is given.
+    """Return the settings with an optimizer that fits task and model; if an optimizer is given, return them unchanged.
 
-    A regression's squared errors have no bound, and SGD diverges; models with LayerNorm are trained with AdamW
-    (arXiv:2010.11929, arXiv:2201.03545).
+    A regression gets AdamW and a norm to clip gradients to: its squared errors have no bound, and SGD diverges. Models
+    with LayerNorm get AdamW, too (arXiv:2010.11929, arXiv:2201.03545).
     """
     if settings.optimizer is not None or make_optimizer is not None:
         return settings
@@ -234,9 +235,9 @@ def find_defaults(
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the table's row for a run, or the defaults of the user's own optimizer.
+    """Return the defaults for a run: the table's row, or those of the optimizer that `make_optimizer` makes.
 
-    Raises UsageError where that has no default rate and `needs_rate`.
+    Raises UsageError if `needs_rate` and `make_optimizer` has no default learning rate.
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)

@@ -24,7 +24,9 @@ class Ema:
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
-        """Begin with the weights of a model that is on its device. Raises UsageError for the decay."""
+        """Begin with the weights of a model, which is on its device already. Raises UsageError unless the decay is in
+        (0, 1).
+        """
         if not 0 < decay < 1:
             raise UsageError(f"the decay of a moving average lies between 0 and 1, not at {decay}")
         self._model = model
@@ -34,7 +36,7 @@ class Ema:
             self._names.setdefault(tensor.dtype, []).append(name)
         device = next(iter(self._average.values())).device
         self._steps = torch.zeros(()).to(device)
-        # A tensor, because XLA merges equal Python numbers: a momentum equal to this one would make another graph.
+        # A tensor, because XLA merges equal Python numbers: a momentum equal to the decay would make another graph.
         self._decay = torch.tensor(decay).to(device)
 
     @torch.no_grad()
@@ -73,7 +75,7 @@ class Ema:
                 setattr(module, name, tensor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count of updates and the averages by name, all tensors."""
+        """Return the number of updates and the averages by name, as tensors."""
         return {_STEPS: self._steps, _AVERAGE: dict(self._average)}
 
     @torch.no_grad()

@@ -23,10 +23,10 @@ from tpucache.training.learn.user_code import describe_error, user_code
 from tpucache.training.settings import Precision, TrainSettings
 
 _HALVES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
-#: A smaller scale means that training has diverged: about forty updates in a row were not finite.
+#: If the scale of the loss is below this, training has diverged: about forty updates in a row were not finite.
 _LEAST_SCALE: Final = 2.0**-24
-_SAME: Final = 0.5  # a smaller difference of two statistics does not count; in units of 8-bit pixels
-#: Resampling filters whose pixels are nearly those of warmup's Lanczos.
+_SAME: Final = 0.5  # a smaller difference of means or deviations does not count; in units of 8-bit pixels
+#: Resampling filters that give nearly the same pixels as Lanczos' filter, by which warmup resizes.
 _LIKE_LANCZOS: Final = ("bicubic", "lanczos")
 
 FinishBatch = Callable[[DeviceBatch], DeviceBatch]
@@ -51,7 +51,7 @@ def make_scaler(device: Device, precision: Precision) -> GradScaler:
 
 
 def has_given_up(state: dict[str, Any]) -> bool:
-    """Return whether a scaler's state shows that gradients stay infinite or NaN, however small the losses are."""
+    """Return whether a scaler's state shows that gradients stay infinite or NaN, however the losses are scaled down."""
     return "scale" in state and not state["scale"] >= _LEAST_SCALE
 
 
@@ -85,9 +85,11 @@ def outputs_of(
     normalise: Callable[[torch.Tensor], torch.Tensor] | None,
     eval_step: Callable[..., torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return a model's outputs, float32 (batch, …), in evaluation mode for a batch without augmentation.
+    """Return a model's outputs, float32 (batch, …), for a batch without augmentation; `eval_step` computes them if
+    given.
 
-    Raises TrainingError where the model or the evaluation step fails, UsageError if its outputs do not fit the task.
+    The model must be in evaluation mode. Raises TrainingError where the model or the evaluation step fails, UsageError
+    if the outputs do not fit the task.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -132,10 +134,11 @@ def model_name(settings: TrainSettings) -> str:
 
 
 def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
-    """Return the settings with the source of the images' statistics: given ones, the model's or the cache's.
+    """Return the settings with a decision whose means and deviations normalise the images, if `normalise` is "auto".
 
-    A timm model that begins with weights has statistics in its `pretrained_cfg`; they are used where they fit the
-    images. A cache that is still being built has no statistics yet: 8-bit colour images use ImageNet's.
+    A timm model that begins with weights has them in its `pretrained_cfg`; these are used where they fit the images. A
+    cache that is still being built has none yet: 8-bit colour images use ImageNet's. Otherwise, and where the settings
+    give `mean` and `std`, the decision is "cache".
     """
     if settings.normalise != "auto":
         return settings
@@ -155,10 +158,11 @@ def image_channels(dataset: CachedDataset) -> int:
 def channel_statistics(
     settings: TrainSettings, dataset: CachedDataset, model: nn.Module
 ) -> tuple[list[float], list[float]]:
-    """Return the channels' means and deviations in the unit of the pixels: given ones, or those of `normalise`.
+    """Return the mean and standard deviation of each channel, in the unit of the pixels.
 
-    A constant channel, such as opaque alpha, has a deviation of 0: it counts as 1, so that the channel becomes 0.
-    Raises UsageError where the statistics do not fit the images.
+    `mean` and `std` of the settings replace those that `normalise` chooses. A constant channel, such as opaque alpha,
+    has a deviation of 0: it counts as 1, so that the channel becomes 0. Raises UsageError where the statistics do not
+    fit the images.
     """
     mean, std = _known_statistics(settings, dataset, model)
     for name, given, known in (("mean", settings.mean, mean), ("std", settings.std, std)):
@@ -172,7 +176,10 @@ def channel_statistics(
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return how images differ from those that timm's weights were trained on; "" if not, or for other weights."""
+    """Return in words how images are prepared in another way than those that timm's weights were trained on.
+
+    Return "" if there is no difference, and for other weights.
+    """
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
         return ""
@@ -220,7 +227,7 @@ def _pretrained(model: nn.Module) -> Mapping[str, Any]:
 
 
 def _model_statistics(model: nn.Module) -> Statistics | None:
-    """Return means and deviations, in 0..255, of the images that timm's weights are for; None for other models."""
+    """Return means and deviations, in 0..255, of the images that timm trained the weights on; None for other models."""
     about = _pretrained(model)
     if not about.get("mean") or not about.get("std"):
         return None

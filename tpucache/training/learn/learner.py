@@ -88,14 +88,16 @@ class Learner:
         settings, model = decided.settings, decided.model
         #: The task, and advice for training that diverges.
         self.task, self.advice = _find_learned(settings, dataset, task)
-        #: Which of the given weights the model has taken, and how the images differ from those that they are for.
+        #: Which of the given weights the model has taken, and how the images differ from those of these weights'
+        #: training.
         self.matched: MatchedWeights | None = None
         self.image_differences = ""
         if weights is not None:
             self.matched = load_matching(model, weights, str(settings.weights))
             self.image_differences = describe_differences(settings, dataset, model)
         self._frozen_norms = freeze(model, settings.freeze)
-        # While the head is trained alone: parameters that do not learn, and norms in evaluation mode.
+        # While only the last layer is trained: parameters that do not learn, and normalisation layers in evaluation
+        # mode.
         self._waiting: list[nn.Parameter] = []
         self._still_norms: list[nn.Module] = []
         self.mean, self.std = channel_statistics(settings, dataset, model)
@@ -124,7 +126,7 @@ class Learner:
         device.wait()  # otherwise the first graph would also make the weights, and be used only once
 
     def resize(self, size: int | None) -> None:
-        """From now on take batches of images of this size, which is a resolution of the dataset."""
+        """From now on take batches of images of this size, in pixels; None is the dataset's own size."""
         if size not in self._finishing:
             shown = in_size(self._dataset, size)
             finish = make_finish(shown, self.device)
@@ -132,7 +134,10 @@ class Learner:
         self._finish, self._augment = self._finishing[size]
 
     def train_head(self, alone: bool) -> bool:
-        """From now on train only the last layer, or again all that is not frozen; return whether that is a change."""
+        """From now on train only the last layer if `alone`, else all parameters that are not frozen.
+
+        Return whether that is a change.
+        """
         if alone == bool(self._waiting):
             return False
         if alone:
@@ -149,10 +154,10 @@ class Learner:
     def step(self, batches: Sequence[DeviceBatch], rates: Rates, number: int) -> torch.Tensor:
         """Take a step on the parts of one batch; return their mean loss, on the device. `number` seeds random numbers.
 
-        The step is only recorded; `device.step_end` sends it, alone or together with others. With several processes the
-        parts and the loss are this process's, and the step is the mean over all processes. Where a loss is the mean
-        over some of the targets, each part is weighted by its number of such targets, so that the step equals that of
-        the whole batch.
+        The step is only recorded; `device.step_end` sends it to the device, alone or with other steps. With several
+        processes the parts and the loss are this process's, and gradients are averaged over all processes. If a loss is
+        the mean over some of the targets only, such as pixels that have a class, each part is weighted by its number of
+        such targets, so that the step equals that of the whole batch.
         """
         self._steps, processes = number + 1, self.device.processes
         self.device.step_begin(step_seed(self.settings.seed, number, processes.program))
@@ -208,7 +213,8 @@ class Learner:
         return self.settings.part_size // self.device.processes.world_size
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return each sample's loss, float32 (batch,), given outputs and labels; only the first `rows` count.
+        """Return each sample's loss, float32 (batch,), given outputs and labels; the rows after the first `rows` are
+        padding.
 
         A user's loss is one number for a batch; each of its samples gets it.
         """
@@ -291,7 +297,9 @@ class Learner:
                 self._train_mode()
 
     def _train_mode(self) -> None:
-        """Switch to training mode. Frozen norms stay in evaluation mode: they use their running statistics."""
+        """Switch to training mode. Frozen normalisation layers stay in evaluation mode: they use their running
+        statistics.
+        """
         self.model.train()
         for norm in (*self._frozen_norms, *self._still_norms):
             norm.eval()
@@ -373,7 +381,9 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task with the constants that it takes from these labels, and advice for training that diverges."""
+    """Return the task with the constants that it takes from the dataset's labels, and advice for training that
+    diverges.
+    """
     # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
     stored = dataset.table.labels

@@ -40,7 +40,11 @@ def binary_cross_entropy(
 
 
 def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the binary cross-entropy times (1 - p of the truth)^2, the mean over classes, as torchvision does."""
+    """Return the binary cross-entropy times (1 - p)^2, where p is the probability of the true value: the mean over
+    classes.
+
+    torchvision's `sigmoid_focal_loss` computes the same.
+    """
     outputs = outputs.float()
     each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none", pos_weight=weights)
     wrong = (outputs.sigmoid() - targets).abs()

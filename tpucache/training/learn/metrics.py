@@ -74,7 +74,7 @@ def multilabel_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
 
 
 def regression_metrics(values: Array, labels: Array) -> dict[str, float]:
-    """Return the root of the mean squared error over all (n, m), summed in float64."""
+    """Return the root of the mean squared error over all numbers (n, m), summed in float64."""
     if not _is_measurable(values):
         return _unknown("rmse")
     return {"rmse": float(np.sqrt(np.mean(np.square(values.astype(np.float64) - labels))))}
@@ -115,9 +115,11 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
 
 
 def quadratic_kappa(predictions: Array, labels: Array) -> float:
-    """Return Cohen's kappa with quadratic weights, of the most probable classes or of rounded values (n, 1).
+    """Return Cohen's kappa with quadratic weights, of the most probable classes (n, classes), or of rounded values (n,
+    m).
 
-    It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
+    For values it is the mean over columns. It is NaN where all predictions and labels are one class. Samples with the
+    label -1 do not count.
     """
     if not _is_measurable(predictions):
         return math.nan
@@ -194,13 +196,14 @@ def top5(probabilities: Array, labels: Array) -> float:
 
 
 def mae(values: Array, labels: Array) -> float:
-    """Return the mean absolute error over all (n, m)."""
+    """Return the mean absolute error over all numbers (n, m)."""
     return float(np.abs(values.astype(np.float64) - labels).mean()) if _is_measurable(values) else math.nan
 
 
 def r2(values: Array, labels: Array) -> float:
-    """Return the coefficient of determination of (n, m), the mean over columns; NaN where a column of labels is
-    constant.
+    """Return the coefficient of determination of values (n, m), the mean over columns.
+
+    It is NaN where a column of labels is constant.
     """
     if not _is_measurable(values):
         return math.nan
@@ -211,9 +214,9 @@ def r2(values: Array, labels: Array) -> float:
 
 
 def rmsle(values: Array, labels: Array) -> float:
-    """Return the root of the mean squared difference of log(1 + x) over all (n, m).
+    """Return the root of the mean squared difference of log(1 + x) over all numbers (n, m).
 
-    Predictions below 0 count as 0. NaN where a label is below 0.
+    Predictions below 0 count as 0. It is NaN where a label is below 0.
     """
     if not _is_measurable(values) or labels.min() < 0:
         return math.nan
@@ -235,7 +238,10 @@ def mask_dice(confusion: Array, _labels: Array) -> float:
 
 
 def _kappa(predicted: Array, labels: Array) -> float:
-    """Return 1 minus the mean squared difference over that of independent draws, which equals the usual definition."""
+    """Return quadratic kappa: 1 minus the mean squared difference over its expected value for independent draws.
+
+    This equals the usual definition.
+    """
     if not len(labels):
         return math.nan
     predicted, labels = predicted.astype(np.float64), labels.astype(np.float64)
@@ -287,7 +293,7 @@ def _f(hit: Array, predicted: Array, true: Array, beta: float) -> Array:
 def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, average: str) -> dict[str, float]:
     """Return the highest F-beta over `THRESHOLDS`, and its threshold.
 
-    With two classes it is the F-beta of the second one.
+    If labels are class numbers, there are two classes, and it is the F-beta of the second one.
     """
     if labels.ndim == 1:
         predictions, labels = predictions[labels >= 0, 1:], labels[labels >= 0, None]
@@ -301,7 +307,7 @@ def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, aver
 def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float]:
     """Return the mean AUC over the classes that some samples have and others do not; nothing without such a class.
 
-    `scores` are (n, classes); `members` returns whether each sample has a class.
+    `scores` are (n, classes). `members` takes a class's number, and returns for each sample whether it has the class.
     """
     aucs = {}
     for number, column in enumerate(scores.T):
@@ -315,12 +321,13 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
 
 
 def _auc(scores: Array, inside: Array) -> float:
-    """Return how often a score inside is above a score outside, over all pairs; equal scores count half.
+    """Return how often a score in `inside` is above one of the other `scores`, as a share of all pairs.
 
-    This is the Mann-Whitney statistic, and the area under the ROC curve.
+    Equal scores count half. This is the Mann-Whitney statistic, and the area under the ROC curve.
     """
     ordered, inside = np.sort(scores), np.sort(inside)
-    # Twice the wins over all scores, with ties counted once. Of pairs of two scores inside, half are wins.
+    # Twice the number of pairs in which a score inside is above any score; a tie counts half. Of the pairs of two
+    # scores inside, half count.
     wins = np.searchsorted(ordered, inside, "left").sum() + np.searchsorted(ordered, inside, "right").sum()
     return float(wins - len(inside) ** 2) / (2 * len(inside) * (len(scores) - len(inside)))
 

@@ -1,4 +1,4 @@
-"""Models by name or from functions, and how they take weights from elsewhere."""
+"""Models by name or from functions, and how weights from files are fitted into them."""
 
 from __future__ import annotations
 
@@ -158,9 +158,10 @@ def build_model(
 ) -> nn.Module:
     """Return a new model with this number of outputs: built in, `timm:NAME`, or from `module:callable`.
 
-    timm's may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and words. Built-in and
-    timm's models take images with this number of channels. A callable is called with the number of outputs, and with
-    the number of values in `columns` if there are any. `build` is such a callable, and replaces the one that is named.
+    The name of a timm model may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and
+    words. Built-in models and those of timm take images with this number of channels. A callable is called with the
+    number of outputs, and with `columns`, the number of input columns, unless it is 0. `build` is such a callable, and
+    replaces the one that is named.
 
     Raises UsageError for an unknown name or keyword, and for a callable that fails or returns no module;
     DependencyError for a timm model without timm.
@@ -196,9 +197,9 @@ def build_model(
 
 
 def checkpoint_gradients(model: nn.Module, name: str) -> None:
-    """Let a model recompute its activations in the backward pass: models of timm and transformers can.
+    """Let a model recompute its activations in the backward pass, as models of timm and transformers can.
 
-    Raises UsageError for one that cannot.
+    Raises UsageError for a model that cannot; `name` is its name in the message.
     """
     for method, arguments in (("set_grad_checkpointing", (True,)), ("gradient_checkpointing_enable", ())):
         if callable(enable := getattr(model, method, None)):
@@ -350,8 +351,8 @@ def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source:
 def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
     """Return a convolution's weight (outputs, inputs, height, width) for this number of input channels, as timm does.
 
-    For one channel the inputs are summed, so that a grey image gives what a copy in each channel gave. For more, the
-    inputs are repeated in order and scaled by the ratio of the numbers.
+    For one channel the inputs are summed: a grey image then gives the outputs that its copy in each channel gave
+    before. For more, the inputs are repeated in order and scaled by the ratio of the numbers.
     """
     before = weight.shape[1]
     if channels == 1:
@@ -376,7 +377,9 @@ def _with_channels(
 
 
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
-    """Return the names of the weights that see the images: those that timm names, or the first convolution's."""
+    """Return the names of the weights that are applied to the images: those that timm names, or the first
+    convolution's.
+    """
     convolutions = {
         f"{name}.weight".lstrip("."): module
         for name, module in model.named_modules()
@@ -392,7 +395,7 @@ def _adapted_by_timm(
 ) -> tuple[dict[str, torch.Tensor], str]:
     """Return weights that timm has adapted to its model, and timm's error, if any; other models' weights unchanged.
 
-    `given` has no known prefixes; `original` has the names of the file, which timm may know.
+    `given` has the weights by names without known prefixes; `original` has the names of the file, which timm may know.
     """
     adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None) if _is_of_timm(model) else None
     if adapt is None:
@@ -412,7 +415,11 @@ def _is_of_timm(model: nn.Module) -> bool:
 
 
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield weights with their names, without one or two known prefixes, and with a prefix that the model has."""
+    """Yield the weights with each choice of names that may be the model's.
+
+    These are the given names, the names without one or two known prefixes, with the name of a part of the model as a
+    prefix, and with `resnet18`'s names for torchvision's.
+    """
     yield dict(weights)
     for outer in _PREFIXES:
         without = {name.removeprefix(outer): tensor for name, tensor in weights.items()}

@@ -44,9 +44,9 @@ _LEAST: Final = 2.0**-23  # the smallest number that changes 1 in float32
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parameters whose name, or whose module's name, fits one of the patterns.
 
-    Patterns are those of file names: `layer[12]`, `backbone`, `*.bias`. Returns the norms with running statistics that
-    are frozen as a whole, and have to stay in evaluation mode. Raises UsageError for a pattern that fits nothing, and
-    when nothing is left to learn.
+    Patterns are those of file names: `layer[12]`, `backbone`, `*.bias`. Returns the normalisation layers with running
+    statistics that are frozen as a whole, and have to stay in evaluation mode. Raises UsageError for a pattern that
+    fits nothing, and when nothing is left to learn.
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
@@ -71,7 +71,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
     """Freeze all parameters outside of the last layer; see `layer_numbers`.
 
-    Returns the norms to keep in evaluation mode, as `freeze` does. Raises UsageError where nothing is left to learn.
+    Returns the normalisation layers to keep in evaluation mode, as `freeze` does. Raises UsageError where nothing is
+    left to learn.
     """
     layers = layer_numbers(model)
     last = max(layers.values(), default=0)
@@ -91,7 +92,7 @@ def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
 
 
 def buffers_of_steps(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the buffers that training steps may read: all but the running statistics of norms."""
+    """Yield the buffers that training steps may read: all but the running statistics of normalisation layers."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if not (isinstance(module, _NormBase) and name in _RUNNING):
@@ -107,9 +108,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of an optimizer over all parameters that require gradients.
 
-    Parameters with at most one dimension do not decay, nor do those that the model's `no_weight_decay()` names, such as
-    position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next one, and the last
-    layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
+    Parameters with at most one dimension have no weight decay, nor do those that the model's `no_weight_decay()` names,
+    such as position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next one, and the
+    last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
     """
     kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -201,10 +202,11 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return SGD with Nesterov momentum, or AdamW, over the parameters that require gradients, on their device.
 
-    `fused` steps run one kernel for many parameters, which torch has for CUDA; then AdamW's count is on the device. If
-    `kind` is a callable, it gets the groups and `lr`, and the schedule sets only the rate. With `capturable`, torch's
-    other optimizers keep their count of steps on the device if they can, so that XLA compiles no further graphs.
-    Biases, scales of norms and parameters that the model names do not decay; see `parameter_groups`. Raises UsageError.
+    If `kind` is a callable, it gets the groups and `lr`, and the schedule sets only the learning rate. `fused` steps
+    run one kernel for many parameters, which torch has for CUDA; AdamW's count of steps is then on the device. With
+    `capturable`, torch's other optimizers keep their count of steps on the device if they can, so that XLA compiles no
+    further graphs. Biases, scales of normalisation layers and parameters that the model names have no weight decay; see
+    `parameter_groups`. Raises UsageError.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
@@ -313,10 +315,10 @@ def _capturable() -> frozenset[OptimizerMaker]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer with as many groups, from any device; `fused` stays as it is here.
+    """Load the state of an optimizer with the same number of groups, from any device; `fused` stays as this one has it.
 
-    State that belongs on the device, such as the count of a fused AdamW, goes there. Raises ValueError or KeyError for
-    another optimizer's state.
+    State that belongs on the device, such as the count of steps of a fused AdamW, is copied to it. Raises ValueError or
+    KeyError for another optimizer's state.
     """
     groups = [
         {**saved, **({"fused": own["fused"]} if "fused" in own else {})}
@@ -329,8 +331,8 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
     """Use these rates in the next step, without a compile; momentum is AdamW's first beta.
 
     XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
-    another graph. So AdamW's weight decay is at least 2^-23, and its count of steps stops where its bias correction is
-    1. Where layers have rates of their own, their decays are different multiples of 2^-23.
+    another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and its count of steps stops where
+    its bias correction is 1. Where layers have rates of their own, these products are different multiples of 2^-23.
     """
     multiple = 0
     for group in optimizer.param_groups:
@@ -361,7 +363,7 @@ def scale_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor) ->
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale all gradients down so that their joint norm is at most `max_norm`; return the norm before that, ().
+    """Scale all gradients down so that their joint norm is at most `max_norm`; return the norm before that, a scalar.
 
     The norm stays on the device. Raises UsageError unless `max_norm` is above 0.
     """

@@ -67,7 +67,7 @@ def short_name(metric: str) -> str:
 def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
     """Return the task's and the user's metrics by their short names.
 
-    Raises UsageError for a name that is given twice, and for one that the task does not have.
+    Raises UsageError for a name that is given twice or is one of `taken`, and for one that the task does not have.
     """
     found: dict[str, AnyMetric] = {}
     for name in names:

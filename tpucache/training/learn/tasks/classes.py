@@ -74,7 +74,9 @@ class Classes(SampleTask):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether a class is predicted where its probability is above a threshold: with two classes the second one."""
+        """Whether predictions depend on a threshold: with two classes, the second one's probability is compared with
+        it.
+        """
         return self.outputs == 2
 
     def check(self, labels: Array) -> None:
@@ -91,14 +93,15 @@ class Classes(SampleTask):
         return np.bincount(labels, minlength=self.outputs)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return samples / (classes * samples of the class) if "balanced" (King and Zeng, 2001), or the list."""
+        """Return samples / (classes * samples of the class) for "balanced" (King and Zeng, 2001), or the given list."""
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 at the class and 0 elsewhere, smoothed towards 1 / outputs; 0 everywhere for a label of -1.
+        """Return 1 for the class and 0 for the others, smoothed towards 1 / outputs; 0 for all classes for a label of
+        -1.
 
-        Labels (batch, outputs) are soft labels times the sample's weight, and so are their targets. Their cross-entropy
-        is that of the probabilities, times the weight.
+        Labels (batch, outputs) are soft labels, which are probabilities, times the sample's weight. They are the
+        targets themselves, smoothed, so that the cross-entropy is multiplied by the weight.
         """
         if labels.dim() == 2:
             return smooth(labels.float(), smoothing, labels.float().sum(1, keepdim=True) / self.outputs)
@@ -161,7 +164,7 @@ class Multilabel(SampleTask):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether a class is predicted where its probability is above a threshold: always."""
+        """Whether predictions depend on a threshold: always, each class's probability is compared with it."""
         return True
 
     def check(self, labels: Array) -> None:
@@ -176,7 +179,7 @@ class Multilabel(SampleTask):
         return np.stack([ones, len(labels) - ones])
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the weight of each class's positive samples: negatives / positives if "balanced", or the list."""
+        """Return the weight of each class's positive samples: negatives / positives for "balanced", or the list."""
         return class_weights(wanted, self.outputs, counts[0], counts[1])
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
@@ -184,7 +187,9 @@ class Multilabel(SampleTask):
         return smooth(labels.float(), smoothing, 0.5)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over samples and classes, with ones multiplied by their class's weight."""
+        """Return the mean loss over samples and classes, with the loss of positive targets multiplied by their class's
+        weight.
+        """
         check_shape(outputs, targets.shape)
         return self._loss(outputs, targets, weights).mean()
 

@@ -60,9 +60,10 @@ def find_watched(task: Task, settings: TrainSettings) -> Watched:
 def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
     """Return the name of the task that fits a cache's labels.
 
-    Masks are "mask" where no sample has another label, or the number of their classes is given. Class numbers are
-    "classes". A matrix of values is "multilabel" if its columns have class names and its values are between 0 and 1,
-    and "regression" otherwise. Raises UsageError without labels, and for labels that no task learns.
+    Records with masks are for "mask", if no sample has another label or the number of the masks' classes is given.
+    Class numbers are for "classes". A matrix of values is for "multilabel" if its columns have class names and its
+    values are between 0 and 1, and for "regression" otherwise. Raises UsageError without labels, and for labels that no
+    task learns.
     """
     labels = dataset.labels
     is_labelled = labels.is_floating_point() or bool((labels >= 0).any())
@@ -83,9 +84,9 @@ def infer_task(dataset: CachedDataset, mask_classes: int | None = None) -> str:
 
 
 def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> int:
-    """Return the number of outputs of a model for this cache; for masks it has to be given.
+    """Return the number of outputs of a model for this cache; for masks, `mask_classes` must be given.
 
-    Raises UsageError where labels do not fit the task, or the number of masks' classes is missing or not needed.
+    Raises UsageError where labels do not fit the task, or `mask_classes` is missing or not needed.
     """
     return _kind(name).count_outputs(dataset, mask_classes)
 

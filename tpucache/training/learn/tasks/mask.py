@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-#: The number of pixels that belong to no class and are ignored (as in PASCAL VOC).
+#: The value of pixels that belong to no class and are ignored (as in PASCAL VOC).
 VOID: Final = 255
 
 _MOST_IGNORED: Final = 0.99
@@ -105,7 +105,7 @@ class Mask(TaskBase):
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where nearly all pixels have no class, or all with a class have class 0 and others none."""
+        """Raise UsageError where nearly all pixels have no class, or some have none and the others class 0."""
         ignored = 1 - float(counts.sum()) / max(labels, 1)
         if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
             raise UsageError(
@@ -115,16 +115,19 @@ class Mask(TaskBase):
             )
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return pixels / (classes * pixels of the class) if "balanced", or the list."""
+        """Return pixels / (classes * pixels of the class) for "balanced", or the given list."""
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 at each pixel's class and 0 elsewhere, smoothed; 0 everywhere at a pixel without a class."""
+        """Return, for each pixel, 1 for its class and 0 for others, smoothed; 0 for all classes if it has no class."""
         classes = one_hot(labels, self.outputs)
         return smooth(classes, smoothing, classes.sum(1, keepdim=True) / self.outputs)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over pixels with a class, or over samples; each class is multiplied by its weight."""
+        """Return the mean loss, with each class multiplied by its weight.
+
+        The mean is over the pixels that have a class, or over samples for the losses in `OF_SAMPLES`.
+        """
         check_shape(outputs, targets.shape)
         each = self._loss(outputs, targets, weights)
         return each.mean() if self.loss_name in OF_SAMPLES else each.sum() / targets.sum().clamp(min=1)

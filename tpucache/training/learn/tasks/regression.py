@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-#: The share of their deviation that labels may lose in float32.
+#: How far labels may be rounded in float32, as a share of their standard deviation.
 _MOST_LOST: Final = 0.01
 _SHOWN: Final = 80  # characters of a value in a message, at most
 
@@ -74,7 +74,7 @@ class Regression(SampleTask):
         return dataset.with_standardised_labels(self.mean, self.std) if self.mean else dataset
 
     def as_stored(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return standardised labels in their own unit."""
+        """Return standardised labels converted back to the unit of the samples table."""
         return self.predictions(labels)
 
     def constants(self) -> dict[str, list[float]]:
@@ -100,13 +100,16 @@ class Regression(SampleTask):
         return np.empty(0, labels.dtype)
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
-        """Return the list, with a weight for each column. Raises UsageError for "balanced": there are no classes."""
+        """Return the given list, a weight for each column. Raises UsageError for "balanced": there are no classes."""
         if isinstance(wanted, str):
             raise UsageError(f"regression has no classes whose weights could be {wanted}: leave class weights out")
         return class_weights(wanted, self.outputs, counts, None)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return the labels of a batch from `as_learned`. Raises UsageError for smoothing, which needs classes."""
+        """Return labels as float32; they are those of a dataset that `as_learned` returned.
+
+        Raises UsageError for smoothing, which needs classes.
+        """
         if smoothing:
             raise UsageError("regression has no classes to smooth labels over: leave label smoothing out")
         return labels.float()
@@ -132,12 +135,12 @@ class Regression(SampleTask):
         return regression_metrics(scores, labels)
 
     def describe(self, values: Array, _names: Sequence[str]) -> str:
-        """Return the values."""
+        """Return the values as text."""
         return SEPARATOR.join(map(str, values))
 
 
 def check_precision(values: Array) -> None:
-    """Raise UsageError where float32 cannot tell values (n, outputs) apart: batches have float32."""
+    """Raise UsageError where labels (n, outputs) become too similar when they are rounded to float32, as in batches."""
     numbers = values.astype(np.float64)
     lost = np.abs(numbers - numbers.astype(np.float32)).max(0)
     spread = numbers.std(0)

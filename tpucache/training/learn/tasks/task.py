@@ -51,9 +51,9 @@ def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
 
 
 def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixels: bool = False) -> None:
-    """Raise UsageError unless `source` returned floating-point outputs of (samples, outputs), which `shape` is.
+    """Raise UsageError unless `outputs` is a floating-point tensor of `shape`, (samples, outputs).
 
-    Outputs of pixels also have a height and a width.
+    Outputs of pixels also have a height and a width. The message names the `source` of the outputs.
     """
     samples, numbers = shape
     wanted = f"{numbers} numbers for each {'pixel' if of_pixels else 'sample'}"
@@ -72,7 +72,7 @@ def check_outputs(outputs: object, shape: Sequence[int], source: str, *, of_pixe
 
 
 def check_numbers(numbers: Array, classes: int, hint: str = "") -> None:
-    """Raise UsageError, with a hint, unless all numbers are class numbers."""
+    """Raise UsageError unless all numbers are class numbers, from 0 to `classes` - 1; `hint` ends the message."""
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < classes):
         raise UsageError(
             f"labels reach from {numbers.min()} to {numbers.max()}, and there are {classes} classes, numbered from 0"
@@ -105,7 +105,10 @@ def unfit(name: str, wanted: str, labels: Array) -> UsageError:
 
 
 def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Array, over: Any) -> torch.Tensor | None:
-    """Return weights, float32 (outputs,): over / counts if "balanced", or the list. Raises UsageError."""
+    """Return class weights, float32 (outputs,): `over` / `counts` for "balanced", the given list, or None for None.
+
+    Raises UsageError for any other value.
+    """
     if wanted is None:
         return None
     if isinstance(wanted, str):
@@ -170,7 +173,7 @@ class Task(Protocol):
         ...
 
     def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """Return the names, from a cache's classes, for the numbers of this task's labels, in order."""
+        """Return the names of this task's classes, in the order of their numbers, given those of a cache."""
         ...
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
@@ -186,7 +189,7 @@ class Task(Protocol):
         ...
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError, with their source, unless outputs fit the labels of this number of samples."""
+        """Raise UsageError unless outputs fit the labels of so many samples; the message names their `source`."""
         ...
 
     def with_loss(self, name: str | None) -> Task:
@@ -221,7 +224,7 @@ class Task(Protocol):
         ...
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where there is nothing to learn, given the counts and the number of all labels."""
+        """Raise UsageError where labels leave nothing to learn, given their `counts`, and the number of all labels."""
         ...
 
     def weights(self, wanted: str | Sequence[float] | None, counts: Array) -> torch.Tensor | None:
@@ -232,7 +235,7 @@ class Task(Protocol):
         ...
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return float32 targets (batch, outputs) or (batch, outputs, height, width), which mixing may mix."""
+        """Return float32 targets (batch, outputs) or (batch, outputs, height, width), which mixup or CutMix may mix."""
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -240,7 +243,7 @@ class Task(Protocol):
         ...
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Return the share of the targets that count in the mean of `loss`, float32 (); None where all count."""
+        """Return the share of the targets that count in the mean of `loss`, a float32 scalar; None where all count."""
         ...
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -284,7 +287,7 @@ class TaskBase:
     """The base of all tasks: it takes no constants from training labels, and its losses are means over all targets."""
 
     name: str
-    #: The name of its loss; "" is the task's own.
+    #: The name of its loss; "" is the default.
     loss_name: str = ""
     #: Its losses by name; the first one is the default. Subclasses do not inherit them: their losses may differ.
     named_losses: ClassVar[Mapping[str, Loss]] = {}
@@ -304,7 +307,7 @@ class TaskBase:
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether a class is predicted where its probability is above a threshold."""
+        """Whether predictions depend on a threshold, with which probabilities are compared."""
         return False
 
     def named_metric(self, name: str) -> NamedMetric:
