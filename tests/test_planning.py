@@ -233,13 +233,13 @@ def test_a_device_is_idle_for_the_share_of_the_images_that_are_not_read(photos: 
 
 @pytest.mark.thorough
 def test_the_whole_build_is_in_proportion_to_the_small_ones(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = planning._Trial._build
+    build = planning._TrialBuilds._build
 
     def as_if(trial: Any, few: Any, recipe: Recipe) -> Any:
         samples = len(few.listing.samples)
         return build(trial, few, recipe)._replace(seconds=5.0 + samples * (0.25 + 0.5 * recipe.variants))
 
-    monkeypatch.setattr(planning._Trial, "_build", as_if)
+    monkeypatch.setattr(planning._TrialBuilds, "_build", as_if)
     for jobs in (1, 4):
         found = plan_cache(photos, sizes=[16], codecs=["raw"], variants=[2, 0, 1], seconds=1e6, jobs=jobs)
         assert found.tried == 60

@@ -12,7 +12,7 @@ from patience import PATIENCE
 
 import tpucache
 from tpucache import errors
-from tpucache.plugins import Table
+from tpucache.plugins import PartTable
 
 NAMES = [
     "CachePlan",
@@ -116,7 +116,7 @@ def test_a_public_module_has_what_users_need_and_every_name_is_documented(module
     assert sorted(dir(public)) == sorted(public.__all__)
     for name in public.__all__:
         value = getattr(public, name)
-        if not isinstance(value, (tuple, Table)) and not name.endswith("Kind"):
+        if not isinstance(value, (tuple, PartTable)) and not name.endswith("Kind"):
             assert value.__doc__, name
             assert value.__name__ == name
 

@@ -183,7 +183,7 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
     recipe = recipe or Recipe()
     wanted, left_out = _to_wanted(recipe, options)
     with _temporary_folder() as folder, _warning_once():
-        trial = _Trial(to_source(source), wanted, folder, options)
+        trial = _TrialBuilds(to_source(source), wanted, folder, options)
         rows: list[PlanRow] = []
         refusals: list[DependencyError | RecipeError] = []
         for number, each in enumerate(wanted, 1):
@@ -337,7 +337,7 @@ class _Pace(NamedTuple):
     variant: float
 
 
-class _Trial:
+class _TrialBuilds:
     """Builds small caches from a source's samples in a folder, and measures them."""
 
     def __init__(self, source: Source, wanted: Sequence[_Wanted], folder: Path, options: PlanOptions) -> None:

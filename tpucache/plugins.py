@@ -28,7 +28,7 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 
-class Table(Mapping[str, Part]):
+class PartTable(Mapping[str, Part]):
     """Parts of one kind by name: tpucache's own, then those of installed packages.
 
     Looking up a name imports that part; nothing else imports one. Raises DependencyError for a part that cannot be
@@ -103,7 +103,7 @@ class Table(Mapping[str, Part]):
 class Names(Collection[str]):
     """The names of a table's parts to choose from; `own` does not depend on the installed packages."""
 
-    def __init__(self, table: Table[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
+    def __init__(self, table: PartTable[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first
         self._where: Callable[[str], bool] = lambda name: where is None or where(table[name])
         self.own: Final = (*first, *(name for name in table.own if self._where(name)))

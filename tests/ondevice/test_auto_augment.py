@@ -46,7 +46,7 @@ def changed(images, settings, operation, number, sign=1, masks=None):
     draws = torch.from_numpy(np.concatenate([draw(AugmentSettings(), 0, 0, len(images)), numbers], 1)).float()
     channels = images.shape[3]
     augment = Augment(settings, [0.0] * channels, [1.0] * channels, height, width, CPU)
-    magnitude = op.space_of(settings, height, width).magnitudes(operation)[number] * sign
+    magnitude = op.largest_magnitudes(settings, height, width).of(operation)[number] * sign
     if masks is not None:
         return augment.masks(torch.from_numpy(masks), draws).numpy(), magnitude
     found = augment.images(torch.from_numpy(images), draws).numpy()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tpucache import CachedDataset, Recipe, UsageError, build_cache
-from tpucache.report.bench import Upload, run_bench
+from tpucache.report.bench import BatchUpload, run_bench
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_sending_is_measured_and_what_waits_for_it_is_idle(planes, device_rate):
         return batch
 
     options = {"batch_size": 16, "rounds": 1, "seconds": 0.05, "device_rate": device_rate}
-    found = run_bench(planes, upload=Upload(send), **options)
+    found = run_bench(planes, upload=BatchUpload(send), **options)
     assert 0 < found.upload_images_per_second <= 16 / 0.2
     assert {len(images) for images, _ in sent} == {16}
     assert found.images_per_second > found.upload_images_per_second
@@ -47,4 +47,4 @@ def test_sending_is_measured_and_what_waits_for_it_is_idle(planes, device_rate):
 
 def test_a_batch_that_does_not_divide_over_the_cores_is_refused(planes):
     with pytest.raises(UsageError, match="does not divide over 3 cores"):
-        run_bench(planes, batch_size=16, upload=Upload(lambda batch: batch, cores=3))
+        run_bench(planes, batch_size=16, upload=BatchUpload(lambda batch: batch, cores=3))

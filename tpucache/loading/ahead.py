@@ -9,8 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from tpucache import signals
 from tpucache.errors import UsageError
@@ -19,7 +18,6 @@ from tpucache.loading.threads import refuse_fork
 from tpucache.ondevice.slots import RecordBatch
 
 Prepared = TypeVar("Prepared")
-Self = TypeVar("Self", bound="Ahead[Any]")
 
 _DONE: Final = object()
 #: The largest group of batches that one call prepares. Two threads are woken for each group, whatever its size.
@@ -66,7 +64,7 @@ class Ahead(Generic[Prepared]):
         """Whether the context was entered, which starts the thread."""
         return self._thread.ident is not None
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         self._process, self._iterator = os.getpid(), self._begin()
         self._thread.start()
         # Also at exit: the interpreter would stop the thread inside compiled code, which aborts the process.
@@ -84,9 +82,7 @@ class Ahead(Generic[Prepared]):
             f"process, and make a {type(self).__name__} of it there"
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def __iter__(self) -> Iterator[Prepared]:

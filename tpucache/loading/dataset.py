@@ -9,7 +9,7 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,6 @@ _BATCH_BYTES: Final = 4 << 20
 _UNCOUNTED: Final = -1
 
 _log: Final = logging.getLogger("tpucache")
-
-Self = TypeVar("Self", bound="CachedDataset")
 
 
 class CachedDataset(Dataset[Item]):
@@ -161,7 +159,7 @@ class CachedDataset(Dataset[Item]):
             self._epoch.share()
             self._unset_reads.share()
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -40,7 +40,6 @@ Batch = Any  # (images, labels), or a dict of tensors if a record has more field
 Buffers = BufferPool | AllocatedBuffers
 
 AnySamples = TypeVar("AnySamples", bound=Samples)
-Self = TypeVar("Self", bound="BatchLoader[Any]")
 
 Finish = Literal["host", "device"]
 #: The epoch of an iteration after one that was left early: the next epoch, or the same one from its start.
@@ -61,7 +60,7 @@ class Uncounted(NamedTuple):
     confirm: Callable[[], None]
 
 
-class _Read(NamedTuple):
+class _ReadBatch(NamedTuple):
     """A batch that was read, its number of samples, and how many records came from memory, maps and files.
 
     `ways` is None for records that are read for the device's memory: these are not counted.
@@ -223,7 +222,7 @@ class BatchLoader(Generic[AnySamples]):
         own = {"_pool": None, "_finish": None, "_metrics": LoaderMetrics(), "_iterations": 0, "_outdated": 0}
         return {**kept, **own}
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -378,7 +377,7 @@ class _Iteration:
         self._is_counted, self._slots = is_counted, slots
         self._positions = self._order.positions(len(self._dataset), self._seed, epoch)
         self._window = self._order.window or _SPAN
-        self._pending: deque[tuple[_GlobalBatch, Future[_Read]]] = deque()
+        self._pending: deque[tuple[_GlobalBatch, Future[_ReadBatch]]] = deque()
 
     def batches(self) -> Generator[Any, None, None]:
         """Read batches ahead in threads, and yield them in order."""
@@ -440,18 +439,18 @@ class _Iteration:
         end: int = parts[-1].stop
         return end
 
-    def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
+    def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
         """Let a thread read a batch."""
         return threads.submit(functools.partial(self._read, batch, threads.divide))
 
-    def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_Read]:
+    def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
         """Assign rows in the device's memory to a batch's records, and let a thread read the records that had none."""
         own = self._own(batch)
         placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.missing:
             return threads.submit(functools.partial(self._read_records, placed, slots.chunk, threads.divide))
-        read: Future[_Read] = Future()
-        read.set_result(_Read(placed.with_arrays([]), len(own), None))
+        read: Future[_ReadBatch] = Future()
+        read.set_result(_ReadBatch(placed.with_arrays([]), len(own), None))
         return read
 
     def _take(self) -> Any:
@@ -483,7 +482,7 @@ class _Iteration:
                 yield Uncounted(placed.part(slice(begin, end)), functools.partial(loader._count, self, batch.bounds[1]))
                 begin = end
 
-    def _read(self, batch: _GlobalBatch, divide: Divide) -> _Read:
+    def _read(self, batch: _GlobalBatch, divide: Divide) -> _ReadBatch:
         """Read samples, or crops of them, into a buffer of the loader's pool."""
         indices, pool, crop = self._own(batch), self._loader._buffers, self._loader._crop
         buffer = pool.take()
@@ -493,9 +492,9 @@ class _Iteration:
         except BaseException:
             pool.give_back(buffer)
             raise
-        return _Read(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
+        return _ReadBatch(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
-    def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _Read:
+    def _read_records(self, placed: Placed, rows: int, divide: Divide) -> _ReadBatch:
         """Read the missing records in chunks of `rows` rows. The last chunk may have fewer records."""
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
@@ -509,7 +508,7 @@ class _Iteration:
                 raise
             indices = np.resize(self._dataset.record_indices(numbers), rows)
             batches.append(self._dataset.to_batch(pool.lend(buffer, rows), indices))
-        return _Read(placed.with_arrays(batches), len(placed.slots), None)
+        return _ReadBatch(placed.with_arrays(batches), len(placed.slots), None)
 
     def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:
         """Return the arguments for random numbers: seed, step, rows of the global batch, and this rank's slice."""

@@ -8,12 +8,11 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from tpucache.errors import UsageError
 
 T = TypeVar("T")
-Self = TypeVar("Self", bound="ReadingThreads")
 
 LEAST_ROWS: Final = 8  # rows per part of a batch: handing a part to another thread costs time, too
 _SPARE: Final = 2  # parts per thread, so that no thread waits while another finishes a batch
@@ -42,7 +41,7 @@ class ReadingThreads:
         self._readers = ThreadPoolExecutor(threads, "tpucache-read")
         self._hints = ThreadPoolExecutor(threads, "tpucache-hint")
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -40,7 +40,7 @@ _NEUTRAL: Final = {KEPT: 1, QUANTUM: 1, THRESHOLD: 256}
 _MOST_TILT: Final = 45.0
 
 
-class Space(NamedTuple):
+class LargestMagnitudes(NamedTuple):
     """The largest magnitudes of a policy: shears are slopes, rotations degrees, translations pixels."""
 
     shear: float
@@ -50,7 +50,7 @@ class Space(NamedTuple):
     blend: float
     bits: int
 
-    def magnitudes(self, operation: str) -> Array:
+    def of(self, operation: str) -> Array:
         """Return an operation's magnitudes for the numbers 0 to MOST_MAGNITUDE, which are torchvision's 31 bins."""
         if operation == "Posterize":
             return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
@@ -74,19 +74,19 @@ class Reach(NamedTuple):
     side: int
 
 
-def space_of(settings: AugmentSettings, height: int, width: int) -> Space:
+def largest_magnitudes(settings: AugmentSettings, height: int, width: int) -> LargestMagnitudes:
     """Return the largest magnitudes of RandAugment or TrivialAugment for images of this size."""
     if settings.trivial_augment:
-        return Space(0.99, 32.0, 32.0, 135.0, 0.99, 6)
-    return Space(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
+        return LargestMagnitudes(0.99, 32.0, 32.0, 135.0, 0.99, 6)
+    return LargestMagnitudes(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
 
 
 def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
     """Return the largest distances that the settings' operations move pixels of images of this size."""
-    space = space_of(settings, height, width)
+    largest = largest_magnitudes(settings, height, width)
     number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
     shear, across, down, rotation = (
-        space.magnitudes(name)[number] for name in ("ShearX", "TranslateX", "TranslateY", "Rotate")
+        largest.of(name)[number] for name in ("ShearX", "TranslateX", "TranslateY", "Rotate")
     )
     side = max(height, width) if rotation > _MOST_TILT else 0
     angle = math.radians(min(rotation, _MOST_TILT))
@@ -121,13 +121,13 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
 
 def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
     """Return the numbers (..., COLUMNS) of operations, given by their places in OPERATIONS, magnitudes and signs."""
-    space, reach = space_of(settings, *size), reach_of(settings, *size)
+    largest, reach = largest_magnitudes(settings, *size), reach_of(settings, *size)
     found = np.zeros((*chosen.shape, COLUMNS))
     for column, neutral in _NEUTRAL.items():
         found[..., column] = neutral
     for at, operation in enumerate(OPERATIONS):
         here = chosen == at
-        magnitude = space.magnitudes(operation)[number[here]]
+        magnitude = largest.of(operation)[number[here]]
         if operation in _SIGNED:
             magnitude = magnitude * sign[here]
         for column, values in _numbers(operation, magnitude, size, reach.side).items():

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from tpucache.errors import UsageError
-from tpucache.ondevice.resident import Memory
+from tpucache.ondevice.resident import ResidentMemory
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.ondevice.slots import DeviceFullError
 
@@ -23,7 +23,7 @@ class ResidentDecision:
     """
 
     def __init__(
-        self, choice: ResidentChoice, memory: Memory | None, planned_bytes: int, never: str, not_auto: str
+        self, choice: ResidentChoice, memory: ResidentMemory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
         """Take the reasons why the device cannot keep records (`never`) and why "auto" does not (`not_auto`), or "".
 

@@ -20,7 +20,7 @@ from tpucache.store.fields import IMAGE, LABEL
 Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
 
 
-class Table(Protocol):
+class ResidentTable(Protocol):
     """One field of all records, in a device's memory."""
 
     def write(self, number: Any, chunk: Any) -> None:
@@ -32,7 +32,7 @@ class Table(Protocol):
         ...
 
 
-class Memory(Protocol):
+class ResidentMemory(Protocol):
     """The memory of a device, or of several that divide each batch along its first dimension."""
 
     @property
@@ -53,7 +53,7 @@ class Memory(Protocol):
         """Send arrays of one shape and dtype together; return the results that `put` would return."""
         ...
 
-    def reserve(self, slots: RecordSlots, chunk: Any) -> Table:
+    def reserve(self, slots: RecordSlots, chunk: Any) -> ResidentTable:
         """Return a table for the rows of these slots, with chunks like this one, which is on the device.
 
         Raises DeviceFullError where the memory is not enough.
@@ -105,9 +105,9 @@ class Resident:
         Raises UsageError for a device that this machine does not have, or a sharding that divides other axes.
         """
         self.dataset = dataset.packed() if hasattr(dataset, "packed") else dataset
-        self._memory: Memory = device if hasattr(device, "reserve") else _memory_of(device)
+        self._memory: ResidentMemory = device if hasattr(device, "reserve") else _memory_of(device)
         self._slots: RecordSlots | None = None
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, ResidentTable] = {}
         self._is_pair = False
         self._has_begun = False
         #: Called with the error if the records do not fit; batches are then read again. None: the error is raised.
@@ -123,7 +123,7 @@ class Resident:
         )
 
     @classmethod
-    def of(cls, loader: Any, memory: Memory) -> Resident:
+    def of(cls, loader: Any, memory: ResidentMemory) -> Resident:
         """Return a Resident for records as a loader reads them, even where the host decodes them."""
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
@@ -149,7 +149,7 @@ class Resident:
         return self._slots
 
     @property
-    def tables(self) -> Mapping[str, Table]:
+    def tables(self) -> Mapping[str, ResidentTable]:
         """The tables of the fields, labels and columns, by name."""
         return self._tables
 
@@ -316,19 +316,19 @@ class Resident:
             )
 
 
-def bytes_a_record(dataset: Any, memory: Memory) -> int:
+def bytes_a_record(dataset: Any, memory: ResidentMemory) -> int:
     """Return the bytes of a packed record in a device's memory; see `bytes_a_row`."""
     return bytes_a_row(dataset.packed() if hasattr(dataset, "packed") else dataset, memory)
 
 
-def bytes_a_row(samples: Any, memory: Memory) -> int:
+def bytes_a_row(samples: Any, memory: ResidentMemory) -> int:
     """Return the bytes of a record, with its label, its columns and the padding of tiles, in a device's memory."""
     values = as_named(samples.to_batch([np.empty((0, *f.shape), f.dtype) for f in samples.record_fields], np.arange(0)))
     arrays = [np.asarray(array) for array in values.values()]
     return sum(memory.itemsize(each.dtype) * memory.tile.padded(math.prod(each.shape[1:])) for each in arrays)
 
 
-def table_bytes(dataset: Any, memory: Memory, batch_size: int, ranks: int = 1) -> int:
+def table_bytes(dataset: Any, memory: ResidentMemory, batch_size: int, ranks: int = 1) -> int:
     """Return the bytes of all records on all cores together, if they are uploaded in batches of this size.
 
     With several `ranks`, each has an equal share of the records.
@@ -356,10 +356,10 @@ def channels_last(name: str, array: Any) -> Any:
     return np.moveaxis(array, 1, 3) if isinstance(array, np.ndarray) else array.permute(0, 2, 3, 1)
 
 
-def _memory_of(device: Any) -> Memory:
+def _memory_of(device: Any) -> ResidentMemory:
     """Return the memory of a torch device, or of a JAX sharding's devices; import only the library needed."""
     if type(device).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        memory: Memory = load_callable("tpucache.jax.memory:JaxMemory")(device)
+        memory: ResidentMemory = load_callable("tpucache.jax.memory:JaxMemory")(device)
         return memory
     from tpucache.ondevice.memory import TorchMemory  # it imports torch, which JAX programs do not need
 

@@ -60,7 +60,7 @@ class BenchResult:
 
 
 @dataclass(frozen=True)
-class Upload:
+class BatchUpload:
     """A way to send batches to a device: `send` returns when a batch has arrived; `pin_memory` asks for page-locked
     batches.
 
@@ -81,7 +81,7 @@ def run_bench(
     seconds: float = 1.0,
     device_rate: float | None = None,
     finish: Finish = "host",
-    upload: Upload | None = None,
+    upload: BatchUpload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
     """Measure reading in rounds of `seconds`: shuffled batches, alternating with copies of as many bytes within memory.
@@ -310,7 +310,7 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
         yield from loader
 
 
-def _sent_again(loader: CachedLoader, upload: Upload) -> Iterator[object]:
+def _sent_again(loader: CachedLoader, upload: BatchUpload) -> Iterator[object]:
     """Send a few batches repeatedly, without reading; they are too many for a core's cache."""
     batches = list(itertools.islice(_batches(loader), _SENT_BATCHES))
     for batch in itertools.cycle(batches):

@@ -158,7 +158,7 @@ def _sizes(records: Records) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SizeHistogram:
     """A histogram of file sizes in bytes, in steps of equal ratio from the smallest to the largest.
 
     `middle` is the size in the middle of this scale, `median` the size of the middle file, `total` the sum of all
@@ -173,7 +173,7 @@ class Sizes:
     total: int
 
 
-def size_histogram(sizes: npt.NDArray[Any]) -> Sizes | None:
+def size_histogram(sizes: npt.NDArray[Any]) -> SizeHistogram | None:
     """Count files by size in bytes, in steps of equal ratio; a size of 0 is unknown. None if no size is known."""
     known = sizes[sizes > 0].astype(np.float64)
     if not len(known):
@@ -183,7 +183,7 @@ def size_histogram(sizes: npt.NDArray[Any]) -> Sizes | None:
     places = np.log(known / low) / max(np.log(high / low), np.finfo(float).tiny) * steps
     counts = np.bincount(np.minimum(places.astype(np.int64), steps - 1), minlength=steps)
     middle = float(np.sqrt(low * high))
-    return Sizes(counts, int(low), int(middle), int(high), int(np.median(known)), int(known.sum()))
+    return SizeHistogram(counts, int(low), int(middle), int(high), int(np.median(known)), int(known.sum()))
 
 
 def _channels(records: Records, seed: int) -> dict[str, Any] | None:

@@ -160,12 +160,6 @@ def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
         return manifest.files
 
 
-def new_files(files: Sequence[FileEntry], there: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
-    """Return the files that are missing `there`, compared by name and SHA-256."""
-    present = {(entry.name, entry.sha256) for entry in there}
-    return tuple(entry for entry in files if (entry.name, entry.sha256) not in present)
-
-
 def read_times(directory: str | Path) -> dict[str, str]:
     """Return the creation times (UTC) of a cache's versions by their identities. Some versions may have no time."""
     with contextlib.suppress(StoreError):

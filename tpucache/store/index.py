@@ -30,7 +30,7 @@ Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 
-class _Table(NamedTuple):
+class _OpenIndex(NamedTuple):
     """The open file, the offset of its first row, all rows, and which blocks of rows were read already."""
 
     file: OpenFile
@@ -57,7 +57,7 @@ class RecordIndex:
         self._manifest = manifest
         self._check = check
         self._longest = max(layout.largest_bytes for layout in manifest.layouts)
-        self._opened: _Table | None = self._open()
+        self._opened: _OpenIndex | None = self._open()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -90,12 +90,12 @@ class RecordIndex:
         digest.update(rows.view(np.uint8).data)
         return digest.hexdigest() == self._manifest.index.sha256
 
-    def _table(self) -> _Table:
+    def _table(self) -> _OpenIndex:
         if self._opened is None:  # two threads may open it at once: either result may be kept
             self._opened = self._open()
         return self._opened
 
-    def _load(self, table: _Table, blocks: Numbers) -> None:
+    def _load(self, table: _OpenIndex, blocks: Numbers) -> None:
         """Read blocks of rows. Raises DamageError for a record that is too long.
 
         Threads and forked processes may write the same bytes into the same place at once.
@@ -125,7 +125,7 @@ class RecordIndex:
     def _path(self) -> Path:
         return self._directory / self._manifest.index.name
 
-    def _open(self) -> _Table:
+    def _open(self) -> _OpenIndex:
         path, records = self._path, self._manifest.records
         try:
             file = OpenFile(path)
@@ -147,7 +147,7 @@ class RecordIndex:
             raise FormatError(f"{path}: {size:,} bytes do not hold {records:,} index rows")
         memory = _reserve(records * INDEX_DTYPE.itemsize)
         blocks = (records + _BLOCK - 1) >> _BLOCK_BITS
-        return _Table(file, header.offset, memory, np.frombuffer(memory, INDEX_DTYPE), np.zeros(blocks, np.bool_))
+        return _OpenIndex(file, header.offset, memory, np.frombuffer(memory, INDEX_DTYPE), np.zeros(blocks, np.bool_))
 
 
 def encode_index(index: Rows) -> bytes:

@@ -461,7 +461,7 @@ def _mask_colours(run: RunFiles) -> list[tuple[str, str]]:
     return [(mask_class(each, run.classes), f"rgb{PALETTE[each - 1]}") for each in numbers]
 
 
-class _Table(NamedTuple):
+class _PageTable(NamedTuple):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     kinds: str
@@ -479,7 +479,7 @@ class _Mistakes(NamedTuple):
 
     title: str
     note: str
-    tables: Sequence[_Table]
+    tables: Sequence[_PageTable]
     matrix: _Matrix | None = None
 
 
@@ -507,7 +507,7 @@ def _class_mistakes(run: RunFiles, labels: Array, predictions: Array, outputs: i
         (class_name(int(pair) // outputs, run.classes), class_name(int(pair) % outputs, run.classes), f"{count:,}")
         for pair, count in zip(pairs[wrong][order], counts[wrong][order], strict=True)
     ]
-    most = [_Table(("label", "predicted as", "samples"), often, "ttn")] if often else []
+    most = [_PageTable(("label", "predicted as", "samples"), often, "ttn")] if often else []
     if outputs > _MATRIX:
         return _Mistakes("Confusion", "The most frequent confusions.", most) if most else None
     matrix = np.zeros((outputs, outputs), np.int64)
@@ -516,7 +516,7 @@ def _class_mistakes(run: RunFiles, labels: Array, predictions: Array, outputs: i
     return _Mistakes("Confusion", _ROWS_ARE, [by_class, *most], shown)
 
 
-def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Matrix | None]:
+def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_PageTable, _Matrix | None]:
     """Return figures for each class, and the matrix of counts where it is small enough to be read."""
     total, found, right = counts.sum(1), counts.sum(0), counts.diagonal()
     if len(total) != len(found):
@@ -527,7 +527,7 @@ def _matrix_tables(run: RunFiles, counts: Array, kind: str) -> tuple[_Table, _Ma
         (name, f"{total[at]:,.0f}", _share(right[at], total[at]), _share(right[at], whole[at]))
         for at, name in enumerate(names)
     ]
-    by_class = _Table(("class", *_HEADS[kind]), figures[:_ROWS], "tnnn")
+    by_class = _PageTable(("class", *_HEADS[kind]), figures[:_ROWS], "tnnn")
     if len(counts) > _MATRIX:
         return by_class, None
     shares = counts / np.maximum(total, 1)[:, None]
@@ -552,7 +552,7 @@ def _multilabel_mistakes(run: RunFiles) -> _Mistakes:
         )
         for at, (has, found) in enumerate(zip(truth.sum(0).tolist(), predicted.sum(0).tolist(), strict=True))
     ]
-    table = _Table(("class", "samples", "recall", "precision", "F1"), rows[:_ROWS], "tnnnn")
+    table = _PageTable(("class", "samples", "recall", "precision", "F1"), rows[:_ROWS], "tnnnn")
     return _Mistakes("Classes", "Predictions are those above one half.", [table])
 
 

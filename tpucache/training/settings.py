@@ -11,8 +11,8 @@ from tpucache.errors import UsageError
 from tpucache.loading.options import threads_option
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.options import check_options, option
-from tpucache.plugins import Table
-from tpucache.training.sizes import Sizes, plan_sizes
+from tpucache.plugins import PartTable
+from tpucache.training.sizes import ImageSizes, plan_sizes
 
 #: The optimizers that are written for XLA and have defaults of their own; all others are torch's and timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
@@ -28,7 +28,7 @@ RecipeName = Literal["quick", "finetune", "scratch", "vit"]
 AUTO: Final = "auto"
 
 #: The classes of tasks by name, each imported when it is used. A task is made with its number of outputs.
-TASKS: Final = Table[Any](
+TASKS: Final = PartTable[Any](
     "tpucache.tasks",
     {
         "classes": "tpucache.training.learn.tasks.classes:Classes",
@@ -276,7 +276,7 @@ class TrainSettings:
             raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> ImageSizes:
         """The size of the images in each epoch. Raises UsageError."""
         epochs = self.epochs if isinstance(self.epochs, int) else 1
         return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)

@@ -18,7 +18,7 @@ _GROWING: Final = re.compile(r"(\d+)(?::([\d.]+))?")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ImageSizes:
     """The sides of images in pixels, in each epoch and in evaluations; None is the dataset's own size."""
 
     epochs: tuple[int | None, ...]
@@ -37,7 +37,7 @@ class Sizes:
 @functools.lru_cache(maxsize=16)  # called in each step
 def plan_sizes(
     epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
-) -> Sizes:
+) -> ImageSizes:
     """Return the sizes of a run, given its number of epochs.
 
     `grow` is such as "128:0.4,176:0.7,224": each size ends at its share of the epochs, and the last one has no share.
@@ -53,7 +53,7 @@ def plan_sizes(
     valid = valid_size if valid_size is not None else steps[-1][0]
     if fix_res:
         planned[max(0, epochs - fix_res) :] = [valid] * min(fix_res, epochs)
-    return Sizes(tuple(planned), valid)
+    return ImageSizes(tuple(planned), valid)
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:

@@ -53,7 +53,7 @@ from tpucache.warmup.run.growing import GrowingScheduler, can_grow, has_arrivals
 from tpucache.warmup.run.plan_file import compare_plan, has_plan, is_adding_to, save_listing, save_or_compare_plan
 from tpucache.warmup.run.scheduler import BuildProgress, Scheduler
 from tpucache.warmup.run.tasks import BuildContext, check_records, known_records
-from tpucache.warmup.run.upload import Companions, Upload, local_folder, open_place
+from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
 from tpucache.warmup.sources.source import Items, Source, source_name
@@ -176,7 +176,7 @@ def build_cache(
         return manifest
 
 
-def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None:
+def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) -> None:
     """Raise BuildError if the plan adds to a finished cache at a URL or at Kaggle that cannot be added to."""
     existing = plan.existing
     if existing is None or not plan.blocks:
@@ -190,7 +190,7 @@ def _check_addition(plan: BuildPlan, cache: Path, upload: Upload | None) -> None
         upload.check_addition(existing)
 
 
-def _send_existing(existing: Cache, cache: Path, upload: Upload | None, target: Target) -> None:
+def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, target: Target) -> None:
     """Send a finished cache, to which nothing is added, if it has a URL.
 
     Raises BuildError if the `target` is "kaggle" and the cache has too many shards for it.
@@ -211,7 +211,7 @@ def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
                 raise SampleError(sample.path, reason)
 
 
-def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
+def _open_upload(cache: str | Path, options: BuildArguments) -> CacheUpload | None:
     """Return the object that sends a cache to its URL, or None if `cache` is a local folder. Raises UsageError."""
     local = options.local
     if not is_url(cache) and not is_kaggle(cache):
@@ -222,7 +222,7 @@ def _open_upload(cache: str | Path, options: BuildArguments) -> Upload | None:
     if url.startswith("file://"):
         check_is_local(cache)
     folder = (Path(local) if local is not None else local_folder(url)).expanduser().absolute()
-    return Upload(open_place(url, folder, options.companions), folder, keeps_local=options.keep_local)
+    return CacheUpload(open_place(url, folder, options.companions), folder, keeps_local=options.keep_local)
 
 
 class _RefusedError(Exception):
@@ -241,7 +241,7 @@ class _Build:
     context: BuildContext
     executor: Executor
     options: BuildArguments
-    upload: Upload | None
+    upload: CacheUpload | None
     kept: KeptListings
 
     def run(self) -> Manifest:

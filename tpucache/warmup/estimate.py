@@ -69,7 +69,7 @@ class Estimate:
     free: int
 
 
-class _Trial(NamedTuple):
+class _TrialSample(NamedTuple):
     """A sample that was encoded as a trial: mean size of its records, their mean bytes in a shard, and seconds."""
 
     bytes: float
@@ -123,8 +123,8 @@ def estimate(
 
 def _try_samples(
     encoder: SampleEncoder, samples: Sequence[tuple[Sample, Sequence[Part]]], deadline: Deadline, trials: Trials
-) -> list[_Trial]:
-    done: list[_Trial] = []
+) -> list[_TrialSample]:
+    done: list[_TrialSample] = []
     began = time.monotonic()
     tried = spread(samples, trials.samples)
     with LoadAhead(encoder.load, encoder.source, (sample for sample, _ in tried), Lateness()) as items:
@@ -140,7 +140,7 @@ def _try_samples(
             seconds = time.monotonic() - start
             lengths = [len(record) for record in encoded.records]
             on_disk = statistics.mean(on_disk_bytes(length, encoder.fields) for length in lengths)
-            done.append(_Trial(statistics.mean(lengths), on_disk, seconds))
+            done.append(_TrialSample(statistics.mean(lengths), on_disk, seconds))
             trials.look(sample, encoded)
     return done
 

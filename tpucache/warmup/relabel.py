@@ -24,7 +24,7 @@ from tpucache.store.samples import Column, SampleTable, encode_columns
 from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.change import changing, keep_table, next_history, save_manifest
 from tpucache.warmup.listing import OWN_COLUMNS, name_some
-from tpucache.warmup.sources.cells import Table, read_table, to_number
+from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.labelled import check_kind, class_names, read_labels_as
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, unique
@@ -123,7 +123,12 @@ def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[An
 
 
 def _new_columns(
-    cache: Cache, table: Table, options: TableOptions, kind: LabelKind, names: tuple[str, ...], missing: Sequence[str]
+    cache: Cache,
+    table: CsvTable,
+    options: TableOptions,
+    kind: LabelKind,
+    names: tuple[str, ...],
+    missing: Sequence[str],
 ) -> tuple[dict[str, Column], dict[str, Any]]:
     """Return all columns of the samples table, updated from the user's `table`, and the manifest's changed values."""
     samples, manifest = cache.samples, cache.manifest
@@ -157,7 +162,7 @@ def _new_columns(
     return columns, changes
 
 
-def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
+def _table_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Return the labels of all rows, and their classes. Raises SourceError for a label that cannot be read."""
     read = read_labels(table, options.label_cols, options.label_sep)
     for fault in read.faults.values():
@@ -165,7 +170,7 @@ def _table_labels(table: Table, options: TableOptions) -> tuple[Sequence[Label],
     return read.labels, read.classes
 
 
-def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
+def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: SoftOptions) -> dict[str, Column]:
     """Return the columns of soft labels and of their weights.
 
     Raises UsageError unless each sample has one class, and SourceError for a wrong value in the table.
@@ -201,14 +206,14 @@ def _soft_columns(cache: Cache, table: Table, options: TableOptions, soft: SoftO
     return {SOFT_LABEL: kept[0], SOFT_WEIGHT: kept[1]}
 
 
-def _class_column(table: Table, name: str) -> str:
+def _class_column(table: CsvTable, name: str) -> str:
     """Return the name of a class's column: that of `predict`, or, if the table has no such column, the class's name."""
     heading = to_heading(name)
     is_plain = heading not in table.columns and heading == to_cell(name)
     return name if is_plain and name in table.columns else heading
 
 
-def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
+def _cells(table: CsvTable, column: str, rows: Sequence[int], most: float = math.inf) -> npt.NDArray[np.float64]:
     """Return the numbers of a column in some rows. Raises SourceError for a value that is not from 0 to `most`."""
     cells = table.column(column)
     numbers = [to_number(cells[row]) for row in rows]
@@ -219,7 +224,7 @@ def _cells(table: Table, column: str, rows: Sequence[int], most: float = math.in
     return np.array(numbers, np.float64)
 
 
-def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
+def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
     """Return all columns of the samples table, with corrected labels, and the changed values of the manifest."""
     samples, manifest = cache.samples, cache.manifest
     if samples.labels is None:
@@ -264,7 +269,7 @@ def _corrected(cache: Cache, table: Table, options: TableOptions) -> tuple[dict[
     return {**kept, LABEL: labels}, changes
 
 
-def _find_rows(cache: Cache, table: Table, options: TableOptions, need_all: bool = True) -> RowNumbers:
+def _find_rows(cache: Cache, table: CsvTable, options: TableOptions, need_all: bool = True) -> RowNumbers:
     """Return the number of the table's row that belongs to each sample: int64 (samples,), -1 without a row.
 
     Raises SourceError for a sample with several rows, and, with `need_all`, for a sample without a row.
@@ -335,7 +340,7 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
         yield "file name", names
 
 
-def _tell_apart(table: Table, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
+def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the keys of a table's rows. If several rows have the same path, they get numbers, as in a warmup.
 
     Raises SourceError if the cache has only one sample of such a path.
@@ -348,7 +353,7 @@ def _tell_apart(table: Table, column: str, keys: Sequence[str], names: Sequence[
     return apart
 
 
-def _warn_of_others(cache: Cache, table: Table, keys: Sequence[str], names: set[str]) -> None:
+def _warn_of_others(cache: Cache, table: CsvTable, keys: Sequence[str], names: set[str]) -> None:
     skipped = {skip.path for skip in cache.manifest.skipped}
     others = [key for key in keys if key not in names and key not in skipped]
     if others:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.native import FileRecords
-from tpucache.plugins import Names, Table
+from tpucache.plugins import Names, PartTable
 from tpucache.store.codecs.codec import Codec, FieldSpec, Numbers, PackedCodec
 from tpucache.store.codecs.dct.codec import DctLz4, DctZstd
 from tpucache.store.codecs.pictures import Jpeg, Png
@@ -51,7 +51,7 @@ def _make_codec(name: str, part: Any) -> Codec:
 
 
 #: All codecs by name. Image codecs are offered to users in this order.
-CODECS: Final = Table[Codec](
+CODECS: Final = PartTable[Codec](
     "tpucache.codecs",
     {codec.name: codec for codec in (Raw(), Yuv420(), DctZstd(), DctLz4(), Jpeg(), Png(), Zstd(), Bytes())},
     _make_codec,

@@ -40,7 +40,7 @@ class RecordRun(NamedTuple):
     rows: Rows
 
 
-class _Table(NamedTuple):
+class _ShardRows(NamedTuple):
     """The index rows and the numbers of a shard's records, in the order of their offsets."""
 
     rows: Rows
@@ -57,18 +57,11 @@ class Pieces:
         self._sizes = np.array([_records_in_a_piece(entry.bytes, entry.records) for entry in self.shards], np.int64)
         counts = [-(-entry.records // int(each)) for entry, each in zip(self.shards, self._sizes, strict=True)]
         self._first = np.cumsum([0, *counts])
-        self._tables: OrderedDict[int, _Table] = OrderedDict()
+        self._tables: OrderedDict[int, _ShardRows] = OrderedDict()
         self._lock = ThreadLock()
 
     def __len__(self) -> int:
         return int(self._first[-1])
-
-    def numbers_at(self, rows: Rows) -> Numbers:
-        """Return the record number for each index row, which may point at a part of a record only: int64 (n,).
-
-        Raises DamageError for a row that is not inside a record.
-        """
-        return self._find(rows)[0]
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
         """Return the record number and the piece number for each index row: int64 (n,) each."""
@@ -85,7 +78,7 @@ class Pieces:
         """Return the records of a piece between two offsets in its shard. Raises DamageError."""
         run = self.run(piece)
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
-        return self._run(run.shard, _Table(run.rows, run.numbers), slice(first, last))
+        return self._run(run.shard, _ShardRows(run.rows, run.numbers), slice(first, last))
 
     def runs(self, rows: Rows) -> Iterator[RecordRun]:
         """Yield runs that cover these records, given their index rows. Records close to each other share a run.
@@ -136,7 +129,7 @@ class Pieces:
             pieces[chosen] = self._first[shard] + at // self._sizes[shard]
         return numbers, pieces
 
-    def _table(self, shard: int) -> _Table:
+    def _table(self, shard: int) -> _ShardRows:
         with self._lock:
             if shard in self._tables:
                 self._tables.move_to_end(shard)
@@ -145,14 +138,14 @@ class Pieces:
         numbers = self.cache.rows_of(entry)
         rows = self.cache.index[numbers]
         order = np.argsort(rows["offset"], kind="stable")
-        table = _Table(rows[order], numbers[order])
+        table = _ShardRows(rows[order], numbers[order])
         with self._lock:
             self._tables[shard] = table
             while len(self._tables) > _MOST_TABLES:
                 self._tables.popitem(last=False)
         return table
 
-    def _run(self, shard: int, table: _Table, part: slice) -> RecordRun:
+    def _run(self, shard: int, table: _ShardRows, part: slice) -> RecordRun:
         rows, numbers = table.rows[part], table.numbers[part]
         start = int(rows["offset"][0])
         stop = int((rows["offset"] + rows["length"]).max())

@@ -12,7 +12,7 @@ from tpucache.cli.arguments import listed, positive
 from tpucache.errors import UsageError
 
 if TYPE_CHECKING:
-    from tpucache.report.bench import Upload
+    from tpucache.report.bench import BatchUpload
     from tpucache.training.device.choice import Choice
 
 
@@ -83,12 +83,12 @@ def launched(options: argparse.Namespace) -> bool:
     return True
 
 
-def open_upload() -> tuple[Upload, str]:
+def open_upload() -> tuple[BatchUpload, str]:
     """Return a function that sends batches to this machine's device, or else to XLA's CPU client; and the name of the
     device.
     """
     from tpucache.errors import DependencyError
-    from tpucache.report.bench import Upload
+    from tpucache.report.bench import BatchUpload
     from tpucache.training.device import open_device
     from tpucache.training.feed.upload import send
 
@@ -109,4 +109,4 @@ def open_upload() -> tuple[Upload, str]:
         return found
 
     where = f"{place}, {device.cores} cores" if device.cores > 1 else place
-    return Upload(sent, device.cores, device.pin_memory), where
+    return BatchUpload(sent, device.cores, device.pin_memory), where

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tpucache.errors import UsageError
-from tpucache.plugins import Table
+from tpucache.plugins import PartTable
 from tpucache.training.device.base import Counters, Device
 from tpucache.training.device.choice import choose_backend
 from tpucache.training.device.processes import Processes
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 #: Backends by name: each is a function `(cores, device, compile) -> Device`.
-BACKENDS: Final = Table[Callable[[int, str, bool], Device]](
+BACKENDS: Final = PartTable[Callable[[int, str, bool], Device]](
     "tpucache.devices",
     {
         "xla": "tpucache.training.device.xla:open_device",

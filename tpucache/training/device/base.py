@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tpucache.ondevice.resident import Table
+    from tpucache.ondevice.resident import ResidentTable
     from tpucache.ondevice.slots import RecordSlots, Tile
 
 #: Executions that may be queued on the device at once. With two, the device always has a next one. With more, batches
@@ -79,7 +79,7 @@ class Device(Protocol):
         """
         ...
 
-    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
         """Return a table on the device with the rows of these slots, for chunks like this one, which is on the device.
 
         Raises DeviceFullError where the device has not enough memory.

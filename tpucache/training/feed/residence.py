@@ -15,7 +15,7 @@ import torch
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.ondevice.residence import ResidentDecision
-from tpucache.ondevice.resident import Resident, Table, table_bytes
+from tpucache.ondevice.resident import Resident, ResidentTable, table_bytes
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.ondevice.slots import NO_TILE, DeviceFullError, RecordSlots, Tile
 from tpucache.training.device import Device
@@ -50,7 +50,7 @@ class DeviceMemory:
         """Send arrays of one shape and dtype, in one transfer where the device can."""
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
-    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> Table:
+    def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
         """Return a table on the device with the rows of these slots."""
         return self.device.reserve(slots, chunk)
 

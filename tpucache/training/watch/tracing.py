@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tpucache.training.device import Device
@@ -27,12 +26,7 @@ class Tracer:
     def __enter__(self) -> Tracer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
         if self._folder is not None and self._seen < WARMUP_EXECUTIONS:
             _log.warning("nothing was traced: the run has ended within its warm-up of %d executions", WARMUP_EXECUTIONS)

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from tpucache.errors import DependencyError, TrainingError, UnfinishedError
@@ -68,12 +67,7 @@ class TensorBoard:
     def __enter__(self) -> TensorBoard:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._forgiving():
             if self._writer is not None:
                 self._writer.close()
@@ -122,9 +116,7 @@ class Tracker:
     def __enter__(self) -> Tracker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._service is not None and not self._has_failed:
             is_stopped = kind is not None and issubclass(kind, (UnfinishedError, KeyboardInterrupt))
             outcome: Outcome = "FINISHED" if kind is None else "KILLED" if is_stopped else "FAILED"

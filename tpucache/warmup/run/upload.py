@@ -14,8 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self
 
 from tpucache.errors import BuildError, NotACacheError, UnfinishedError
 from tpucache.store.cache import Cache
@@ -30,7 +29,6 @@ from tpucache.warmup.run.kaggle_place import KagglePlace
 from tpucache.warmup.run.plan_file import has_plan
 from tpucache.warmup.run.url_place import UrlPlace
 
-Self = TypeVar("Self", bound="Upload")
 #: A function that returns further files, by their names, to send to Kaggle with a cache, such as the dataset's card.
 Companions = Callable[[Manifest], Mapping[str, bytes]]
 
@@ -96,7 +94,7 @@ def open_place(url: str, folder: Path, companions: Companions | None = None) -> 
     return UrlPlace(as_url(url), folder)
 
 
-class Upload:
+class CacheUpload:
     """Sends a cache from the folder in which it is built to a place. From `start` on, a thread sends shards."""
 
     def __init__(self, place: Place, folder: Path, *, keeps_local: bool = True) -> None:
@@ -110,12 +108,10 @@ class Upload:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the thread.
 
         After an error, waiting shards are left to the next run; at a time limit, they are still sent.
@@ -225,7 +221,7 @@ def follow_build(cache: str | Path, url: str, on_shard: Callable[[str], None] = 
     work, followed = folder / WORK_NAME, set[str]()
     if not has_plan(work) and not (folder / MANIFEST_NAME).exists():
         raise NotACacheError(f"{folder} holds no cache, and none is being built there: begin the warmup first")
-    with Upload(UrlPlace(as_url(url), folder), folder) as upload:
+    with CacheUpload(UrlPlace(as_url(url), folder), folder) as upload:
         upload.place.resume()
         is_started, seen = False, time.monotonic()
         while has_plan(work):

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 from tpucache.errors import DependencyError, SourceError, UsageError
 from tpucache.options import options_of
-from tpucache.plugins import Table
+from tpucache.plugins import PartTable
 from tpucache.store.files import check_is_local, is_url
 from tpucache.warmup.sources import archive_samples as archives
 from tpucache.warmup.sources import cloud, datasets, folder, parquet, table, tfrecords
@@ -64,7 +64,7 @@ def _check_kind(_name: str, part: Any) -> SourceKind:
 
 
 #: All kinds of sources; the first that matches is opened.
-_KINDS: Final = Table[SourceKind](
+_KINDS: Final = PartTable[SourceKind](
     "tpucache.sources",
     {
         "saved": datasets.SAVED,

@@ -23,7 +23,7 @@ _PADDED: Final = re.compile(r"\s*0\d")
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """The cells of a CSV file by column, and the line in which each row begins.
 
     `is_own` says that `predict` or `suspects` wrote the file. The marks that they put before text that a spreadsheet
@@ -51,7 +51,7 @@ class Table:
         return SourceError(f"{self.path}, line {self.lines[row]}, column {column!r}: {reason}")
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> CsvTable:
     """Read a whole CSV file: UTF-8, with or without a byte order mark, with commas between the cells.
 
     Raises SourceError for a file that is not a CSV, has rows of different lengths, names a column twice or has no rows.
@@ -77,7 +77,7 @@ def read_table(path: str | Path) -> Table:
     if twice:
         raise SourceError(f"{path} has more than one column {twice[0]!r}: give each a name of its own")
     is_own = tuple(names[: len(OWN_HEADING)]) == OWN_HEADING
-    table = Table(path, dict(zip(names, columns, strict=True)), lines[1:], is_own)
+    table = CsvTable(path, dict(zip(names, columns, strict=True)), lines[1:], is_own)
     if not is_own:
         return table
     texts = {*PREDICTION_COLUMNS[1:], "predicted"}

@@ -160,7 +160,7 @@ def read_labels_as(
     return read.labels, read.classes
 
 
-class _Read(NamedTuple):
+class _ReadLabels(NamedTuple):
     labels: list[Label]
     classes: tuple[str, ...]
     faults: dict[int, str]
@@ -175,7 +175,7 @@ def _read_all(
     *,
     where: str,
     may_index: bool,
-) -> _Read:
+) -> _ReadLabels:
     """Return labels, their classes, and the reasons why some labels cannot be read, by position in `values`.
 
     `own` are the source's classes, and `classes` the user's. The texts `missing` mean no label. `may_index` says
@@ -212,7 +212,7 @@ def _read_all(
             "%s: %d samples have the label -1 or NaN, which is no label: --missing-label states another", where, lost
         )
     _tell_of_one_hot(where, reading, labels)
-    return _Read(labels, classes or known, faults)
+    return _ReadLabels(labels, classes or known, faults)
 
 
 def _tell_of_one_hot(where: str, reading: Reading, labels: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tpucache.errors import SourceError
 from tpucache.redact import part_names
-from tpucache.warmup.sources.cells import Table, are_names, to_number
+from tpucache.warmup.sources.cells import CsvTable, are_names, to_number
 from tpucache.warmup.sources.source import Column, Label, column_names
 
 #: Names of labels; the first name that exists is used.
@@ -34,7 +34,7 @@ class TableLabels(NamedTuple):
     faults: Mapping[int, str]
 
 
-def read_labels(table: Table, columns: Sequence[str], separator: str | None) -> TableLabels:
+def read_labels(table: CsvTable, columns: Sequence[str], separator: str | None) -> TableLabels:
     """Return the labels of a table's rows.
 
     A single column of whole numbers has classes in numerical order; of other numbers, values to regress; of other
@@ -110,7 +110,7 @@ def without_words(cells: Collection[str], where: str) -> set[str]:
     return distinct
 
 
-def _vectors(table: Table, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:
+def _vectors(table: CsvTable, names: Sequence[str], faults: dict[int, str]) -> tuple[Sequence[Label], tuple[str, ...]]:
     columns = [_numbers(table, name, faults) for name in names]
     known = {value for value in itertools.chain(*columns) if value is not None}
     labels: list[Label] = []
@@ -135,7 +135,7 @@ def split_names(
     return [tuple(float(name in row) for name in classes) for row in rows], classes
 
 
-def _numbers(table: Table, name: str, faults: dict[int, str]) -> list[int | float | None]:
+def _numbers(table: CsvTable, name: str, faults: dict[int, str]) -> list[int | float | None]:
     """Return the numbers of a label column, None for a cell without a number. Put wrong cells into `faults` by row.
 
     Raises SourceError for a column in which no cell is a number.

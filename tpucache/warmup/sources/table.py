@@ -24,7 +24,7 @@ from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.options import option
 from tpucache.store.fields import IMAGE, MASK
 from tpucache.warmup.sources.archives import find_archive
-from tpucache.warmup.sources.cells import Table, read_table, to_number
+from tpucache.warmup.sources.cells import CsvTable, read_table, to_number
 from tpucache.warmup.sources.folder import read_file
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Column, Item, Listing, Member, Sample, SourceKind, column_names, unique
@@ -227,7 +227,7 @@ def _members(found: Mapping[str, Member], names: Sequence[str]) -> tuple[Member,
     return known if len(known) == len(names) else ()
 
 
-def _files(table: Table, options: TableOptions) -> _Files:
+def _files(table: CsvTable, options: TableOptions) -> _Files:
     path_name = path_column(table, options)
     needed = {path_name: "path"}
     if options.label_sep is None:
@@ -255,7 +255,7 @@ def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Fi
     return _read(path, options)[1]
 
 
-def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOptions]:
+def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
     """Return a table with one row for each sample, the data that loading needs, and the options with found labels."""
     table = read_table(path)
     options = with_found_labels(table, options)
@@ -266,7 +266,7 @@ def _read(path: Path, options: TableOptions) -> tuple[Table, _Files, TableOption
     return joined.table, dataclasses.replace(_files(joined.table, options), runs=joined), options
 
 
-def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
+def with_found_labels(table: CsvTable, options: TableOptions) -> TableOptions:
     """Return options with a default label column, if the options name no labels, masks or run lengths.
 
     The column must be the only one with a name in `LABEL_NAMES`, must not be empty, and must not be in `keep` or
@@ -282,7 +282,7 @@ def with_found_labels(table: Table, options: TableOptions) -> TableOptions:
     return dataclasses.replace(options, label_cols=(found[0],))
 
 
-def path_column(table: Table, options: TableOptions) -> str:
+def path_column(table: CsvTable, options: TableOptions) -> str:
     """Return the name of the column of paths. Raises SourceError if other options name all columns."""
     if options.path_col is not None:
         return options.path_col
@@ -293,7 +293,7 @@ def path_column(table: Table, options: TableOptions) -> str:
     return next((name for known in PATH_NAMES for name in free if name.lower() == known), free[0])
 
 
-def kept_columns(table: Table, options: TableOptions) -> dict[str, Column]:
+def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
     """Return the columns that go into the samples table: the fold, and those that no option names but `keep` and
     `drop`.
 
@@ -347,7 +347,7 @@ class Runs(NamedTuple):
 class RunTable:
     """A table with one row for each image, and the run lengths of each row."""
 
-    table: Table
+    table: CsvTable
     runs: list[list[Runs]]
 
     def bytes(self, row: int) -> int:
@@ -356,7 +356,7 @@ class RunTable:
 
 
 def join_rows(
-    table: Table, path_col: str, rle_cols: Sequence[str], class_col: str | None, labels: Sequence[str]
+    table: CsvTable, path_col: str, rle_cols: Sequence[str], class_col: str | None, labels: Sequence[str]
 ) -> RunTable:
     """Return a table with one row for each path, and the run lengths of all rows of that path.
 
@@ -387,7 +387,7 @@ def join_rows(
         _log.warning("leaving out columns that differ within an image: %s", ", ".join(left_out))
     firsts = [group[0] for group in rows.values()]
     kept = {name: [table.column(name)[row] for row in firsts] for name in table.names if name in alike}
-    return RunTable(Table(table.path, kept, [table.lines[row] for row in firsts]), runs)
+    return RunTable(CsvTable(table.path, kept, [table.lines[row] for row in firsts]), runs)
 
 
 def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray[np.int64]:
@@ -413,7 +413,7 @@ def read_runs(runs: Sequence[Runs], is_relative: bool, path: str) -> npt.NDArray
     return np.concatenate(parts)
 
 
-def _class_numbers(table: Table, name: str) -> Sequence[int]:
+def _class_numbers(table: CsvTable, name: str) -> Sequence[int]:
     """Return the class of each row: whole numbers unchanged, names by their order from 1."""
     cells = [cell.strip() for cell in table.column(name)]
     known: Mapping[str, Any] = {cell: to_number(cell) for cell in set(cells)}
