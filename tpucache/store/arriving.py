@@ -24,14 +24,15 @@ class Arriving(Protocol):
     ) -> None:
         """Announce the order in which `owner` will read records. Replaces the owner's earlier order.
 
-        `windows` yields record numbers of these variants in the first `bands` bands. If all of these records are here
-        already, nothing happens. `further` yields the same windows again, then those of later epochs: if the disk
-        cannot keep all records, this order decides which ones to keep. Another thread may iterate over the windows.
+        `windows` yields record numbers of these variants in the first `bands` frequency bands. If all records of these
+        variants and bands are on this machine already, nothing happens. `further` yields the same windows again, then
+        those of later epochs: if the disk cannot keep all records, this order decides which ones to keep. Another
+        thread may iterate over the windows.
         """
         ...
 
     def prioritise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Announce that these records are read next. The call may block until they are here."""
+        """Announce that these records are read next. The call may block until they are on this machine."""
         ...
 
     @property
@@ -40,7 +41,10 @@ class Arriving(Protocol):
         ...
 
     def network(self, bands: int) -> NetworkUse | None:
-        """Return the network traffic so far for the first bands; None where records do not come over a network."""
+        """Return the network traffic so far; None if the records do not come over a network.
+
+        The sizes on the disk are those of the first `bands` frequency bands.
+        """
         ...
 
 
@@ -65,7 +69,7 @@ class NetworkUse(NamedTuple):
 
     @property
     def progress(self) -> str:
-        """How much of the cache is on disk, as text for a progress bar; "" once all of it is."""
+        """How much of the cache is on disk, as text for a progress bar; "" once the whole cache is on disk."""
         if self.kept_bytes >= self.total_bytes:
             return ""
         unit, name = (1e9, "GB") if self.total_bytes >= 1e9 else (1e6, "MB")

@@ -92,7 +92,7 @@ class Cache:
     # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies. Raises DamageError, FormatError or StoreError when it cannot be opened."""
+        """The index: where each record lies. Raises DamageError, FormatError or StoreError if it cannot be opened."""
         if self._index is None:
             self._index = RecordIndex(self.directory, self.manifest, self._check)
         return self._index
@@ -114,7 +114,7 @@ class Cache:
         return self._reader
 
     def rows(self, variant: int | Array, positions: npt.ArrayLike, band: int = 0) -> Numbers:
-        """Return the index row numbers of the records of some samples in one band.
+        """Return the index row numbers of the records of some samples in one frequency band.
 
         `positions` are the samples' positions, integers of any shape, below the manifest's `samples`. `variant` is one
         variant number for all, or one for each position. Raises UsageError for a variant that the cache does not have.
@@ -132,7 +132,7 @@ class Cache:
 
     @property
     def rows_a_band(self) -> int:
-        """The number of index rows per band. The rows of the bands follow one another."""
+        """The number of index rows per frequency band. The rows of the bands follow one another."""
         return self.manifest.samples * len(self.manifest.variants)
 
     def rows_of(self, shard: ShardEntry) -> Numbers:
@@ -245,7 +245,7 @@ def _place(cache: Cache, name: str) -> int:
 
 
 def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memoryview]]:
-    """Yield, for each record, the encoded bytes of a field: one memoryview per band."""
+    """Yield, for each record, the encoded bytes of the field at position `place`: one memoryview per frequency band."""
     reader, manifest = cache.reader, cache.manifest
     bands = [_read(reader, _parts(reader, manifest.layout, cache.index[numbers], place))]
     for number, further in enumerate(manifest.layouts[1:] if manifest.fields[place].bands else (), 1):

@@ -60,7 +60,7 @@ CLAIM_NAME: Final = "tpucache-unfinished.json"
 FINISHED: Final = "finished"
 PART_SUFFIX: Final = ".part"
 MAX_CLAIM_BYTES: Final = 256 << 20
-_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # what `write_atomically` writes first
+_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # the temporary names under which `write_atomically` writes files
 _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
 _NAMED: Final = 5
@@ -97,8 +97,9 @@ def check_no_cache_file(path: Path) -> None:
 def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
     """Make a folder and lock it for this process. The kernel releases the lock when the process ends.
 
-    If another process has locked the folder, raises StoreError, or waits with `waits`. Raises OSError when the folder
-    cannot be made, DependencyError on a system without such locks.
+    `doing` says in messages what the process does, such as "staging a cache into". If another process has locked the
+    folder, this waits if `waits` is True, and otherwise raises StoreError. Raises OSError when the folder cannot be
+    made, DependencyError on a system without such locks.
     """
     check_locks(doing)
     refuse_version(folder)
@@ -126,8 +127,8 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 class Claim:
     """The command that fills a folder, the identity of the cache, and the SHA-256 of each of its files by name.
 
-    A claim is read from its file or made from the manifest of a finished cache. In the second case `command` is
-    FINISHED.
+    A claim is read from its file or made from the manifest of a finished cache. A claim that was made from a manifest
+    has the `command` FINISHED.
     """
 
     command: str
@@ -168,7 +169,7 @@ class Claim:
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether the other cache is the same cache, an extension of it, or a later version of it."""
+        """Return whether the cache of `other` is the cache of this claim, an extension or a later version of it."""
         if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
@@ -243,7 +244,7 @@ def remove_claim(folder: Path) -> None:
 
 
 def named(names: Collection[str]) -> str:
-    """Return the first few names as text, with the number of the others."""
+    """Return the first few names as text, with the number of names that are left out."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
 
@@ -262,10 +263,10 @@ def has_same_table(before: Manifest, after: Manifest) -> bool:
 def check_descends(old: Cache, new: Cache, where: str) -> None:
     """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
 
-    If the new cache was made by relabelling, labels and columns may differ. Only the samples tables are read, and not
-    even these where `has_same_table` is true, so the folders may lack all other files. Comparing shards would not be
-    enough: they hold no labels, and two caches of the same photographs have the same shards. Raises DamageError or
-    FormatError for a table that cannot be read.
+    `where` is the target's name for messages. If the new cache was made by relabelling, labels and columns may differ.
+    Only the samples tables are read, and only if `has_same_table` is False, so the folders may lack all other files.
+    Comparing shards would not be enough: they hold no labels, and two caches of the same photographs have the same
+    shards. Raises DamageError or FormatError for a table that cannot be read.
     """
     before, after = old.manifest, new.manifest
     if has_same_table(before, after) or before.identity in after.parents:
@@ -306,11 +307,11 @@ def stage_cache(
 ) -> Path:
     """Copy a cache into a folder of its own below `place` (/dev/shm, a local disk), and return that folder.
 
-    The folder's name contains the cache's identity. If another process stages the same cache there, this call waits for
-    it. The SHA-256 of every file is checked, also of files that an earlier call copied: an interrupted copy continues,
-    and a changed file is copied again. "cache@2" copies version 2 of "cache", and "cache" the newest version; the copy
-    is a cache with one version. `on_progress` is called with the bytes done and the total. `bands` copies only the
-    first frequency bands.
+    The folder's name contains the cache's identity. If another process copies the same cache into this folder, this
+    call waits for it. The SHA-256 of every file is checked, also of files that an earlier call copied: an interrupted
+    copy continues, and a changed file is copied again. "cache@2" copies version 2 of "cache", and "cache" the newest
+    version; the copy is a cache with one version. `on_progress` is called with the bytes done and the total. If `bands`
+    is given, only the first `bands` frequency bands are copied.
 
     Raises StoreError when the disk is full, DamageError when the cache differs from its manifest, UsageError when the
     folder holds other files, and what `Manifest.load` raises.
@@ -370,7 +371,7 @@ def _copy_cache(
 def find_missing(
     files: Sequence[FileEntry], is_there: Callable[[FileEntry], bool], on_progress: OnProgress
 ) -> list[FileEntry]:
-    """Return the files that are not in the target yet. The others are reported as done."""
+    """Return the files for which `is_there` is False. `on_progress` counts the bytes of all other files as done."""
     done, total, missing = 0, sum(entry.bytes for entry in files), []
     for entry in files:
         if is_there(entry):
@@ -387,7 +388,10 @@ def copy_missing(
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy the missing files of a cache. `copy(entry, advance)` copies one and calls `advance` with its bytes done."""
+    """Copy the missing files of a cache. `copy(entry, advance)` copies one and calls `advance` with its bytes done.
+
+    `files` are all files of the cache. `on_progress` is called with the bytes done and the total of all these files.
+    """
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
 

@@ -67,11 +67,12 @@ class Field:
     """One array of every record: its name, codec, dtype (little-endian) and shape.
 
     An image has the shape (height, width, channels). A `bytes` field has an empty shape, because its length varies.
-    `quality`, `chroma` and `packing` are set if the codec needs them for decoding; `packing` is always the codec's own.
-    `bands` is set if an image is stored in frequency bands: it has the upper frequency limit of each band.
+    `quality`, `chroma` and `packing` are set if the codec needs them for decoding. `packing` names the form of the
+    packed bytes; each codec allows exactly one value. `bands` is set if an image is stored in frequency bands: it has
+    the upper frequency limit of each band.
 
-    `view` and `band` are never stored in a manifest. A field that is decoded at another size than the stored one has a
-    `view`. A field that stands for one frequency band only has the number of the band.
+    `view` and `band` are never stored in a manifest. `view` is set if the field is decoded at a size other than the
+    stored one. `band` is the band's number if the field stands for a single frequency band.
     """
 
     name: str
@@ -139,7 +140,9 @@ def check_field(field: Field) -> None:
             "has it: install the package that brings it"
         )
     if not FIELD_NAME.fullmatch(field.name) or field.codec not in CODECS or field.dtype not in DTYPES:
-        raise FormatError(f"no field is {field.name!r} {field.codec!r} {field.dtype!r}")
+        raise FormatError(
+            f"no field is allowed with the name {field.name!r}, the codec {field.codec!r} and the dtype {field.dtype!r}"
+        )
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
         raise FormatError(f"no field has shape {field.shape}")
     CODECS[field.codec].check(field)
@@ -163,7 +166,10 @@ def check_bands(codec: str, bands: Sequence[int]) -> None:
 
 
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
-    """Return the record layout of each band. Band 0 holds all fields; further bands hold a part of the image only."""
+    """Return the record layout of each frequency band.
+
+    Band 0 has all fields, with the image's lowest frequencies. Each further band has only a part of the image.
+    """
     first = tuple(field.split[0] for field in fields)
     further = [RecordLayout((band,)) for field in fields for band in field.split[1:]]
     return RecordLayout(first), *further

@@ -46,7 +46,8 @@ _COPYING: Final = {
 
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"
-#: The records at the end of a zip archive: of 64 bits, where that is, and of 32 bits. Sizes and places are read alone.
+#: The records at the end of a zip archive: the end with 64-bit numbers, the place of that record, and the end with
+#: 32-bit numbers. Only sizes and places are parsed.
 _ZIP_END64: Final = struct.Struct("<40x2Q")
 _ZIP_LOCATOR: Final = struct.Struct("<4s4xQ4x")
 _ZIP_END: Final = struct.Struct("<4s8x2LH")
@@ -75,7 +76,7 @@ class OpenFile:
 
     @classmethod
     def of(cls, number: int) -> OpenFile:
-        """Take an open descriptor."""
+        """Return the OpenFile for a descriptor that is open already. It closes the descriptor."""
         file = cls.__new__(cls)
         file.number = number
         return file
@@ -87,7 +88,7 @@ class OpenFile:
 
 
 class OpenFolder(OpenFile):
-    """An open folder into which others may be able to write: no link in it is followed."""
+    """An open folder into which other users may be able to write: no link in it is followed."""
 
     def __init__(self, path: Path) -> None:
         """Open a folder. Raises OSError, also for a link to a folder."""
@@ -180,7 +181,7 @@ def check_stored(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     if not _has_one_directory(file):
-        raise ValueError("its list of members is not where its end says, and is never written so")
+        raise ValueError("its list of members is not where its end record says: nothing writes such an archive")
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
         raise ValueError("it has compressed members, which torch and numpy do not write here")
     if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
@@ -189,9 +190,9 @@ def check_stored(file: BinaryIO) -> None:
 
 
 def _has_one_directory(file: BinaryIO) -> bool:
-    """Return whether every reader of an archive finds the same list of members: right before the end, which names it.
+    """Return whether the list of members is right before the end record, and at the place that this record states.
 
-    Python looks for the list before the end, torch where the end says; a file may have one at each place.
+    Python reads the list before the end record, torch the one at the stated place; a forged file may have two lists.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _ZIP_ENDS))
@@ -396,7 +397,10 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError on a system without file locks; with `of_open_files`, without Linux's open file locks."""
+    """Raise DependencyError on a system without file locks; with `of_open_files`, without Linux's open file locks.
+
+    `doing` names the work that needs the locks, for the message.
+    """
     if fcntl is None:
         raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
     if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):

@@ -37,7 +37,7 @@ _COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 
 
 class _Truth(NamedTuple):
-    """For each sample, whether a condition is true and whether it is false. Neither, if a value is missing."""
+    """For each sample, whether a condition is true, and whether it is false. Both are False if a value is missing."""
 
     true: Mask
     false: Mask

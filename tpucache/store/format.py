@@ -21,7 +21,8 @@ SAMPLES_NAME: Final = "samples.npz"
 SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})(?:-([1-7]))?\.lmdb")
 #: The folder, inside the cache's folder, for unfinished work of warmup. It is not part of the cache.
 WORK_NAME: Final = ".warmup"
-#: Each change to a cache writes tables of a new generation. The old ones stay valid until the new manifest is written.
+#: Each change to a cache writes its tables under names with a higher number, the generation. The old tables stay valid
+#: until the new manifest is written.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 
 #: The manifest of an earlier version of the cache.
@@ -87,7 +88,7 @@ def most_table_bytes(samples: int) -> int:
 
 
 class Part(NamedTuple):
-    """The part of a block that one shard holds: all records of a variant, or those of one frequency band of it."""
+    """The part of a block of samples that a shard holds: the records of a variant, or of one frequency band of it."""
 
     variant: int
     band: int = 0

@@ -221,7 +221,7 @@ class Arrivals(Arriving):
                 _log.warning("%s Until then, records that are not kept are decoded anew each time they are read", error)
 
     def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the missing ones of these records in a file in memory, and return the index rows of all of them."""
+        """Make the records that are missing, in a file in memory, and return the index rows of all of these records."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -250,7 +250,7 @@ class Arrivals(Arriving):
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Do nothing: `rows` asks the builder for the records that it waits for."""
+        """Do nothing: the method `rows` asks the builder for the records that it waits for."""
 
     @property
     def is_busy(self) -> bool:
@@ -433,7 +433,7 @@ class GrowingCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies. Reading a row waits until its record is made."""
+        """The index: where each record lies. Reading a row waits until its record is made."""
         return self._growing_index
 
     @property

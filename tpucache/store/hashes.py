@@ -48,9 +48,9 @@ class Hashes:
     """Perceptual hashes of n images, 256 bits each.
 
     `words` has the hashes of the images, `mirrored` the hashes of the same images with left and right exchanged: both
-    are uint64 (n, 4). `is_blank`, bool (n,), marks images with almost no contrast: they all look alike, so `pairs`
-    skips them. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey images,
-    0 to 255. Images that are not 8-bit are scaled so that the cache's mean is 128 and its standard deviation 64.
+    are uint64 (n, 4). `is_blank`, bool (n,), marks images with almost no contrast: they all look alike, so they are not
+    compared. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey images, 0
+    to 255. Images that are not 8-bit are scaled so that the cache's mean is 128 and its standard deviation 64.
     """
 
     numbers: Words
@@ -84,7 +84,7 @@ def most_hashes_bytes(samples: int) -> int:
 
 
 def kept_hashes(cache: Cache) -> Hashes | None:
-    """Return the hashes that are stored in a cache's folder; None if there are none that fit.
+    """Return the hashes that are stored in a cache's folder; None if there are none for these samples.
 
     A damaged file, or one with the hashes of other samples, is ignored with a warning.
     """

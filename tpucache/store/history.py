@@ -69,14 +69,16 @@ def load_version(directory: str | Path, number: int | None = None) -> Manifest:
 
 
 def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
-    """Like `load_version`, if the newest manifest was read already."""
+    """Like `load_version`, for a caller that has already read the newest manifest."""
     return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
 
 
 def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[[str], bytes | None]) -> Manifest:
     """Return the manifest of a version of a cache, given the cache's newest manifest.
 
-    `read` returns the bytes of a file by its name, or None if there is no such file. Raises as `load_version`.
+    `read` returns the bytes of a file by its name, or None if there is no such file. `where` is the cache's place for
+    messages. Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing,
+    damaged or another version's.
     """
     if number == manifest.number:
         return manifest
@@ -133,7 +135,7 @@ def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry,
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Like `version_files`, given the manifests of all versions before."""
+    """Like `version_files`, for a caller that has read the manifests of all earlier versions, which are `before`."""
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
         for entry in each.files:

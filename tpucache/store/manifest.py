@@ -210,7 +210,7 @@ class Manifest:
 
     @property
     def layout(self) -> RecordLayout:
-        """The record layout of the first band, which has all fields."""
+        """The record layout of the first frequency band, which has all fields."""
         return self.layouts[0]
 
     @property
@@ -235,7 +235,7 @@ class Manifest:
 
     @property
     def value_bytes(self) -> int:
-        """The size at which a shard closes an LMDB value with several records; 0 if each record is its own value."""
+        """The size in bytes at which an LMDB value of joined records ends; 0 if each record is a value of its own."""
         return value_bytes_of(self.fields)
 
     @property
@@ -343,7 +343,7 @@ def version_of(fields: Sequence[Field], deleted: Sequence[Deleted] = ()) -> int:
 
 
 def value_bytes_of(fields: Sequence[Field]) -> int:
-    """Return the `value_bytes` of caches with these fields."""
+    """Return `Manifest.value_bytes` of caches with these fields."""
     return fmt.VALUE_BYTES if _has_bands(fields) else 0
 
 

@@ -69,7 +69,7 @@ class ShardReader:
 
     @property
     def arriving(self) -> Arriving | None:
-        """The protocol for announcing reads, if records are still arriving; None if all records are here."""
+        """The protocol for announcing reads, if records are still arriving; None if all records are on this machine."""
         return None
 
     @property
@@ -99,10 +99,10 @@ class ShardReader:
         """Read the record of each index row into its buffers, in the order of the rows, by one `preadv` per record.
 
         The buffers of a row together have exactly the row's length. The first record that is read from a shard is
-        compared with its checksum, because a file of another cache may have the same name and size. In a distrusted
-        shard, every record is compared. Rows that are parts of records (`are_whole=False`) are not compared. `read` is
-        an optional faster function: it takes the rows' file descriptors, int64 (n,), and the rows, and returns the
-        number of records that it read before the first one that it could not read.
+        compared with its checksum, because a file of another cache may have the same name and size. In a shard for
+        which `distrust` was called, every record is compared. Rows that are parts of records (`are_whole=False`) are
+        not compared. `read` is an optional faster function: it takes the rows' file descriptors, int64 (n,), and the
+        rows, and returns the number of records that it read before the first one that it could not read.
 
         Raises DamageError when a shard is missing, truncated or unreadable, FormatError when a row points at a shard
         that does not exist, StoreError when too many files are open.
@@ -119,10 +119,10 @@ class ShardReader:
             self._prove(rows, shards, views)
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Read records by the function `read` alone, if all of their shards are open and proven.
+        """Read records by the function `read` alone, if none of them has to be compared with its checksum.
 
-        `read` is the same function as for `scatter`. Returns the number of records that it read; 0 if it was not
-        called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
+        `read` is the same function as for `scatter`, which says what is compared. Returns the number of records that it
+        read; 0 if it was not called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -132,9 +132,10 @@ class ShardReader:
             return read(descriptors, places) if is_proven else 0
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files of some records. Enters with each record's descriptor, int64 (n,), and its row in that file.
+        """Open the files of some records. The context returns each record's file descriptor, int64 (n,), and its row.
 
-        Raises DamageError, FormatError, StoreError.
+        The row says where the record is in that file. Subclasses may open other files than the shards. Raises
+        DamageError, FormatError, StoreError.
         """
         return self._open_files(rows)
 
@@ -169,7 +170,7 @@ class ShardReader:
         self._proven.update(new - distrusted)
 
     def distrust(self, shard: int) -> None:
-        """From now on, compare every record of a shard with its checksum, because others may write into its file."""
+        """From now on, compare every record of a shard with its checksum: another program may write into its file."""
         self._distrusted.add(shard)
 
     def path(self, shard: int) -> Path:

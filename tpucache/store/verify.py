@@ -105,7 +105,7 @@ def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
     """Yield how a manifest contradicts itself, or the samples table if that is undamaged."""
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown := unknown_keys(read_file(cache.directory / MANIFEST_NAME)):
-        yield f"has the key {unknown[0]!r:.60}, which no version wrote without a digest"
+        yield f"has the key {unknown[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
     if statistics.class_counts and has_table:
         labels = np.asarray(cache.samples.labels)
         if labels.ndim == 1:
@@ -178,7 +178,8 @@ def _with_deleted(
 ) -> tuple[Rows, Rows]:
     """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
-    Raises DamageError if the number of records differs, FormatError or OSError if the file cannot be read.
+    `keys` and `rows` are those of the samples that were not deleted. `shard` is the shard's number. Raises DamageError
+    if the number of records differs, FormatError or OSError if the file cannot be read.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
