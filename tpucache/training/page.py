@@ -306,7 +306,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("hint: the loop waited for data", f"{pace['waited']:.1%}, also while the device still had work"),
         (
             "hint: slower than a replay",
-            "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already there",
+            "not measured" if idle is None else f"by {idle:.1%}: {ceiling:,.0f} {unit}/s on data already on the device",
         ),
         ("compiles", f"{pace['compiles']:,} after the warm-up"),
         ("received", f"{pace['received_bytes'] / 1e6:,.0f} MB"),

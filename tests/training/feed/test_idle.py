@@ -134,7 +134,7 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
         ({"waited": 0.91}, "The device limits the run"),  # the loop was blocked, but the device had work all the time
         ({"waited": 0.06, "device_idle": 0.3}, "--steps-per-execution 4"),
         ({"device_idle": 0.3}, "--steps-per-execution 4"),
-        ({"ceiling_idle": 0.3}, "longer than on data already there"),
+        ({"ceiling_idle": 0.3}, "longer than on data that is already on the device"),
         ({}, "The device limits the run"),
     ],
 )

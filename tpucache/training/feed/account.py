@@ -19,11 +19,12 @@ Counter = Callable[[], float]
 class Account:
     """The seconds of each part of a run, added up over the processes that resumed it.
 
-    Some work within other parts has its own counter, such as compiling and waiting; its seconds are taken out of these.
+    Some work within other parts has its own counter, such as compiling and waiting; its seconds are subtracted from the
+    part in which it was done.
     """
 
     def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
-        """Begin with the part `start_up`, now or at an earlier time of the clock."""
+        """Begin with the part `start_up`, now or at `began`, an earlier time of the clock."""
         self._clock = clock
         self._began = self._since = clock() if began is None else began
         self._part: Part = "start_up"
@@ -33,12 +34,16 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """From now on count a counter's seconds for this part, and not for the part in which they are spent."""
+        """From now on add the seconds of a counter to this part, and subtract them from the part in which they are
+        spent.
+        """
         self.begin(self._part)
         self._counters[part] = (counter, counter())
 
     def add_earlier(self, seconds: Mapping[str, float], wall: float) -> None:
-        """Add the seconds of earlier processes; only the first call counts."""
+        """Add the seconds of each part that earlier processes of the run spent, and their total; only the first call
+        counts.
+        """
         if self._earlier is None:
             self._earlier, self._earlier_wall = dict(seconds), wall
 
@@ -72,5 +77,5 @@ class Account:
         return {name: earlier.get(name, 0.0) + spent for name, spent in self._seconds.items()}
 
     def wall_seconds(self) -> float:
-        """Return the total seconds by the clock, up to the last call of `seconds`."""
+        """Return the total seconds by the clock, up to the last change of the part, or the last call of `seconds`."""
         return self._earlier_wall + self._since - self._began

@@ -26,7 +26,7 @@ class Building:
         self._waited: Callable[[], float] = lambda: 0.0
 
     def begin(self, waited: Callable[[], float]) -> None:
-        """Steps begin now; `waited` returns the seconds that the loop has waited so far."""
+        """Start the clock, as steps begin; `waited` returns the seconds that the loop has waited so far."""
         if not self._is_needed or self._began is not None:
             return
         self._waited, self._began = waited, (self._clock(), waited())
@@ -36,7 +36,7 @@ class Building:
         self._is_new = False
 
     def end(self) -> None:
-        """Steps pause now."""
+        """Stop the clock, as steps pause."""
         for at, spent in enumerate(self._so_far()):
             self._spent[self._is_over][at] += spent
         self._began = None
@@ -56,7 +56,7 @@ class Building:
         return f"cache built {self._train_set.cache.built:.0%}, waited {waited / seconds if seconds > 0 else 0.0:.0%}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the value of `Pace.built`; empty where the cache was finished before."""
+        """Return the value of `Pace.built`; empty if the cache was finished before the run."""
         if not self._is_needed:
             return {}
         shares = [waited / seconds if seconds > 0 else None for seconds, waited in self._spent]

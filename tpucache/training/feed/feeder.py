@@ -106,7 +106,7 @@ class Feeder(Ahead[DeviceBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the loader continue at a state, before the context is entered; see CachedLoader.load_state_dict.
 
-        Raises UsageError within the context, and unless this reads a CachedLoader.
+        Raises UsageError if the context has been entered, and unless this reads a CachedLoader.
         """
         loader = self._loader()
         if self.has_begun:
@@ -127,7 +127,7 @@ class Feeder(Ahead[DeviceBatch]):
         for batch in super().__iter__():
             self._device.receive(batch.tensors)
             self.sent_bytes += sum(tensor.nbytes for tensor in batch.tensors)
-            # Each chunk is written by a separate graph.
+            # A batch's new records are copied into the device's table in chunks, each by a graph of its own.
             if batch.rows is not None and (read := batch.rows.receive(self._device.step_end)) is not None:
                 yield replace(send(read, self._device), draws=batch.draws)
             else:
@@ -146,8 +146,8 @@ def parts(
 ) -> Iterator[Any]:
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
 
-    Each part is this process's slice. `pin_memory` is as in CachedLoader. With a `residence`, records that stay on the
-    device are yielded as rows there.
+    Each part is this process's slice. `pin_memory` is as in CachedLoader. If `residence` keeps the records on the
+    device, the parts have the records' row numbers in its memory instead.
 
     One stream has all epochs, so that the next epoch's first batches are uploaded during the evaluation. The settings
     say how large the images of each epoch are.
@@ -188,7 +188,7 @@ def parts(
 
 
 def local_cores(settings: TrainSettings, processes: int) -> int:
-    """Return the number of cores of a process among which the order "local" divides samples.
+    """Return among how many cores of each process the order "local" divides the samples; 1 for other orders.
 
     Raises UsageError where the run's cores do not divide evenly among the processes.
     """
@@ -209,9 +209,10 @@ def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Ex
 
 
 def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Processes = ALONE) -> Draw | None:
-    """Return the function that draws the random numbers for each part of a batch; None for records without an image.
+    """Return the function that draws the random numbers for a part of a batch, given the part's number in the run.
 
-    It draws for the whole batch, so that a sample's numbers do not depend on the number of processes and parts.
+    It draws for the whole batch, so that a sample's numbers do not depend on the number of processes and parts. Return
+    None for records without an image.
     """
     if IMAGE not in train_set.names:
         return None

@@ -68,13 +68,15 @@ class Pace:
         return asdict(self)
 
     def with_ceiling(self, images_per_second: float) -> Pace:
-        """Return the pace with the rate of a replay."""
+        """Return the pace with the rate that a replay has reached."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return the pace of several processes that took the same steps: each figure is the worst one."""
+        """Return the pace of several processes that took the same steps: the worst of each figure, and all received
+        bytes.
+        """
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
             paces[0],
@@ -112,8 +114,9 @@ class Pace:
             return f"The host's work between steps limits the run: try --steps-per-execution {more}, or a larger batch."
         if (self.ceiling_idle or 0.0) > _MUCH:
             return (
-                f"Steps take longer than on data already there ({self.ceiling_idle:.0%} of the time), though data is "
-                "never late: reading, uploading or other programs share the CPU with them; try fewer --threads."
+                f"Steps take longer than on data that is already on the device ({self.ceiling_idle:.0%} of the time), "
+                "though data is never late: reading, uploading or other programs share the CPU with the steps; try "
+                "fewer --threads."
             )
         faster = "a smaller model" if settings.precision in ("bf16", "fp16") else "--precision bf16, a smaller model"
         return f"The device limits the run: data is never late, so only a faster step ({faster}) helps."
@@ -173,7 +176,8 @@ class PaceMeter:
     def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
         """Wait for the device and start the clock, unless executions that may compile are still to come.
 
-        They are counted again for another image size, and if `is_new` says that steps are another graph.
+        Such executions are expected again if the image `size` changes, and if `is_new` says that steps have another
+        graph.
         """
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
@@ -186,7 +190,9 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Note whether the next batch consists of row numbers: waiting for the first such one may include compiling."""
+        """Say whether the next execution has row numbers on the device: with the first of these, another warm-up
+        begins.
+        """
         if has_rows:
             self._awaited = 0
 
@@ -219,8 +225,8 @@ class PaceMeter:
     def idle(self) -> float:
         """The share of the time so far in which the device ran nothing; it is updated once a second.
 
-        Read it after an execution was sent: executions that have not ended do not count, and the oldest one has just
-        begun.
+        Read it just after an execution was sent. Only executions that have ended count, and of those that have not, the
+        oldest has only begun then.
         """
         if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
             now = self._now()
@@ -266,7 +272,7 @@ def _share(executing: float, seconds: float) -> float:
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
     """Return the rate, in images a second, of repeating an execution of this number of images without waiting for data.
 
-    It is repeated for `seconds`, at most 2.
+    It is repeated for `seconds`, but for at most 2, and at least 5 times.
     """
     execute()
     device.wait()

@@ -28,7 +28,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """A training device, as the memory of a Resident."""
+    """The memory of a training device, as a Resident uses it."""
 
     device: Device
 
@@ -39,11 +39,11 @@ class DeviceMemory:
 
     @property
     def tile(self) -> Tile:
-        """Memory is allocated in multiples of this; a plug-in's device may lack it."""
+        """The unit in which memory is allocated; `NO_TILE` for a plug-in's device that does not say it."""
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Send an array or tensor."""
+        """Send an array or tensor to the device."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
@@ -70,9 +70,9 @@ class DeviceMemory:
 class Residence:
     """Decides whether records stay in the device's memory; if they do, it gives a loader's batches as row numbers.
 
-    With "auto" the decision needs the memory that the first steps leave free: until `decide`, and where there is no
-    room, batches are those of the loader. Where images grow, the records of each size are uploaded in its first epoch,
-    and replace those of the size before. Validation records stay, too, in their own size.
+    With "auto" the decision needs the memory that the first steps leave free. Until `decide` is called, and if there is
+    no room, batches have the records themselves. If images grow during the run, the records of each size are uploaded
+    in its first epoch, and replace those of the size before. Validation records stay, too, in their own size.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class Residence:
         device: Device,
         valid_set: CachedDataset | None = None,
     ) -> None:
-        """Raise UsageError for "yes" where the records do not fit, or the device cannot keep any."""
+        """Plan the memory for all records. Raises UsageError for "yes" if they do not fit, or the device cannot keep
+        any.
+        """
         self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
         ranks, size = device.processes.world_size, settings.part_size
         own = ranks if settings.order == "local" else 1
@@ -122,7 +124,7 @@ class Residence:
         return self._decision.describe()
 
     def begin(self) -> None:
-        """Do nothing: a loop begins to take batches."""
+        """Do nothing: records are uploaded when the first batch is read."""
 
     def end(self) -> None:
         """Free the records when the loop ends."""
@@ -184,5 +186,5 @@ def _problem_of_auto(device: Device) -> str:
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:
-        return "the device does not say how much memory it has left; --resident yes keeps them there"
+        return "the device does not say how much memory it has left; --resident yes keeps them on it"
     return ""

@@ -17,7 +17,7 @@ _MEASURED_SECONDS: Final = 0.5
 
 
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
-    """Send a loader's batch, with its random numbers if it has any. `Device.put` says when the copy has ended."""
+    """Send a loader's batch, with its random numbers if it has any. See `Device.put` for when the copies have ended."""
     named = as_named(batch)
     return DeviceBatch(
         # The channels-last view is contiguous, so the host does not transpose.

@@ -40,10 +40,9 @@ def binary_cross_entropy(
 
 
 def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the binary cross-entropy times (1 - p)^2, where p is the probability of the true value: the mean over
-    classes.
+    """Return the binary cross-entropy times (1 - p)^2, as torchvision does: the mean over classes.
 
-    torchvision's `sigmoid_focal_loss` computes the same.
+    p is the predicted probability of the true value.
     """
     outputs = outputs.float()
     each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none", pos_weight=weights)

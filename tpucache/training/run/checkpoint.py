@@ -30,7 +30,9 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def is_stored_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense and all its values are in memory, so that a copy is not larger."""
+    """Return whether a tensor is dense and has all its values in memory, so that a copy takes no more memory than
+    itself.
+    """
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()

@@ -1,7 +1,8 @@
 """The folder of a run: its lock, the state to resume from, best weights, predictions, history, and their writer.
 
-`best.pt` is written before the state in `last.pt` that counts it, and `history.csv` afterwards, each atomically. If a
-run is killed between two of them, it repeats the steps that `last.pt` does not contain, with the same result.
+`best.pt` is written first, then `last.pt`, whose state says that those weights are the best, and then `history.csv`,
+each atomically. If a run is killed between two of them, it repeats the steps that `last.pt` does not contain, with the
+same result.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ _WAITING: Final = 2  # queued writes, the best weights and the state of one epoc
 
 @contextlib.contextmanager
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
-    """Make a run's folder and hold its lock for these processes; yield a check that it is still held.
+    """Make a run's folder and hold its lock for these processes; yield a function that checks that it is still held.
 
-    The main process takes the lock for all. The check raises TrainingError where the lock was removed. Raises
-    UsageError when others train in the folder, or it is a cache's; TrainingError when it cannot be written.
+    The main process takes the lock for all. The function raises TrainingError where the lock was removed or taken over.
+    Raises UsageError when another program trains in the folder, or it is a cache; TrainingError when it cannot be
+    written.
     """
 
     def refusal(holder: str) -> UsageError:
@@ -111,7 +113,7 @@ def open_run(
 ) -> tuple[RunState, TrainSettings, Mapping[str, Any] | None]:
     """Return the state of the run in a folder, its settings, and its learner's state, which is None for a new run.
 
-    The folder of a new run is made. Open settings have the values that the run has decided.
+    The folder of a new run is made. Settings that are left open get the values that the run has decided.
 
     Raises UsageError for a folder with a run that must not be resumed, and for settings or data that are not the run's;
     TrainingError for a checkpoint that cannot be read.
@@ -218,8 +220,9 @@ def snapshot_validation(
 ) -> Callable[[], None]:
     """Return the function that writes `validation.npz`: the predictions for the validation samples.
 
-    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`; for
-    masks also `shown`, numbers of samples, and `maps`, uint8 (shown, height, width). The function raises TrainingError.
+    For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`. For
+    masks it also has `maps`, uint8 (shown, height, width), of some samples, and `shown`, their rows in the other
+    arrays. The function raises TrainingError.
     """
     arrays: dict[str, Array] = {
         "positions": valid_set.positions,

@@ -131,8 +131,8 @@ def make_report(
 ) -> FoldsReport:
     """Return the report of all folds, given the reports of their runs by the folds' names.
 
-    `device` is its name and number of cores. `account` has further seconds, by part and in all, that no fold's report
-    has. Without the metrics `out_of_fold`, the run is not finished.
+    `device` is its name and number of cores. `account` has the seconds, by part and in total, that are in no fold's
+    report. Without the metrics `out_of_fold`, the run is not finished.
     """
     scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
     seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())

@@ -48,7 +48,8 @@ class Losses:
     ) -> None:
         """Continue the losses of a run. New ones, averaged over all processes by `mean`, are appended to `values`.
 
-        `advice` ends the message for a loss that is not finite; `fetch` is the device's.
+        `advice` ends the message for a loss that is not finite. `fetch` begins to copy a loss to the host, and returns
+        the function that waits for the copy.
         """
         self.values = values
         self._mean = mean

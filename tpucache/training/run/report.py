@@ -44,15 +44,15 @@ class TrainReport:
     The `watched` metric was best in `best_epoch` (0 if unknown). A run that `stopped_early` is finished. `seconds` are
     those of each part of the run, and `wall_seconds` is the total, added up over the processes that resumed it. `unit`
     is what the rates count: images, or samples where there are no images. `device` is the kind of device, such as cpu
-    or cuda ("" if unknown). With several `processes`, the pace is that of the slowest one, the host's memory that of
-    all together, and the rest the main process's. `rates` is a text: learning rate, weight decay and schedule, with the
-    reasons. `batch` and `precision` are the same for these settings, and `chosen` gives the reason for the backend.
-    `recipe` has the settings that a recipe has made. `network` has the figures of NetworkUse where the training samples
-    come from a URL, and is empty otherwise.
+    or cuda ("" if unknown). With several `processes`, the pace is that of the slowest one, the host's memory is the sum
+    over all, and the rest is the main process's. `rates` says in words which learning rate, weight decay and schedule
+    were used, and why; `batch` and `precision` say so for these two settings, and `chosen` for the backend. `recipe`
+    has the settings that a recipe has made. `network` has the figures of NetworkUse where the training samples come
+    from a URL, and is empty otherwise.
 
-    `steps` is the number for the whole run; a run that stopped before is not `finished`. Each epoch drops
-    `dropped_samples` of the `samples`, different ones every time: those that do not fill a batch, and
-    `dropped_by_execution` of them in batches that do not fill an execution of several steps.
+    `steps` is the number for the whole run; a run that stopped before is not `finished`. Of the `samples`, each epoch
+    leaves out `dropped_samples`, different ones every time: those that do not fill a batch, and those in batches that
+    do not fill an execution of several steps, which are `dropped_by_execution`.
     """
 
     backend: str
@@ -250,7 +250,7 @@ def _merged_report(
 
 
 def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json` atomically. It replaces the account. Raises TrainingError."""
+    """Write `report.json` atomically, and remove `account.json`, whose seconds it has. Raises TrainingError."""
     write_json(Path(run) / REPORT_NAME, report.to_dict())
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
@@ -301,8 +301,8 @@ def read_report(run: str | Path) -> TrainReport | None:
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
     """Return the report of a stopped run, with the seconds of an account, and write it.
 
-    Without a report yet, it is that of a run that has not begun to train. The report of a finished run, or of one in
-    which another process trains, is not changed.
+    If the run has no report yet, it gets that of a run that has not begun to train. The report of a finished run, or of
+    a run that another process is training, is not changed.
     """
     report = read_report(run)
     if report is None:

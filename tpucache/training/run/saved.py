@@ -65,7 +65,7 @@ class SavedRun:
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
 
     def check_trusted(self, trust: Collection[str]) -> None:
-        """Raise UsageError where the file names code that the user did not name."""
+        """Raise UsageError where the file names code of the user's that is not one of the names in `trust`."""
         trust = {trust} if isinstance(trust, str) else trust  # `in` would find parts of a text
         called = [self.settings.model] if is_user_code(self.settings.model) else []
         called += [] if self.settings.eval_step is None else [self.settings.eval_step]

@@ -46,7 +46,7 @@ def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure],
 
 
 def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes | None:
-    """Return the result of `to_png`; where matplotlib is missing or fails, warn once and return None."""
+    """Return a PNG as `to_png` does; where matplotlib is missing or fails, warn once and return None."""
     try:
         return to_png(size, paint)
     except ImportError:
@@ -95,7 +95,10 @@ def warn_once(message: str) -> None:
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
-    """Write the curves of a run to its folder, if there is one, however the context ends."""
+    """Return a context at the end of which, also after an error, the run's curves are written to its folder.
+
+    Without a folder nothing is written.
+    """
     try:
         yield
     finally:
@@ -111,7 +114,7 @@ def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows
 
 
 def curves_size(rows: Sequence[Row], others: int = 0) -> tuple[float, float]:
-    """Return the size in inches of a figure with losses, metrics if there are any, and other panels."""
+    """Return the size in inches of a figure with losses, metrics if there are any, and `others` more panels."""
     return 8, 4.4 + 2.2 * (bool(_metrics(rows)) + others)
 
 
@@ -166,7 +169,7 @@ def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The rate of each step, its loss, the smoothed loss, and the rate to use."""
+    """The result of a range test: the learning rate of each step, its loss, the smoothed loss, and the rate to use."""
 
     rates: Sequence[float]
     losses: Sequence[float]

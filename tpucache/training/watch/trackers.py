@@ -36,8 +36,8 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
     """Return a context with the watchers of a run that `names` asks for, out of TRACKERS.
 
     `settings` are shown with the run. At the end the watchers are closed with the outcome of the run. A resumed run
-    continues in its trackers, too. Raises DependencyError for a tracker that is not installed, TrainingError for one
-    that cannot begin. If one fails later, a warning says so and the run continues without it.
+    continues the same runs of its trackers. Raises DependencyError for a tracker that is not installed, TrainingError
+    for one that cannot begin. If one fails later, a warning says so and the run continues without it.
     """
     makers: dict[str, Callable[[], Any]] = {
         "tensorboard": lambda: TensorBoard(run / "tensorboard"),
@@ -104,7 +104,7 @@ class TensorBoard:
 class Tracker:
     """Sends losses and epochs to a service; if the service fails, the run continues without it.
 
-    The service begins with the first loss, so that a run that is refused leaves nothing there.
+    The service begins with the first loss, so that a run that is refused leaves nothing in the service.
     """
 
     def __init__(self, name: str, make: Callable[[], WandbRun | MlflowRun]) -> None:
@@ -171,7 +171,7 @@ class WandbRun:
             self._run.log({**scalars, "step": step})
 
     def close(self, outcome: Outcome) -> None:
-        """Send the remaining scalars."""
+        """Send the remaining scalars, and whether the run has failed."""
         self._run.finish(exit_code=int(outcome == "FAILED"))
 
 

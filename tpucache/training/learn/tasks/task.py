@@ -189,7 +189,7 @@ class Task(Protocol):
         ...
 
     def check_outputs(self, outputs: object, samples: int, source: str) -> None:
-        """Raise UsageError unless outputs fit the labels of so many samples; the message names their `source`."""
+        """Raise UsageError unless outputs fit the labels of all samples; the message names their `source`."""
         ...
 
     def with_loss(self, name: str | None) -> Task:
