@@ -41,7 +41,10 @@ __all__ = [
 
 
 def _make_codec(name: str, part: Any) -> Codec:
-    """Return the codec that another package's entry point names. Raises TypeError if that is not a codec."""
+    """Return an instance of the class `part`, to which another package's entry point `name` leads.
+
+    Raises TypeError if the class is no codec, or if its name is not that of the entry point.
+    """
     if not (isinstance(part, type) and issubclass(part, Codec)):
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
     codec = part()
@@ -68,8 +71,8 @@ FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_freq
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
     """Encode an array with the codec of a field.
 
-    `quality` is in the codec's `quality_range`; None means its default. Raises UsageError when the array has not the
-    field's dtype and shape, DependencyError without the codec's library, BuildError when the library fails.
+    `quality` is in the codec's `quality_range`; None means its default. Raises UsageError if the array does not have
+    the field's dtype and shape, DependencyError without the codec's library, BuildError if the library fails.
     """
     return CODECS[field.codec].encode(field, array, quality)
 

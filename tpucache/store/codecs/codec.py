@@ -149,7 +149,7 @@ class Codec(ABC):
         return 2 * field.nbytes + _HEADERS if stored is None else stored
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
-        """Encode an array. Raises UsageError when it has not the field's dtype and shape."""
+        """Encode an array. Raises UsageError if it does not have the field's dtype and shape."""
         data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
@@ -169,7 +169,10 @@ class Codec(ABC):
             raise _not_decoded(field, error) from error
 
     def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Encode an array as one piece of bytes per frequency band, one piece without bands. Raises UsageError."""
+        """Encode an array as one piece of bytes per frequency band; a field without bands gives one piece.
+
+        Raises what `encode` raises.
+        """
         return [self.encode(field, array, quality)]
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
@@ -251,7 +254,7 @@ def _not_decoded(field: FieldSpec, error: Exception) -> DamageError:
 
 
 def checked(field: FieldSpec, array: Array) -> Array:
-    """Return an array as a contiguous one. Raises UsageError if it has not the field's dtype and shape."""
+    """Return an array in contiguous memory. Raises UsageError if it does not have the field's dtype and shape."""
     if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
         raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
     return np.ascontiguousarray(array)
@@ -287,7 +290,8 @@ def missing_package(codec: str, package: str) -> DependencyError:
 def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
     """Decompress a Zstandard frame whose header states a size from `least` to `most`, in no more memory than `most`.
 
-    Raises ValueError for any other frame, DependencyError without the library zstandard; its message names the codec.
+    Raises ValueError for any other frame. Raises DependencyError, whose message names the codec, without the library
+    zstandard.
     """
     zstandard = load_zstandard(codec)
     try:

@@ -87,14 +87,14 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _check_file(self, field: FieldSpec, data: memoryview) -> None:
-        """Raise ValueError unless the file's header has the field's shape, and all its parts are ones that we write.
+        """Raise ValueError unless the file's header has the field's shape, and tpucache writes all its kinds of parts.
 
         So no image larger than the field is ever decoded, and no profile, text or other metadata is parsed.
         """
 
 
 def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
-    """Raise ValueError if the image in a file has not the field's shape."""
+    """Raise ValueError if the image in a file does not have the field's shape."""
     if (height, width, channels) != field.shape:
         raise ValueError(f"an image of {(height, width, _MODES.get(channels, channels))}, not of {field.shape}")
 

@@ -1,1 +1,1 @@
-"""Bytes of a cache that lies on another machine."""
+"""The files of a cache at a URL or on Kaggle: read, copied to this machine, and written."""

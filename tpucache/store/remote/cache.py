@@ -133,7 +133,7 @@ class RemoteCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies."""
+        """The index: where each record lies. Raises DamageError, FormatError."""
         return self._tables.index
 
     @property
@@ -146,14 +146,17 @@ class RemoteCache(Cache):
 
 
 class _Tables(Cache):
-    """The tables of a cache at a URL, in its local folder. Other programs may change them there."""
+    """The tables of a cache at a URL, in its local folder, where other programs may change them."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_index": None}  # the copy opens the file and verifies it again
 
     @property
     def index(self) -> RecordIndex:
-        """Where each record lies: in memory and verified against the manifest. Raises DamageError, FormatError."""
+        """The index: where each record lies. All of it is in memory, and was compared with the manifest.
+
+        Raises DamageError, FormatError.
+        """
         if self._index is None:
             index = RecordIndex(self.directory, self.manifest)
             if not index.is_right():
@@ -313,7 +316,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table from the URL, unless it is here already. Raises DamageError if it differs from the manifest."""
+    """Copy a table from the URL, unless the folder has it already. Raises DamageError if it is not the manifest's."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:

@@ -42,7 +42,10 @@ _PART: Final = 8 << 20  # bytes per request
 
 @dataclass(frozen=True)
 class _Note:
-    """The size and SHA-256 of a file at a URL. `tag` is the version that the store stated, "" if it stated none."""
+    """What is known of a copied file. `name` is its name at the URL.
+
+    `tag` is the version that the store stated, such as an ETag; "" if it stated none.
+    """
 
     name: str
     tag: str
@@ -76,8 +79,9 @@ class Copies(Mapping[str, Path]):
 def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[int], None]) -> Copies:
     """Copy files from the folder at a URL to this machine. Files that were copied before are only verified.
 
-    `url` is the URL as the user gave it, which the command `cached` lists. `advance` is called with the size of each
-    file when it is here. Raises SourceError for a file that does not exist, StoreError.
+    `folder` is the URL of the folder, and `names` are the files in it. `url` is the URL as the user gave it, which the
+    command `cached` lists. `advance` is called with the size of each file once it is copied or verified. Raises
+    SourceError for a file that does not exist, StoreError.
     """
     check_locks("copying files from a URL")
     below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()

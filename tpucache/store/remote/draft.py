@@ -83,7 +83,10 @@ class Draft:
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return a file with the size and SHA-256 of the requested version. A card may have changed since then."""
+        """Return a file's content, with the size and SHA-256 that the requested version has.
+
+        The dataset's card may have changed since that version was requested.
+        """
         file = self._files.get(name)
         if self.asked_after is None or file is None:
             return content
@@ -298,7 +301,7 @@ class Draft:
 
 
 def of_file(folder: Path, entry: FileEntry) -> Content:
-    """Return the content for a file of a cache in a folder."""
+    """Return the Content that opens a file of the cache in a folder."""
     return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
 
 
@@ -307,7 +310,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def in_memory(data: bytes) -> Content:
-    """Return the content for bytes in memory."""
+    """Return the Content that opens these bytes."""
 
     def opened() -> BinaryIO:
         return io.BytesIO(data)
@@ -316,7 +319,10 @@ def in_memory(data: bytes) -> Content:
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
-    """Return one line for each file that a listing lacks, has with another size, or has in addition."""
+    """Return one line for each file that a listing lacks, has with another size, or has in addition.
+
+    `contents` are the files as they should be. `listed` has the sizes in the listing by file name.
+    """
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
         f"{name} has {listed[name]:,} bytes there and {content.bytes:,} here"

@@ -1,9 +1,11 @@
 """Fetcher: threads that fetch the records of a cache from its URL, in the order in which they will be needed.
 
-A free thread takes the first of these jobs that exists: an urgent request; a request for a piece; the next piece of a
-plan, the newest plan first; reading the next window of a plan. If the disk has room for a piece, it is kept there.
-Otherwise a limited number of pieces is kept in memory, each until the plan's records in it were read. If this host
-reads only its part of each epoch, pieces on the disk are replaced by pieces that are needed sooner.
+A piece is about 8 MiB of a shard (`pieces.py`). A plan has the pieces that a loader will need, and is read from the
+loader one window at a time (`plan.py`). A request is for records of one piece (`requests.py`). A free thread takes the
+first of these jobs that exists: an urgent request; a request for a piece; the next piece of a plan, the newest plan
+first; reading the next window of a plan. A piece is kept on the disk if there is room for it. Otherwise a limited
+number of pieces is kept in memory, each until the plan's records in it were read. If this host reads only its part of
+each epoch, pieces on the disk are replaced by pieces that are needed sooner.
 
 One lock guards requests and plans. It is held only briefly: threads do not hold it while they read from the URL, write
 to the disk, or run a loader's iterator.
@@ -51,7 +53,7 @@ class Fetcher:
         self._link, self.local, self._pieces = link, local, pieces
         self.statistics = link.statistics
         lock = threading.RLock()
-        self._changed = threading.Condition(lock)  # for those who wait for records
+        self._changed = threading.Condition(lock)  # for readers that wait for records
         self._idle = threading.Condition(lock)  # for threads that wait for work
         self._requests, self._plans = FetchRequests(pieces, local, self._changed), FetchPlans()
         self._threads: list[threading.Thread] = []
@@ -75,10 +77,10 @@ class Fetcher:
             self._wake()
 
     def get(self, records: NeededRecords) -> dict[int, FetchRequest]:
-        """Wait until records are here. The caller has pinned their pieces in the local copy.
+        """Wait until records are on this machine. The caller has called `LocalCopy.pinned` for their pieces.
 
-        Returns the requests that hold records in memory, by the records' positions; all other records are on the disk.
-        Raises DamageError, StoreError.
+        Returns the requests that hold records in memory, by the records' positions in `records`; all other records are
+        on the disk. Raises DamageError, StoreError.
         """
         found = self._wait(records)
         with self._changed:
@@ -89,7 +91,7 @@ class Fetcher:
         return found
 
     def fetch_first(self, records: NeededRecords) -> None:
-        """If a plan begins with these records, fetch them alone, before all others, and wait for them.
+        """If a plan begins with these records, fetch exactly these before anything else, and wait for them.
 
         Raises DamageError, StoreError.
         """
@@ -108,7 +110,10 @@ class Fetcher:
                 self._wake()
 
     def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
-        """Wait until records are here. With `first_of`, they are that plan's first records, and are fetched first."""
+        """Wait until records are on this machine. The result is that of `get`.
+
+        If `first_of` is given, the records are that plan's first records, and are fetched first.
+        """
         found, own = dict[int, FetchRequest](), list[FetchRequest]()
         began = time.monotonic()
         self.statistics.began = self.statistics.began or began
@@ -133,7 +138,7 @@ class Fetcher:
         return found
 
     def _missing(self, records: NeededRecords, found: dict[int, FetchRequest]) -> Numbers:
-        """Return the positions of the records that are neither on the disk nor in `found`, which are in memory."""
+        """Return the positions of records that are neither on the disk nor in `found`, which has those in memory."""
         missing = np.flatnonzero(~self.local.has(records.numbers))
         return missing[[place not in found for place in missing.tolist()]] if found else missing
 
@@ -172,7 +177,7 @@ class Fetcher:
             thread.start()
 
     def _wake(self) -> None:
-        """Wake only as many threads as can find work: waking others would slow down the working threads."""
+        """Wake only as many threads as can find work: waking more threads would slow down the working ones."""
         self._idle.notify(len(self._requests.urgent) + max(1, self.statistics.width - self._working))
 
     def _work(self) -> bool:

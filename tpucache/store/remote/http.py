@@ -162,7 +162,10 @@ class HttpFolder:
     def _answer(
         self, name: str, asked: int, span: tuple[int, int] | None = None, tag: str | None = None
     ) -> Iterator[_Answer]:
-        """Request a file or a byte range of it. If the whole answer is read, the connection is used again."""
+        """Request a file or its byte range `span`. If the whole answer is read, the connection is used again.
+
+        `asked` is the number of bytes that the answer should have. `tag` is the ETag that the file must have.
+        """
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
         if span is not None:
@@ -190,7 +193,7 @@ class HttpFolder:
     def _ask(
         self, url: SplitResult, headers: dict[str, str], asked: int
     ) -> tuple[_Connection, http.client.HTTPResponse]:
-        """Send a request. Returns the connection, and the answer with its headers read."""
+        """Send a request for `asked` bytes. Returns the connection, and the answer with its headers read."""
         origin = _origin_of(url)
         words = quote(url.path or "/", _SAFE) + (f"?{quote(url.query, _SAFE)}" if url.query else "")
         if origin == self._origin:

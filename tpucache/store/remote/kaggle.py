@@ -148,7 +148,7 @@ class KaggleDataset:
         return size
 
     def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
-        """Send a file from `start` to its end, once. The caller asks how much arrived, also after an error."""
+        """Send a file from `start` to its end, once. The caller then asks what arrived, also after an error."""
         file.seek(start)
         try:
             answer = self._request(blob, f"bytes {start}-{size - 1}/{size}", file)
@@ -305,7 +305,8 @@ class KaggleDataset:
     def _ask(self, what: str, call: Callable[[], T], *, is_repeatable: bool = True) -> T:
         """Make a call, and try again if Kaggle is busy or does not answer. Raises RefusedError, NoAnswerError.
 
-        A call with `is_repeatable=False` is tried again only if Kaggle certainly has not carried it out.
+        `what` names the subject of the call in messages. A call with `is_repeatable=False` is tried again only if
+        Kaggle certainly has not carried it out.
         """
         failures = 0
         while True:

@@ -36,13 +36,13 @@ class Store(Protocol):
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
         """Fill `target` with bytes from `start` on of a file with `size` bytes. Does not try again after an error.
 
-        Raises ChangedError if the file is another version than the one read before, OSError, EOFError, HTTPException.
+        Raises ChangedError if the file was replaced since it was first read, OSError, EOFError, HTTPException.
         """
         ...
 
 
 class Link:
-    """Reads runs of records from a URL. Threads may share one; each reads one run at a time."""
+    """Reads runs of consecutive records from a URL. Threads may share one; each reads one run at a time."""
 
     def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
         """Store the storage to read from. `describe` returns the sample and variant of an index row as text."""
@@ -157,7 +157,7 @@ class LinkStatistics:
         return not self.needed or self.waited <= _WAITING_SHARE * (time.monotonic() - self.began)
 
     def use(self, kept: int, total: int) -> NetworkUse:
-        """Return the figures so far. `kept` of the cache's `total` bytes are on this machine's disk."""
+        """Return the network traffic so far. `kept` of the cache's `total` bytes are on this machine's disk."""
         with self._lock:
             rate = self.bytes / max(1e-6, self._busy)
             best = max(self._best, rate)

@@ -42,7 +42,7 @@ STATE_NAME: Final = "state"
 _HEADER: Final = 4096
 _MAGIC: Final = b"tpucache local copy 1\n"
 _SUM_AT: Final = 128  # the offset of the total size of all kept pieces, uint64
-_USERS: Final = 1  # the byte with a shared lock of every user; removing pieces needs an exclusive lock on it
+_USERS: Final = 1  # the byte on which every LocalCopy holds a shared lock; removing pieces needs an exclusive lock
 _PATIENCE: Final = 20.0  # seconds to wait for a lock that others hold only briefly
 _KEPT: Final = 1  # a piece's byte: space on the disk is reserved for it
 _THERE: Final = 1  # a record's byte: it was written
@@ -154,7 +154,7 @@ class LocalCopy:
         return np.flatnonzero(self._kept)
 
     def count(self, records: int) -> int:
-        """Return how many of the first `records` records are here. The answer may be a moment old."""
+        """Return how many of the first `records` records this folder has. The answer may be a moment old."""
         until, counted, found = self._counted
         if (now := time.monotonic()) >= until or counted != records:
             self._look_up(np.flatnonzero(~self._there[:records]))
@@ -163,7 +163,7 @@ class LocalCopy:
         return found
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which records were written here, and need not be fetched: bool (n,). They may still be damaged."""
+        """Return which records this folder has, so that they need not be fetched: bool (n,). They may be damaged."""
         found: Bools = self._there[numbers]
         if not found.all():
             self._look_up(numbers[~found])
@@ -173,8 +173,9 @@ class LocalCopy:
     def proven_since(self, shard: int, numbers: Numbers) -> tuple[Bools, Moment | None]:
         """Return which records of a shard are proven, bool (n,), and the file's status when they were proven.
 
-        After reading them, the caller must compare this status with the present one: if they differ, the records may be
-        wrong. The status is None if no record is proven. Raises OSError, StoreError.
+        A record is proven if this process has compared it with its checksum, and the file has not changed since then.
+        After reading records, the caller must compare this status with the present one: if they differ, the records may
+        be wrong. The status is None if no record is proven. Raises OSError, StoreError.
         """
         if shard in self._moments:
             now = Moment.of(self.file(shard))
@@ -224,9 +225,9 @@ class LocalCopy:
             return is_alone
 
     def replace(self, others: Sequence[int], piece: int) -> bool:
-        """Remove pieces of `others`, from the first on, until a piece has space. Returns whether it has.
+        """Remove pieces of `others`, from the first on, until there is space for `piece`. Returns whether there is.
 
-        Pinned pieces are not removed. If another process uses the folder, nothing is removed.
+        Pieces that `pinned` protects are not removed. If another process uses the folder, nothing is removed.
         """
         if not self._can_remove:
             return False
@@ -256,7 +257,7 @@ class LocalCopy:
                 self._pinned.subtract(unique)
 
     def stays_whole(self, shard: int) -> bool:
-        """Return whether all records of a shard are here. If so, none of them will be removed from now on."""
+        """Return whether this folder has all records of a shard, and will not remove any of them from now on."""
         if not self.has_room_for_all:
             return False
         numbers = self._pieces.cache.rows_of(self._manifest.shards[shard])
@@ -375,14 +376,14 @@ class LocalCopy:
             self._there[block * _BLOCK : block * _BLOCK + len(data)] |= np.frombuffer(data, np.uint8) == _THERE
 
     def _note(self, numbers: Numbers, *, is_there: bool) -> None:
-        """Record in the state whether records were written here."""
+        """Record in the file `state` whether this folder has these records."""
         edges = np.flatnonzero(np.diff(ordered := np.sort(numbers)) != 1) + 1
         for part in np.split(ordered, edges):
             self._write(bytes([_THERE * is_there]) * len(part), _HEADER + len(self._kept) + int(part[0]))
         self._there[numbers] = is_there
 
     def _write(self, data: bytes, start: int) -> None:
-        """Write into the state, if there is one."""
+        """Write into the file `state`, unless the disk has no room for it."""
         if not self._is_shared:
             return
         try:
@@ -443,7 +444,10 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Try to use the folder alone. Enters with whether that worked. The header is locked, so no other can begin."""
+        """Try to use the folder alone. The context returns whether that worked.
+
+        The caller has locked the header, so that no other process can begin to use the folder.
+        """
         is_alone = _try_lock(self._number, _USERS, fcntl.F_WRLCK)
         try:
             yield is_alone

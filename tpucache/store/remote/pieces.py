@@ -83,7 +83,7 @@ class Pieces:
     def runs(self, rows: Rows) -> Iterator[RecordRun]:
         """Yield runs that cover these records, given their index rows. Records close to each other share a run.
 
-        Other records between them become part of the run, so that they need not be fetched again.
+        Each run also has all records that lie between these records, so that these need not be fetched again.
         """
         for shard in np.unique(rows["shard"]).tolist():
             table = self._table(shard)
@@ -96,7 +96,7 @@ class Pieces:
                 yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
 
     def own_bytes(self, piece: int) -> tuple[int, int]:
-        """Return the byte range that belongs to this piece and no other. Raises DamageError."""
+        """Return the byte range that belongs to this piece and to no other piece. Raises DamageError."""
         run = self.run(piece)
         start, stop = run.start, run.stop
         if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:

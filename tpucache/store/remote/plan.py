@@ -96,7 +96,7 @@ class FetchPlan:
 
     @property
     def holds_others_back(self) -> bool:
-        """Whether a reader is about to request the first records, which must be fetched before all others."""
+        """Whether a reader is about to request the first records, so that nothing else may be fetched before them."""
         return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
@@ -115,12 +115,12 @@ class FetchPlan:
         self._next.popleft()
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return the planned run in a piece if it has all of these records, else None."""
+        """Return the planned run in a piece if it has all of these records; None if there is no such run."""
         runs = (run for each, run in self._next if each == piece)
         return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
     def take(self, forecast: Forecast) -> None:
-        """Use a forecast that was made from `further`, and bring it up to date."""
+        """Use a forecast that was made from `further`, and move it to the window that was read last."""
         forecast.go_to(self._windows_read)
         self.forecast = forecast
 

@@ -47,8 +47,8 @@ class RemoteReader(ShardReader):
         shards = cache.manifest.shards
         self._variants = np.array([entry.variant for entry in shards], np.int64)
         self._bands = np.array([entry.band for entry in shards], np.int64)
-        self._whole = np.zeros(len(shards), np.bool_)  # shards whose records are all here and are not removed
-        self._is_proven = np.zeros(len(shards), np.bool_)  # shards whose records are all proven
+        self._whole = np.zeros(len(shards), np.bool_)  # shards whose records the local copy has and will not remove
+        self._is_proven = np.zeros(len(shards), np.bool_)  # shards whose records are all proven (`LocalCopy`)
         self._since: dict[int, Moment] = {}  # the status of each proven shard's file when it was proven
         self._reads = 0
 
@@ -88,7 +88,7 @@ class RemoteReader(ShardReader):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Fetch records ahead in this order. Does nothing if all records of these variants and bands are here."""
+        """Fetch records ahead in this order. Does nothing if the disk has all records of these variants and bands."""
         shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(shards)
         if self._whole[shards].all():
@@ -101,7 +101,7 @@ class RemoteReader(ShardReader):
         self.fetcher.expect(owner, rows(windows), None if further is None else functools.partial(rows, further))
 
     def prioritise(self, numbers: Numbers) -> None:
-        """If a plan begins with these records, fetch them before all others, and wait for them."""
+        """If a plan begins with these records, fetch exactly these before anything else, and wait."""
         if self._fetcher is None or not self._fetcher.is_at_start:
             return
         rows = self._cache.index[numbers]
@@ -156,10 +156,10 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
-        """Wait until records are here. Enters with each record's descriptor and its row in that file.
+        """Wait until records are on this machine. The context returns each record's file descriptor and its row.
 
-        A descriptor is that of a shard's file, or that of a file in memory. Raises _ChangedError if a file changed
-        meanwhile: then the data that were read may be wrong.
+        The descriptor is that of a shard's file, or that of a file in memory; the row says where the record is in it.
+        Raises _ChangedError if a file changed meanwhile: then the data that were read may be wrong.
         """
         if self._is_proven[rows["shard"]].all():
             with self._unchanged(rows, self._since) as opened:
@@ -243,13 +243,14 @@ class RemoteReader(ShardReader):
             found[at] = memoryview(data)[start : start + length]
 
     def _are_here(self, rows: Rows) -> bool:
-        """Return whether all shards of these rows are complete here."""
+        """Return whether the local copy has all records of the shards to which these rows belong."""
         return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
         """Check now and then which shards are complete, so that their records need not be looked up any more.
 
-        If there is a plan, this is done when an epoch begins, so that the epoch counts all of its records as needed.
+        `are_here` says whether the records of the last read were all on the disk. If there is a plan, the check is done
+        when an epoch begins, so that the epoch counts all of its records as needed.
         """
         self._reads += 1
         if are_here and self._reads % _COUNT_EVERY == 0 and not self.fetcher.follows_a_plan:
@@ -272,7 +273,10 @@ class _ChangedError(Exception):
 
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records into a file in memory. Enters with its descriptor and each record's offset. Raises StoreError."""
+    """Write records into a file in memory. The context returns its descriptor and each record's offset in it.
+
+    Raises StoreError.
+    """
     number = system.open_memory_file()
     try:
         parts, offsets, end = list(found.values()), dict[int, int](), 0

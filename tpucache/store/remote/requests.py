@@ -2,7 +2,7 @@
 
 A request is for records of one piece. It is in one of three states:
 
-    asked   It waits in a queue. Other requests may overtake it. Records that arrive meanwhile are removed from it.
+    asked   It waits in a queue. Later requests may overtake it. Records that arrive meanwhile are removed from it.
     begun   A thread reads it from the URL.
     done    Its records are on the disk, or in memory if the disk is full. If it failed, `error` is set.
 
@@ -61,7 +61,7 @@ class FetchRequest:
         return self.numbers >= {*run.numbers.tolist()}
 
     def narrow(self, run: RecordRun) -> None:
-        """Reduce the request to a smaller run, because other records of it have arrived meanwhile."""
+        """Reduce the request to a smaller run, because records outside this run have arrived meanwhile."""
         self.run = run
         self.__dict__.pop("numbers", None)
 
@@ -128,7 +128,7 @@ class FetchRequests:
         self.asked.extendleft(reversed(waited))
 
     def _ask_urgently(self, piece: int, rows: Rows, *, has_rest: bool) -> list[FetchRequest]:
-        """Request some records of a piece first of all, and the rest of it after everything that a reader waits for."""
+        """Request some records of a piece urgently. If `has_rest`, also request the whole piece, last in the queue."""
         requests = [FetchRequest(run, piece, is_urgent=True) for run in self._pieces.runs(rows)]
         self.urgent.extend(requests)
         if self._local.make_room(piece):
@@ -170,7 +170,7 @@ class FetchRequests:
         return request
 
     def next_asked(self) -> FetchRequest | None:
-        """Begin the next request for a piece, and return it; None if there is none that no other process reads."""
+        """Begin the next request for a piece that no other process is reading, and return it; None if there is none."""
         of_others, found = list[FetchRequest](), None
         while self.asked and found is None:
             request = self.asked.popleft()
@@ -233,7 +233,7 @@ class FetchRequests:
         return found
 
     def lacking(self, run: RecordRun, piece: int) -> RecordRun:
-        """Return the part of a run from the first to the last record that is not `are_here_soon`."""
+        """Return the part of a run from the first to the last record that `are_here_soon` does not report."""
         places = np.flatnonzero(~self.are_here_soon(run.numbers, piece))
         if len(places) in (0, len(run.numbers)):
             return run
@@ -241,7 +241,7 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return the runs to read for a request: its own run, without longer parts that are `are_here_soon`."""
+        """Return the runs to read for a request: its own run, without the longer parts that `are_here_soon` reports."""
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))

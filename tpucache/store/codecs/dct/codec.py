@@ -46,7 +46,7 @@ _AT_ONCE: Final = 16  # records per step: they stay in the CPU's cache until the
 
 
 class DctCodec(PackedCodec):
-    """Stores packed coefficients (`coefficients.py`), compressed. The field has their quality and chroma."""
+    """Stores packed coefficients (`coefficients.py`), compressed. The field has JPEG's quality and chroma format."""
 
     is_for_images = True
     is_compared = True
@@ -67,7 +67,7 @@ class DctCodec(PackedCodec):
             raise FormatError(f"{self.name} has no quality {field.quality!r} with chroma {field.chroma!r}")
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of the packed coefficients, or of the field's one band of them."""
+        """Return the size in bytes of the packed coefficients: those of one band, if the field stands for one band."""
         layout = packed_layout(field)
         return layout.nbytes if field.band is None else layout.parts[field.band].nbytes
 
@@ -256,7 +256,10 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
 
 
 def packed_layout(field: FieldSpec) -> CoefficientLayout:
-    """Return the layout of the field's packed bytes. If the field has a view, it has only the frequencies in use."""
+    """Return the layout of a field's packed bytes.
+
+    If the field has a view, the layout has only the frequencies that the view needs.
+    """
     shape, most = (field.shape, BLOCK) if field.view is None else (field.view.shape, field.view.frequencies)
     bands = (most,) if field.bands is None else tuple(band for band in field.bands if band <= most)
     return layout_of(shape, field.quality or 0, field.chroma, bands)

@@ -70,7 +70,8 @@ class Plane(NamedTuple):
     """One plane's matrix of coefficients, (8 * block_rows, 8 * block_columns), and how it is quantised.
 
     `step` is the image's size divided by the plane's size: 1, or 2 for halved chroma. `table` has the quantisers
-    (8, 8). `widths` has, for each vertical frequency, the number of horizontal frequencies with high bits.
+    (8, 8). For each vertical frequency, `widths` has the number of horizontal frequencies whose coefficients are stored
+    with more than 8 bits.
     """
 
     block_rows: int
@@ -80,7 +81,7 @@ class Plane(NamedTuple):
     widths: tuple[int, ...]
 
     def shape(self, frequencies: int = BLOCK) -> tuple[int, int]:
-        """Return the number of rows and columns that the lowest frequencies take in the matrix."""
+        """Return the number of rows and columns that the lowest `frequencies` frequencies take in the matrix."""
         return frequencies * self.block_rows, frequencies * self.block_columns
 
     def low(self, first: int, last: int) -> list[Submatrix]:
@@ -93,7 +94,10 @@ class Plane(NamedTuple):
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where the coefficients of a band that have high bits lie, one part per vertical frequency."""
+        """Return where those coefficients of a band lie that are stored with more than 8 bits.
+
+        The band and the parts are those of `low`, but there is one part per vertical frequency.
+        """
         found = []
         for u, width in enumerate(self.widths[:last]):
             start, stop = first if u < first else 0, min(width, last)
@@ -121,7 +125,11 @@ class Submatrix(NamedTuple):
 
 
 class Band(NamedTuple):
-    """One frequency band, from `first` to below `last`: the parts of each plane that belong to it."""
+    """One frequency band, from `first` to below `last`: the parts of each plane's matrix that belong to it.
+
+    `low` has the parts of each plane with all coefficients of the band, `high` those with coefficients that are stored
+    with more than 8 bits.
+    """
 
     first: int
     last: int
@@ -135,7 +143,7 @@ class Band(NamedTuple):
 
     @property
     def high_bytes(self) -> int:
-        """Bytes for the high bits of all planes' coefficients: two coefficients per byte."""
+        """Bytes for the bits 8 to 11 of all planes' coefficients: two coefficients per byte."""
         return (sum(part.size for parts in self.high for part in parts) + 1) // 2
 
     @property
@@ -246,7 +254,10 @@ def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tupl
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Join the low bytes and the high bits of each plane, both uint8 (n, rows, columns), into packed bytes (n, N)."""
+    """Join the matrices of each plane into packed bytes (n, N).
+
+    They are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns).
+    """
     images = len(matrices[0][0])
     found = []
     for band in layout.parts:
@@ -263,9 +274,10 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Split packed bytes into the low bytes and the high bits of each plane (of the first `planes`, if given).
+    """Split packed bytes into the matrices of each plane, or of the first `planes` planes.
 
-    Both are uint8 (n, rows, columns), up to the layout's highest frequency.
+    They are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns), up to the layout's
+    highest frequency.
     """
     images = len(packed)
     shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
@@ -355,11 +367,14 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
-    """Join low bytes and high bits to coefficients (n, u, i, v, j), and undo the differences between blocks."""
+    """Join the low 8 bits and the bits 8 to 11 of coefficients, and return the coefficients (n, u, i, v, j).
+
+    The coefficient of frequency 0 is stored as the difference from the block to the left: these differences are summed.
+    """
     count = low.shape[1] // plane.block_rows
     matrix = low.view(np.int8).astype(np.int32)
     last = max((u for u, width in enumerate(plane.widths[:count]) if width), default=-1)
-    rows = (last + 1) * plane.block_rows  # the rows below have no high bits
+    rows = (last + 1) * plane.block_rows  # the coefficients in the rows below are stored with 8 bits
     matrix[:, :rows] += ((high[:, :rows].astype(np.int32) ^ 8) - 8) << 8
     matrix = matrix.reshape(-1, count, plane.block_rows, count, plane.block_columns)
     matrix[:, 0, :, 0] = np.cumsum(matrix[:, 0, :, 0], -1)

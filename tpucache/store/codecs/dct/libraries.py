@@ -45,7 +45,7 @@ class Unpacker(NamedTuple):
     context: Callable[[], int]
 
     def unpack_one(self, source: int, length: int, out: Array, packing: str) -> bool:
-        """Unpack one record into `out`, uint8 (size,). Returns whether the record has exactly `size` bytes unpacked.
+        """Unpack one record into `out`, uint8 (size,). Returns whether it unpacks to exactly `size` bytes.
 
         `source` is the record's address, `length` its size in bytes.
         """
@@ -119,7 +119,7 @@ def longest_record(size: int, sparse_bytes: int) -> int:
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
-    """Spread a sparse form into `out`; return whether it fits."""
+    """Write the bytes that a sparse form stands for to `out`. Returns False if the sparse form is damaged."""
     try:
         spread(found, out, packing)
     except ValueError:

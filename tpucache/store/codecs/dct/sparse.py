@@ -38,12 +38,12 @@ class Sparse(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for unpacking: one array for the sparse form and, with nibbles, for the widened values."""
+    """Working memory for unpacking: one array for the sparse form and, with nibbles, for the values as whole bytes."""
 
     memory: Array
     #: The number of bytes for the sparse form, at the start of `memory`.
     room: int
-    #: The offset of the widened values in `memory`; 0 if the packing has no nibbles.
+    #: The offset of the values as whole bytes in `memory`; 0 if the packing has no nibbles.
     values: int
 
 
@@ -112,7 +112,10 @@ def narrow(values: Array) -> bytes:
 
 
 def widen(form: Array, count: int) -> Array:
-    """Undo `narrow`. Raises ValueError unless the bytes are exactly `count` values."""
+    """Return the `count` values, uint8 (count,), that `narrow` converted to these bytes.
+
+    Raises ValueError unless the bytes stand for exactly `count` values.
+    """
     pairs = -(-count // 2)
     values: Array = _PAIRS[form[:pairs]].view(np.uint8)[:count]
     whole, at = form[pairs:], np.flatnonzero(values == 0)
