@@ -84,8 +84,9 @@ def launched(options: argparse.Namespace) -> bool:
 
 
 def open_upload() -> tuple[BatchUpload, str]:
-    """Return a function that sends batches to this machine's device, or else to XLA's CPU client; and the name of the
-    device.
+    """Return a function that sends batches to this machine's device, or else to XLA's CPU client.
+
+    Return with it the name of the device.
     """
     from tpucache.errors import DependencyError
     from tpucache.report.bench import BatchUpload

@@ -88,7 +88,7 @@ def pixels(text: str) -> list[int]:
 
 
 def add(commands: Any) -> None:
-    """Add predict."""
+    """Add the command predict."""
     command = add_command(
         commands,
         predict,

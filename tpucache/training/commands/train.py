@@ -168,7 +168,7 @@ def _run(
     run, folds = options.run, None
     if options.folds:
         folds = open_all_folds(run, train_set, data, options.resume)
-        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # the rate is found for all folds there
+        run, train_set = folds.folds[0].run, folds.folds[0].train_set  # the range test runs on the first fold, for all
         parts = [(f"fold {fold.name}", fold.train_set, fold.valid_set) for fold in folds.folds]
     else:
         parts = [] if valid_set is None else [("validation", train_set, valid_set)]
@@ -269,7 +269,7 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
 
 
 def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
-    """Return the function that gives a run its trackers."""
+    """Return the function that opens the trackers of a run."""
     from tpucache.training.watch.trackers import watch_with
 
     names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
@@ -317,8 +317,9 @@ def numbers(text: str) -> tuple[float, ...]:
 def _split(
     data: CachedDataset, options: argparse.Namespace, memory: InMemory
 ) -> tuple[CachedDataset, CachedDataset | None]:
-    """Return the training data, which change the variant in each epoch if there are several, and the clean validation
-    data.
+    """Return the training data and the validation data; None without validation.
+
+    Training data change the variant in each epoch if the cache has augmented ones. Validation data are not augmented.
     """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
@@ -355,7 +356,7 @@ def _kept_settings(run: Path) -> dict[str, Any]:
 
 
 def add(commands: Any) -> None:
-    """Add train."""
+    """Add the command train."""
     command = add_command(commands, train, "photos/train --run runs/first --valid 0.2", _BASIC)
     add_cache_or_url(
         command,

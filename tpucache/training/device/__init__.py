@@ -37,7 +37,7 @@ BACKENDS: Final = PartTable[Callable[[int, str, bool], Device]](
 )
 BACKENDS_HELP: Final = "xla: PyTorch/XLA; torch: plain PyTorch; auto: xla on a TPU, otherwise torch"
 
-#: The number of cores by which xla is asked for all cores.
+#: The value of `cores` by which xla is asked for all cores.
 _ALL_CORES: Final = 0
 
 #: Devices of the backend torch; auto is the fastest one that this machine has.
@@ -47,7 +47,7 @@ DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 def open_device(
     backend: str = "auto", cores: int | None = None, device: str = "auto", *, compile: bool = False
 ) -> Device:
-    """Return the device of one of BACKENDS, by default the best one here. `cores` is 1, or None for all.
+    """Return the device of one of BACKENDS, by default the best one of this machine. `cores` is 1, or None for all.
 
     Only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if there is one. For the backend
     torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises UsageError where there is no such

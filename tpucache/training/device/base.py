@@ -64,11 +64,11 @@ class Device(Protocol):
     torch_device: torch.device
     #: Whether batches are sent faster from page-locked memory.
     pin_memory: bool
-    #: Whether torch's optimizers have a fused step there: one kernel for many parameters.
+    #: Whether torch's optimizers have a fused step on this device: one kernel for many parameters.
     has_fused_optimizers: bool
     #: Precisions of `TrainSettings` that it can compute in; the first one is its default.
     precisions: Sequence[Precision]
-    #: The tile of its memory: resident records take a whole number of tiles.
+    #: The unit in which its memory is allocated: each resident record takes a whole number of tiles.
     tile: Tile
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
@@ -80,14 +80,17 @@ class Device(Protocol):
         ...
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
-        """Return a table on the device with the rows of these slots, for chunks like this one, which is on the device.
+        """Return a table in the device's memory with a row for each of these slots.
 
-        Raises DeviceFullError where the device has not enough memory.
+        Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
+        DeviceFullError where the device has not enough memory.
         """
         ...
 
     def free_bytes(self) -> int | None:
-        """Return how much memory is free, on all cores together; None where it is the host's or not reported."""
+        """Return the free memory of all cores together; None if it is the host's memory, or the device does not report
+        it.
+        """
         ...
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
@@ -99,11 +102,11 @@ class Device(Protocol):
         ...
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return a model whose weights are on the device, in the memory layout that is fastest there."""
+        """Return a model whose weights are on the device, in the memory layout that is fastest on it."""
         ...
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images (batch, channels, height, width) in the memory layout that is fastest there."""
+        """Return images (batch, channels, height, width) in the memory layout that is fastest on the device."""
         ...
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -130,7 +133,9 @@ class Device(Protocol):
         ...
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context with torch's fastest settings for products on this device; afterwards they are as before."""
+        """Return a context with torch's fastest settings for matrix products on this device, which restores the earlier
+        ones.
+        """
         ...
 
     def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
@@ -138,11 +143,13 @@ class Device(Protocol):
         ...
 
     def counters(self) -> Counters:
-        """Return the running totals."""
+        """Return the totals since the process began."""
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the fullest core; None where it is the host's or not reported."""
+        """Return the peak memory of the fullest core; None if it is the host's memory, or the device does not report
+        it.
+        """
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[object]:

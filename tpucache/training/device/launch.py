@@ -69,7 +69,7 @@ def _environment(folder: Path, processes: int, began: float) -> Iterator[None]:
     }
     before = {name: os.environ.get(name) for name in given}
     handlers = {number: signal.getsignal(number) for number in _HANDLED}
-    # `_raise_first` reports processes that end, in one line.
+    # The launcher's log is hidden: `_raise_first` reports in one line which process has failed.
     log = logging.getLogger("torch.distributed.elastic")
     level = log.level
     log.setLevel(logging.CRITICAL)

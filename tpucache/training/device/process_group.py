@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
 #: Words in torch's errors about lost connections.
 _CONNECTIONS: Final = ("gloo", "nccl", "connection", "tpu_dist")
-#: How long a process waits for another one, which may be copying a cache. A lost process closes its connections.
+#: How long a process waits for another one, which may be copying a cache. For a process that has died nobody waits: its
+#: connections are closed.
 _PATIENCE: Final = timedelta(days=1)
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -39,17 +40,19 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def join_hosts(rank: int, hosts: int, address: str) -> Processes:
-    """Join the processes of a pod's hosts at "HOST:PORT", where the first one listens; return all of them."""
+    """Join the processes of a pod's hosts at "HOST:PORT", where the first one listens; return the group."""
     return join(lambda: HostGroup(rank, hosts, address))
 
 
 def open_processes(device: str) -> Processes:
-    """Join the processes that torchrun has started, if any, for devices of this type; return all of them."""
+    """Join the processes that torchrun has started, if any, for devices of this type; return the group."""
     return join(lambda: ProcessGroup(device)) if is_launched() else current()
 
 
 class HostGroup(Processes):
-    """One process on each host; all run one program on the devices of all hosts, and exchange values of the hosts."""
+    """One process on each host; all run one program on the devices of all hosts, and exchange values in the hosts'
+    memory.
+    """
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
         """Join the other processes at "HOST:PORT", where the first one listens, unless the program has joined them
@@ -93,14 +96,14 @@ class HostGroup(Processes):
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
     def gather(self, value: Result) -> list[Result]:
-        """Exchange pickles; see Processes."""
+        """Send pickled values to the main process; see Processes."""
         found: list[Any] | None = [None] * self.world_size if self.is_main else None
         with self.explained():
             dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
     def on_main(self, call: Callable[[], Result]) -> Result:
-        """Exchange pickles; see Processes."""
+        """Send the pickled result or error to all processes; see Processes."""
         result, error = _attempt(call) if self.is_main else (None, None)
         sent = [(result, _portable(error))]
         with self.explained():
@@ -278,7 +281,7 @@ def _portable(error: Exception | None) -> Exception | None:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect what C++ libraries write to standard output: only a command's report goes there."""
+    """Redirect what C++ libraries write to standard output, where only a command's report belongs."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 #: Returns a batch's mean loss, and the share of its targets that count in the mean; None where all count.
 Loss = Callable[["DeviceBatch"], "tuple[torch.Tensor, torch.Tensor | None]"]
-#: The same, but the second argument says whether the batch is the last one of a step.
+#: Like Loss, with a second argument that says whether the batch is the last part of a step.
 SharedLoss = Callable[["DeviceBatch", bool], "tuple[torch.Tensor, torch.Tensor | None]"]
 
 _joined: list[Processes] = []
@@ -47,8 +47,9 @@ class Processes:
         return self.rank == 0
 
     def share(self, size: int) -> slice:
-        """Return which of `size` consecutive rows belong to this process: equal shares, to within one row, in rank
-        order.
+        """Return which of `size` consecutive rows belong to this process.
+
+        The shares are in rank order, and their sizes differ by at most one row.
         """
         from tpucache.loading.sampler import rank_slice  # --help imports this file, and must be fast
 
@@ -83,31 +84,32 @@ class Processes:
         return call()
 
     def on_each_host(self, call: Callable[[], Result]) -> Result:
-        """Return the result of a call that the first process of each host makes before the host's other processes."""
+        """Call a function on the first process of each host, then on the host's other processes; return its result."""
         return call()
 
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
         """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
 
-        It takes a batch and whether it is the last one of a step: only then are the accumulated gradients averaged. All
-        processes begin with the main process's weights.
+        It takes a part of a step's batch, and whether it is the step's last part: only then are the accumulated
+        gradients averaged. All processes begin with the main process's weights.
         """
         return lambda batch, _: compute(batch)
 
     def roll(self, part: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return this process's part of a batch after rolling the global batch by a number of rows, at most those of a
-        part.
+        """Return this process's part of a batch after `torch.roll` of the global batch by `rows` rows.
+
+        `rows` is at most the number of rows of a part.
         """
         return part.roll(rows, 0)
 
     def check_gradients(self, model: nn.Module) -> None:
-        """Raise UsageError if a learned parameter has no gradient, where gradients are averaged."""
+        """Raise UsageError if gradients are averaged over processes and a learned parameter has none."""
 
     def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         """Overwrite a model's buffers with the main process's values."""
 
     def norms(self, model: nn.Module) -> nn.Module:
-        """Return the model with normalisation layers that see the global batch, where torch has them."""
+        """Return the model with normalisation layers that use the global batch's statistics, where torch has them."""
         return model
 
     def explained(self) -> AbstractContextManager[object]:

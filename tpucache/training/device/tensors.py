@@ -15,7 +15,7 @@ from tpucache.training.device.base import Device
 
 @dataclass(frozen=True)
 class ResidentRows:
-    """The rows of a batch in a Resident's memory, and the records that have to be written there first."""
+    """The row numbers of a batch's records in a Resident's memory, and the records to write to these rows first."""
 
     resident: Resident
     sent: SentBatch
@@ -38,10 +38,10 @@ class DeviceBatch:
     """A batch on the device.
 
     `fields` are the records' fields: images are uint8 (batch, height, width, channels), or packed (batch, n). `labels`
-    is (batch,) or (batch, m). `draws` are the batch's random numbers (batch, n), where there are any.
+    is (batch,) or (batch, m). `draws` are the batch's random numbers (batch, n), if there are any.
 
-    Where records stay on the device, the batch is their `rows` there until `gathered`: it has no fields, and `labels`
-    are the row numbers, int32 (batch,).
+    If records stay on the device, the batch has only their `rows` until `gathered` returns it with its fields; until
+    then, `labels` are the row numbers, int32 (batch,).
     """
 
     fields: Mapping[str, torch.Tensor]
@@ -50,7 +50,7 @@ class DeviceBatch:
     rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
-        """Return the batch with its fields and labels; gathering resident rows is a part of the step."""
+        """Return the batch with its fields and labels. Resident rows are copied by the step's graph."""
         if self.rows is None:
             return self
         fields = self.rows.resident.take(self.rows.sent.slots)

@@ -62,14 +62,16 @@ class TorchDevice:
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Move the weights to the device in its memory layout. Compile the model in place, which keeps its names."""
+        """Move the weights to the device in its memory layout; if asked for, compile the model in place, keeping its
+        names.
+        """
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self.compiles:
             model.forward = _compiled(model.forward)
         return model
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return memory for the rows of these slots."""
+        """Return a table with a row for each of these slots."""
         return TorchTable(slots, chunk)
 
     def free_bytes(self) -> int | None:
@@ -89,11 +91,11 @@ class TorchDevice:
         return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: torch's settings are for GPUs."""
+        """Return a context that changes nothing: torch's settings for matrix products are for GPUs."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
-        """Return torch's own context."""
+        """Return torch's own autocast."""
         return torch.autocast(self.torch_device.type, dtype=dtype, enabled=enabled)
 
     @contextlib.contextmanager
@@ -145,7 +147,7 @@ def compiled_graphs() -> int:
 class CpuDevice(TorchDevice):
     """The host's processor. Every operation has ended when its call returns.
 
-    With channels last, a step of resnet9 takes 0.81 of the time.
+    With channels last, a step of resnet9 takes 0.81 of the time that it takes with channels first.
     """
 
     def __init__(self, compiles: bool = False) -> None:
@@ -168,7 +170,7 @@ class CpuDevice(TorchDevice):
             self._began = time.perf_counter()
 
     def preserve_rng(self) -> AbstractContextManager[object]:
-        """Keep torch's default generator."""
+        """Restore torch's default generator after the context."""
         return torch.random.fork_rng(devices=())
 
     def step_end(self) -> None:
@@ -241,21 +243,21 @@ class AcceleratorDevice(TorchDevice):
         return batch.to(self.torch_device)
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send batches of one shape and dtype as one."""
+        """Send batches of one shape and dtype as one tensor."""
         return [*self.put(torch.stack([*batches])).unbind()]
 
     def receive(self, batches: Iterable[torch.Tensor]) -> None:
         """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's generators on host and device, and mark the begin of the execution."""
+        """Seed torch's generators on host and device, and mark the beginning of the execution."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = self._record()
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Keep the device's generator and torch's."""
+        """Restore the device's generator and torch's default one after the context."""
         state = self._module.get_rng_state(self.torch_device)
         try:
             with torch.random.fork_rng(devices=()):
@@ -288,8 +290,9 @@ class AcceleratorDevice(TorchDevice):
         return None if peak is None else int(peak(self.torch_device))
 
     def free_bytes(self) -> int | None:
-        """Return the device memory that no program has reserved, torch's own reserve included; None where it is not
-        reported.
+        """Return the device memory that no program has reserved; None where it is not reported.
+
+        Memory that torch has reserved in this process is not free, even if no tensor uses it.
         """
         info = getattr(self._module, "mem_get_info", None)
         return None if info is None else int(info(self.torch_device)[0])
@@ -369,7 +372,8 @@ class CudaDevice(AcceleratorDevice):
             self._release()
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor when it is computed; operations that are sent later are not waited for.
+        """Begin to copy a tensor once it is computed. Waiting for the copy does not wait for operations that are sent
+        later.
 
         The copy goes through page-locked memory, which is free again after the returned function was called.
         """
@@ -442,7 +446,7 @@ def _set_products(precision: str, allow_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def _no_warning() -> Iterator[None]:
-    """Hide torch 2.9's warnings about these settings: torch's compiler does not read the newer ones yet."""
+    """Hide torch 2.9's warnings about its older settings of precision: its compiler does not read the newer yet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

@@ -85,7 +85,7 @@ class XlaDevice:
     tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or with 0 all cores of this host; on a pod all. Call it before anything else uses XLA.
+        """Take 1 core, or for 0 all cores of this host; on a pod all. Call it before anything else uses XLA.
 
         Raises UsageError for another number, and under torchrun.
         """
@@ -117,7 +117,7 @@ class XlaDevice:
                 self.cores = int(os.environ.get("CPU_NUM_DEVICES", "1"))
             if self.cores != 1 or hosts > 1:
                 self._open_mesh(hosts)
-            if xr.device_type() == "TPU":  # float32 is multiplied in bfloat16 there anyway
+            if xr.device_type() == "TPU":  # a TPU multiplies float32 in bfloat16 anyway
                 self.precisions = ("bf16", "float32")
             self.torch_device = torch_xla.device()
         if hosts > 1:
@@ -196,7 +196,7 @@ class XlaDevice:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
-        """Return a table for the rows of these slots; each core has its own rows."""
+        """Return a table with a row for each of these slots; each core has its own rows."""
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
@@ -324,10 +324,10 @@ class XlaDevice:
 
 
 def keep_compiled(kind: str) -> None:
-    """Keep compiled graphs on disk for later processes, for a kind of device whose runtime can read them.
+    """Keep compiled graphs on disk for later processes, if the runtime of this kind of device can read them.
 
-    A TPU's can; XLA's CPU client writes them and refuses to read them. They contain code, so the folder must belong to
-    this user alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
+    A TPU's runtime can; XLA's CPU client writes them and refuses to read them. They contain code, so the folder must
+    belong to this user alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
     """
     if kind != "TPU" or _CACHE_PATH in os.environ or torch_xla._XLAC._xla_computation_cache_is_initialized():
         return
@@ -402,8 +402,9 @@ class XlaTable:
 
 
 def _write(rows: Any, chunk: Any, start: Any) -> Any:
-    """Return XLA's operation that overwrites a part of the second dimension: torch's operations take no start on the
-    device.
+    """Return XLA's operation that overwrites a part of the second dimension, which begins at `start`.
+
+    torch has no such operation with a start that is on the device.
     """
     zero = start - start
     return rows.dynamic_update_slice(chunk, [zero, start, zero][: rows.shape().rank])
@@ -425,7 +426,7 @@ def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
 
 @contextlib.contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Turn errors from the runtime's start into a UsageError that says what to do."""
+    """Turn errors of the runtime's start into a UsageError that says what to do."""
     try:
         yield
     except (RuntimeError, OSError) as error:
