@@ -83,8 +83,8 @@ def make_bundle(
 ) -> Bundle:
     """Make the folder to upload for a verified cache: `out`, or `CACHE.publish` next to the cache.
 
-    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need there. With
-    `hashes`, add the hashes of all pictures; missing ones are computed.
+    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need with this
+    version. With `hashes`, add the hashes of all pictures; missing ones are computed.
 
     The folder gets hard links to the cache's files, or verified copies where the file system has no links. If an
     earlier call made the folder from this cache, or from an earlier version of it, the folder is updated.
@@ -164,8 +164,9 @@ def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel,
 
 
 def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
-    """Return the files that `publish` writes itself: manifest, tpucache's wheel, card, metadata. A sheet of samples is
-    added if the limit on the number of files allows it.
+    """Return the files that `publish` writes itself, by name: manifest, tpucache's wheel, card, metadata.
+
+    A sheet of samples is added if there are fewer than `room` files with the cache's own.
     """
     manifest = cache.manifest
     has_room = len(manifest.shards) + COMPANIONS < room
@@ -190,7 +191,7 @@ def _times(source: Path) -> dict[str, bytes]:
 
 
 def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
-    """Link the cache's files into the folder, or copy them where that fails."""
+    """Link the cache's files into the folder, or copy them where links fail."""
     copied: list[FileEntry] = []
     for entry in files:
         target, ours = folder / entry.name, (source / entry.name).resolve()

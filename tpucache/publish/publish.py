@@ -44,7 +44,7 @@ _MOST_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Published:
-    """The result: the folder and its files, the command that uploads it, and whether that was run."""
+    """The result of `send`: the folder and its files, the command that uploads it, and whether this command was run."""
 
     bundle: Bundle
     command: str
@@ -73,8 +73,8 @@ def prepare(
 ) -> Bundle:
     """Verify a cache and make the folder to upload. `on_progress` is called after each verified shard.
 
-    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need there. With
-    `hashes`, add the hashes of all pictures; `tpucache.insight` needs them to find copies.
+    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need with this
+    version. With `hashes`, add the hashes of all pictures; `tpucache.insight` needs them to find copies.
 
     Raises DamageError for a damaged cache, and the errors of `make_bundle`.
     """
@@ -168,7 +168,10 @@ class KaggleClient:
         return cls(program) if program else None
 
     def state(self, dataset_id: str) -> State | None:
-        """Return the state of a dataset, or None if this user sees none. Raises PublishError when signed out."""
+        """Return the state of a dataset, or None if this user cannot see such a dataset.
+
+        Raises PublishError when the user is signed out.
+        """
         done = self._ask(["datasets", "status", dataset_id])
         output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:
@@ -196,7 +199,10 @@ class KaggleClient:
             raise PublishError(f"`{shlex.join(command)}` failed with status {process.returncode}: {reason}")
 
     def files(self, dataset_id: str) -> dict[str, int | None]:
-        """Return the size in bytes of each file of a dataset, None for a rounded size. Raises PublishError."""
+        """Return the size in bytes of each file of a dataset; None if Kaggle lists only a rounded size.
+
+        Raises PublishError.
+        """
         listed: dict[str, int | None] = {}
         token: str | None = None
         for _ in range(_MAX_PAGES):

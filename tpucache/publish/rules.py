@@ -61,7 +61,7 @@ _SKIPPED: Final = (
 
 
 def check_title(title: str) -> str:
-    """Return a title if Kaggle accepts it. Raises UsageError."""
+    """Return a title without spaces at its ends if Kaggle accepts it. Raises UsageError if not."""
     if len(title.strip()) not in TITLE_LENGTH or not title.isprintable():
         raise UsageError(
             f"--title is {TITLE_LENGTH[0]} to {TITLE_LENGTH[-1]} printable characters, not {title!r} ({len(title)})"
@@ -70,7 +70,10 @@ def check_title(title: str) -> str:
 
 
 def check_license(name: str | None) -> str:
-    """Return the name of a licence if Kaggle knows it; there is no default. Raises UsageError with all names."""
+    """Return the name of a licence if Kaggle knows it. There is no default.
+
+    Raises UsageError with all names if Kaggle does not know it.
+    """
     if name not in LICENSES:
         given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
@@ -78,7 +81,7 @@ def check_license(name: str | None) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Return the tag of a Python version if it is one, such as cp312. Raises UsageError."""
+    """Return a text if it is the tag of a Python version, such as cp312. Raises UsageError if it is not."""
     if not _TAG.fullmatch(tag):
         raise UsageError(f"--wheels is the tag of a Python, such as cp312 for Python 3.12, not {tag!r}")
     return tag

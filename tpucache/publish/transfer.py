@@ -76,8 +76,8 @@ def fetch_cache(
     images of this size need. Hashes of pictures are copied if the URL has them.
 
     Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
-    when the URL cannot be read or the disk has no room, UsageError if the folder holds other files, or is or lies in
-    the folder at the URL, DependencyError without fsspec or the store's own library.
+    when the URL cannot be read or the disk has no room, UsageError if the folder holds other files, or if it is, or is
+    inside, the folder at the URL, DependencyError without fsspec or the store's own library.
     """
     target = folder_path(directory)
     url, number = split_version(url)
@@ -130,8 +130,8 @@ def push_cache(
     need. With `hashes`, the hashes of all pictures are sent; missing ones are computed.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError if the URL holds
-    other files, or is or lies in the cache's folder, DependencyError without fsspec or the store's own library, and
-    the errors of `Manifest.load`.
+    other files, or if it is, or is inside, the cache's folder, DependencyError without fsspec or the store's own
+    library, and the errors of `Manifest.load`.
     """
     opened = Cache.open(folder_path(cache))
     source, manifest = opened.directory, opened.manifest
@@ -241,7 +241,7 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; whoever reads it checks it.
+    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; its reader checks it.
 
     If the URL cannot say whether it has the file, go on without it: hashes are computed when they are needed.
     """
@@ -298,7 +298,10 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Claim the URL, send the files that it lacks, then the manifest. Do nothing where the URL has all of them."""
+    """Claim the URL, send the files that it lacks, then the manifest.
+
+    Do nothing if the URL has the whole cache already. `finished` says that the URL has this manifest.
+    """
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
     if finished and not missing:

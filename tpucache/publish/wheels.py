@@ -163,7 +163,7 @@ class PackageWheel:
         return self.name.partition("-")[0]
 
     def to_dict(self) -> dict[str, str]:
-        """Return all but the bytes as JSON values, with their SHA-256."""
+        """Return the wheel's name, its licence and the SHA-256 of its bytes, as JSON values."""
         return {"name": self.name, "license": self.license_name, "sha256": hashlib.sha256(self.data).hexdigest()}
 
 

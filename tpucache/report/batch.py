@@ -36,12 +36,12 @@ def preview_batch(
     seed: int = 0,
     side: int = 192,
 ) -> Image.Image:
-    """Return a sheet of pictures of a batch with `samples` samples: the first one that training with this seed uses.
+    """Return a sheet with the images of a batch of `samples` samples: the first batch of a training with this seed.
 
-    Images are augmented as on the device, and shown without normalisation. Above each image is its label after
-    augmentation; for two mixed images it has the share of each class. Masks are moved and mixed with their image. Boxes
-    and keypoints are drawn only where the device moves no pixels, because it does not move them. If a cache has
-    augmented variants, these are shown.
+    Images are augmented as on the device, and shown without normalisation; their longer sides have `side` pixels. Above
+    each image is its label after augmentation; for two mixed images it has the share of each class. Masks are moved and
+    mixed with their image. Augmentation on the device does not move boxes and keypoints, so they are drawn only if the
+    settings `augment` neither move nor mix pixels. If a cache has augmented variants, these are shown.
 
     Raises UsageError when there is nothing to show or a setting does not fit, and NotACacheError, FormatError or
     DamageError for the cache.

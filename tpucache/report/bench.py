@@ -1,5 +1,6 @@
-"""Measures how fast a cache is read here, compared with the machine's own limit, and how long an accelerator would
-wait.
+"""Measures how fast a cache is read on this machine, compared with the machine's own limit.
+
+It also measures how long an accelerator would wait for batches.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ _SENT_BATCHES: Final = 3
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rates in images a second, each the median of several rounds; `idle` is a share of the time, None without a device
-    rate.
+    """Rates of reading in images a second, each the median of several rounds.
+
+    `limit_images_per_second` is the rate of copying as many bytes within memory, and `ratio` the rate of reading
+    divided by it. `idle` is the share of the time in which a simulated accelerator waits, None without a device rate.
 
     `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; `idle`
     includes the upload if it was. `bytes_per_image` is the size of a record on disk, `batch_bytes_per_image` its size
@@ -61,10 +64,9 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class BatchUpload:
-    """A way to send batches to a device: `send` returns when a batch has arrived; `pin_memory` asks for page-locked
-    batches.
+    """A way to send batches to a device. `send` returns when a batch has arrived.
 
-    Each of `cores` cores gets an equal part of a batch.
+    `pin_memory` asks for page-locked batches. Each of `cores` cores gets an equal part of a batch.
     """
 
     send: Callable[[Any], object]
@@ -168,10 +170,11 @@ def _warm_loader(
 
 @dataclass(frozen=True)
 class NetworkBench:
-    """The rate at which a cache came from its URL, the seconds in all and to the first batch, and the network's
-    figures.
+    """The rate at which a cache was read from its URL, the seconds in all and to the first batch, and the use of the
+    network.
 
-    `link_share` is the average rate as a share of the best second's rate. `idle` is the share of the time after the
+    `link_share` is the average rate as a share of the best second's rate. `bytes_for_each_needed` is the number of
+    bytes that were fetched, divided by the bytes that the batches needed. `idle` is the share of the time after the
     first batch in which a simulated accelerator waited, None without one.
     """
 
@@ -239,11 +242,10 @@ def bench_network(
 
 
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
-    """Return the share of time that an accelerator waits for `batches`, over `seconds`; it needs `step_seconds` a
-    batch.
+    """Return the share of the time in which an accelerator waits for `batches`, measured for `seconds`.
 
-    The accelerator is a thread that takes batches from a queue of two. At least two batches are taken; the wait for the
-    first one does not count.
+    It needs `step_seconds` for each batch. The accelerator is a thread that takes batches from a queue of two. At least
+    two batches are taken; the wait for the first one does not count.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all

@@ -1,6 +1,6 @@
 """Finds out what this machine has for tpucache, and what to fix; gathers facts once, and gives advice on them.
 
-Separate processes start XLA and torch: if this process started XLA, every later fork would fail.
+Separate processes ask XLA and torch for their devices: if this process started XLA, every later fork would fail.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 
     found.append(gpu)
 accelerator = getattr(torch, "accelerator", None)
 if accelerator is not None and accelerator.is_available():
-    # Neither of these starts a TPU.
+    # Asking for the kind and the number of devices does not start a TPU.
     kind, count = accelerator.current_accelerator().type, accelerator.device_count()
     found += [f"tpu: {count} chips"] if kind == "tpu" else []
 print("found", json.dumps([*found, "cpu"]))
@@ -133,7 +133,11 @@ class Roots:
 
 @dataclass(frozen=True)
 class Facts:
-    """A machine, its libraries and its mounts. `xla` and `torch` are None if they were not started."""
+    """What a machine has: cores, memory, disk, devices, libraries and mounted folders.
+
+    `xla` and `torch` are the devices that torch_xla and torch find. They are None if the library is not installed, or
+    was not asked for its devices.
+    """
 
     tpucache: str
     python: str
@@ -156,8 +160,9 @@ class Facts:
 
 
 def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Facts:
-    """Gather the facts of this machine. With `xla`, also start XLA and torch if they are installed, which takes
-    seconds.
+    """Gather the facts of this machine.
+
+    With `xla`, torch_xla and torch are also asked for their devices, if they are installed. This takes seconds.
     """
     roots = roots or Roots()
     environ = os.environ if environ is None else environ
@@ -192,7 +197,10 @@ class Library:
 
 
 def find_libraries() -> tuple[Library, ...]:
-    """Return the libraries that tpucache may use. One that is only reported, not used, is left out if not installed."""
+    """Return the libraries that tpucache may use.
+
+    A library that tpucache only reports and does not use is left out if it is not installed.
+    """
     found = (Library(name, _version(name), use) for name, use in _USES.items())
     return tuple(library for library in found if library.version or library.needed_for)
 
@@ -242,7 +250,10 @@ class Mount:
 
 
 def look_into(folder: str | Path) -> Mount | None:
-    """Return a folder's space and its caches, found as by `find_cache` but in less time; None without a folder."""
+    """Return a folder's space and the caches in it, or None if there is no such folder.
+
+    Caches are searched as by `find_cache`, but only for a few seconds.
+    """
     space = measure_space(folder)
     if space is None:
         return None
@@ -286,9 +297,10 @@ def _reading(path: str) -> str:
 
 @dataclass(frozen=True)
 class Xla:
-    """XLA's device and its number of cores, or the error why it has none; and the seconds that starting it took.
+    """The device that XLA finds and the number of its cores, or the error if it finds none.
 
-    `upload` is the rate of sending to it in bytes a second, None if not measured.
+    `seconds` is the time that the start of XLA took. `upload` is the number of bytes a second that can be sent to the
+    device, None if it was not measured.
     """
 
     device: str
@@ -329,10 +341,9 @@ def ask_torch(
     seconds: float = _ASK_SECONDS,
     command: Sequence[str] = (sys.executable, "-c", _ASK_TORCH),
 ) -> TorchDevices:
-    """Import torch in a separate process with this environment, and return its devices; stop the process after
-    `seconds`.
+    """Import torch in a separate process with this environment, and return its devices.
 
-    It runs a kernel on each GPU.
+    The process runs a kernel on each GPU, and is stopped after `seconds`.
     """
     found, error = _ask(environ, seconds, command)
     names, broken = [], []
@@ -556,9 +567,10 @@ class Diagnosis:
 
 
 def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Gather the facts of this machine and advise on them; with `xla`, start XLA and torch in separate processes.
+    """Gather the facts of this machine and advise on them.
 
-    `roots` and `environ` replace the machine's own files and environment.
+    With `xla`, separate processes ask torch_xla and torch for their devices. `roots` and `environ` replace the
+    machine's own files and environment.
     """
     facts = gather(roots, environ, xla=xla)
     return Diagnosis(facts, advise(facts))

@@ -232,7 +232,7 @@ class Layout:
 
     @property
     def strip(self) -> int:
-        """The width of a sample."""
+        """The width of a sample: of its pictures and the gaps between them."""
         return self.across * (self.size[0] + _GAP) - _GAP
 
     @property

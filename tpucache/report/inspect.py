@@ -96,7 +96,9 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _frequency_lines(manifest: Manifest) -> list[str]:
-    """Return the image sizes that the bands give, with the bytes of an image and the quality at each."""
+    """Return a line with the image sizes that the bands allow to read, and the bytes of an image and the quality at
+    each.
+    """
     image, known = manifest.fields[0], manifest.statistics.frequencies
     if not image.bands or not known:
         return []
@@ -159,8 +161,9 @@ def records_text(manifest: Manifest) -> str:
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the settings of a cache's recipe that concern its records: image size, and settings other than the
-    defaults.
+    """Return the settings of a cache's recipe that concern its records.
+
+    These are the image size, the augmentation, and settings other than the defaults.
     """
     recipe, defaults = manifest.recipe, Recipe().to_dict()
     names = {name for name in recipe if name in ("size", "augment") or recipe[name] != defaults.get(name)}
@@ -199,7 +202,7 @@ def _range(manifest: Manifest) -> str:
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return the number of the source's files that are no samples, by type; nothing unless all counts are valid."""
+    """Return the number of the source's files that are no samples, by type; empty unless all counts are valid."""
     content = manifest.source.get("left_out")
     if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
         return {}
@@ -243,7 +246,11 @@ def label_text(manifest: Manifest) -> str:
 
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
-    """Return the same line from a manifest's facts about labels, its classes, and their numbers of samples."""
+    """Return in one line how labels were read.
+
+    `read` is the manifest's description of labels, `classes` the names of the classes, and `counts` how many samples
+    each class has.
+    """
     kind = read.get("kind")
     if classes and kind != "none":
         return _class_text(classes, counts, kind)
@@ -260,7 +267,7 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return the manifest's facts about labels; nothing if it has none."""
+    """Return the manifest's description of labels; empty if it has none."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

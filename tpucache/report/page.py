@@ -97,16 +97,20 @@ class Picture(NamedTuple):
 
 
 def look_of(manifest: Manifest, image: Field) -> str:
-    """Return how a page shows a cache's records: `drawn` over, `small` with pixels as squares, or `plain`."""
+    """Return how a page shows the records of a cache.
+
+    "drawn": other fields are drawn over the image. "small": pixels are shown as squares. "plain": only the image.
+    """
     if len(manifest.fields) > 1:
         return "drawn"
     return "small" if max(image.shape[:2]) <= _SMALL else "plain"
 
 
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
-    """Return a picture of a record, with a `text` that describes it: a PNG if it is `small`, else a JPEG.
+    """Return a picture of a record, with a `text` that describes it and a word `head` above it.
 
-    Raises DependencyError without Pillow.
+    `look` is the result of `look_of`: the picture is a PNG if it is "small", else a JPEG. Raises DependencyError
+    without Pillow.
     """
     from tpucache.report.draw import draw_record
 
@@ -132,7 +136,8 @@ class Figure(NamedTuple):
 class Sheet(NamedTuple):
     """Samples on a page, each about `width` pixels wide, or a note on why there are none.
 
-    `colours` are the names of the things drawn over the pictures, each with its CSS colour.
+    `look` is the result of `look_of`. `colours` are the names of the things drawn over the pictures, each with its CSS
+    colour.
     """
 
     note: str

@@ -62,7 +62,7 @@ def preview_cache(
 
 
 def contact_sheet(cache: str | Path) -> bytes | None:
-    """Return a contact sheet of a cache as a PNG; None where records have no images.
+    """Return a contact sheet of a cache as a PNG; None if its records have no images.
 
     Raises DependencyError without Pillow, and the errors of `preview_cache` for a damaged cache.
     """

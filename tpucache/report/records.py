@@ -1,4 +1,4 @@
-"""The records of a cache: reads single ones with numpy alone, and chooses some to show."""
+"""Reads single records of a cache with numpy alone, and chooses samples to show."""
 
 from __future__ import annotations
 
