@@ -12,7 +12,7 @@ import sys
 def run() -> int:
     """Run the installed command like `python -m tpucache`: it can import modules from the working folder.
 
-    It cannot where Python was started with a safe path, like `python -m`.
+    If Python was started with a safe path (its option -P), it cannot, and neither can `python -m tpucache`.
     """
     signals.begin(is_own=True)
     if not sys.flags.safe_path:

@@ -54,8 +54,8 @@ class SourceError(TpucacheError):
 class SampleError(SourceError):
     """One sample cannot be used; `path` names it and `reason` says why.
 
-    `file` is the path on this machine where its file was looked for. It is not part of the reason, because caches keep
-    reasons.
+    `file` is the path on this machine where the sample's file was looked for. It is not part of `reason`, because
+    caches store the reasons of skipped samples.
     """
 
     def __init__(self, path: str, reason: str, file: str = "") -> None:

@@ -103,7 +103,8 @@ def within(
 ) -> npt.NDArray[np.bool_]:
     """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom).
 
-    The right and the bottom edge are outside of it; on an axis that was `flipped`, the left or top edge is.
+    The right and the bottom edge do not belong to the area. On an axis that was `flipped`, this edge does, and the left
+        or top edge does not.
     """
     low, high = np.array(area[:2]), np.array(area[2:])
     inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))

@@ -30,8 +30,7 @@ def package_of(module: str) -> str:
 def lazy_names(
     package: str, file: str, hidden: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, `__dir__` and `__all__` of a package that imports its public names when they are first
-    used.
+    """Return the `__getattr__`, `__dir__` and `__all__` of a package that imports its public names on first use.
 
     The stub file next to `file`, `__init__.pyi`, lists the names: it has one import for each (PEP 562). Names from the
     module `hidden` can be imported, too, but are not listed.
@@ -53,8 +52,9 @@ def lazy_names(
 
 
 def load(reference: str) -> Any:
-    """Import the object at `module:name` in tpucache. Raises DependencyError where its part of tpucache is not
-    installed.
+    """Import the object at `module:name` in tpucache.
+
+    Raises DependencyError if the part of tpucache with this module is not installed.
     """
     module, _, name = reference.partition(":")
     try:
@@ -66,12 +66,12 @@ def load(reference: str) -> Any:
 
 
 def missing_part(reference: str) -> str:
-    """Return a message if the part of tpucache with a module is not installed; else ""."""
+    """Return a message if the part of tpucache that a `module:name` belongs to is not installed; otherwise ""."""
     from importlib.util import find_spec
 
     part = ".".join(reference.partition(":")[0].split(".")[:2])  # a folder or file of the package: tpucache.training
     found = find_spec(part)
-    if found is not None and found.origin is not None:  # else only a folder is left, with what Python has compiled
+    if found is not None and found.origin is not None:  # otherwise only a folder with compiled files is left
         return ""
     return f"{part} is missing, a part of tpucache that this needs: install the whole package again"
 

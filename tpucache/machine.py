@@ -31,15 +31,13 @@ _TPUS: Final = {
     "0x0076": "7x",
 }
 
-#: Types of network file systems. All of FUSE's count, too, except a few local ones.
+#: Types of network file systems. All types that begin with `fuse.` count, too, except a few local ones.
 _NETWORK: Final = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "beegfs", "gpfs")
 _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.bindfs", "fuse.ntfs-3g")
 
 
 class _Version(NamedTuple):
-    """The files in which a version of cgroups gives a group's memory limit and use, and the names of lines in its
-    statistics.
-    """
+    """Where a version of cgroups states a group's memory limit and use, and the names of lines in its statistics."""
 
     controller: str  # its name in /proc/self/cgroup, and its folder
     limits: tuple[str, ...]
@@ -119,7 +117,7 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
 
 
 def measure_space(path: str | Path) -> Space | None:
-    """Measure the file system of a path; None where the path does not exist."""
+    """Measure the file system of a path; None if the path does not exist."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -159,7 +157,7 @@ def process_began(stat: Path = Path("/proc/self/stat")) -> float:
 
 
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
-    """Return the reason why a torch built for these architectures cannot run on a GPU; "" where it can.
+    """Return why a torch that was built for these architectures cannot run on a GPU; "" if it can.
 
     Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y; code for `compute_XY` on all from X.Y on; with a
     letter at the end, only on X.Y (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
@@ -178,7 +176,7 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
 
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
-    """Look for TPU chips without opening any; None where there are none."""
+    """Look for TPU chips without opening any; None if there are none."""
     kinds = []
     for vendor in sorted(sys.glob("bus/pci/devices/*/vendor")):
         kind = _TPUS.get(_read(vendor.with_name("device")))

@@ -1,8 +1,8 @@
 """Compiled loops that run without the interpreter's lock: they copy rows, read records and unpack them.
 
 A loop in Python would hold the lock for one or two microseconds for each record, and stop all other threads. llvmlite
-compiles these loops if it is installed (numba installs it); without it numpy does the same more slowly. All memory is
-given by addresses.
+compiles these loops if it is installed (numba installs it); without it numpy does the same more slowly. Compiled loops
+receive the addresses of arrays.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log: Final = logging.getLogger("tpucache")
 #: Held while loops are compiled, because llvmlite must not run in several threads at once.
 compiling: Final = threading.Lock()
 if hasattr(os, "register_at_fork"):
-    # A fork during a compile would have the lock held by a thread that it does not have.
+    # Without this, a process that is forked during a compilation would have a lock that no thread of it can release.
     os.register_at_fork(before=compiling.acquire, after_in_parent=compiling.release, after_in_child=compiling.release)
 
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -68,10 +68,10 @@ libc: Final = _find_libc()
 
 
 class LoopWork(NamedTuple):
-    """The arguments of a compiled loop: records to unpack, each to exactly `size` bytes. All memory is given by
-    addresses.
+    """The arguments of a compiled loop: records to unpack, each to exactly `size` bytes. Arrays are passed by address.
 
-    Records are bytes in memory or, with `descriptors`, in files, where each follows its length as u32.
+    Records are bytes in memory or, with `descriptors`, in files. In a file, the length of a record stands before it, as
+    a u32.
     """
 
     #: The function that decompresses. With a context it is Zstandard's, (context, target, room, source, length);
@@ -83,7 +83,7 @@ class LoopWork(NamedTuple):
     descriptors: int
     #: The records' addresses, or their positions in the files: int64 (records,).
     sources: int
-    #: The bytes of each record, in a file with the length before it: int64 (records,).
+    #: The bytes of each record; for a record in a file, the length before it counts, too: int64 (records,).
     lengths: int
     #: The addresses to unpack to: int64 (records,).
     targets: int
@@ -91,7 +91,7 @@ class LoopWork(NamedTuple):
     records: int
     #: The bytes of an unpacked record.
     size: int
-    #: Memory for a record's sparse form (`store.codecs.dct.sparse`), and the size of this memory.
+    #: Memory for a decompressed record, its sparse form (`store.codecs.dct.sparse`), and the size of this memory.
     sparse: int
     sparse_bytes: int
     #: Memory for the values of a sparse form with nibbles (`store.codecs.dct.sparse`); 0 for other forms.
@@ -110,20 +110,20 @@ class FileRecords(NamedTuple):
 
 
 class Native(NamedTuple):
-    """Compiled loops. All arrays are given by their addresses."""
+    """Compiled loops. All arrays are passed by address."""
 
     #: (targets, sources, count, length): copy rows past the processor's caches, each from one address to another.
     copy: Callable[[int, int, int, int], None]
     #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts.
     #: Returns the number of records before the first one with a wrong length.
     read: Callable[[int, int, int, int, int, int], int]
-    #: Unpack records up to the first one that does not give exactly `size` bytes; returns the number before it.
+    #: Unpack records up to the first one that does not give exactly `size` bytes. Returns how many are before it.
     unpack: Callable[[LoopWork], int]
 
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops, or None where they cannot be compiled; a warning says so once.
+    """Return the compiled loops, or None if they cannot be compiled, of which a warning tells once.
 
     If several threads call this, one compiles and the others wait.
     """
@@ -153,7 +153,7 @@ def populate(start: int, length: int) -> bool:
 
 @functools.cache
 def can_populate() -> bool:
-    """Return whether the kernel has this call: Linux has it since 5.14."""
+    """Return whether the kernel has the call that `populate` uses: Linux has it since 5.14."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
     return populate(ctypes.addressof(ctypes.c_ubyte.from_buffer(page)), mmap.PAGESIZE)
 
@@ -194,9 +194,10 @@ def address(array: Array) -> int:
 
 
 def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_caches: bool) -> None:
-    """Copy `length` bytes from each source to its target, both given by addresses: int64 (n,), contiguous.
+    """Copy `length` bytes from each source address to its target address: int64 (n,) each, contiguous.
 
-    Several threads may call this. The caller keeps the memory alive and checks that it is large enough.
+    With `past_caches`, a compiled loop writes past the processor's caches (see `is_large`). Several threads may call
+    this. The caller keeps the memory alive and checks that it is large enough.
     """
     loops = native() if past_caches else None
     if loops is not None:
@@ -236,9 +237,9 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 
 
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
-    """Compile the loops for this processor, or for processor features by LLVM's names.
+    """Compile the loops for this processor, or for the given processor `features`, by LLVM's names.
 
-    Raises ImportError without llvmlite, OSError and RuntimeError where they cannot be compiled.
+    Raises ImportError without llvmlite, OSError and RuntimeError if the loops cannot be compiled.
     """
     if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
         raise OSError("the system's C library has no preadv")
@@ -258,12 +259,12 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
 
 def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
-    """Compile the code that `write` writes; return a function (name, arguments, result=None) that returns each compiled
-    one.
+    """Compile the functions that `write` emits, and return a function that returns each of them by its name.
 
-    `write` is called with llvmlite's module `ir`, the module to write into, and LLVM's names of this processor and of
-    its features. All arguments are 64-bit numbers. Raises ImportError without llvmlite, RuntimeError where it cannot
-    compile.
+    It is called with (name, arguments, result=None): the number of arguments and the ctypes type of the result. All
+    arguments of compiled functions are 64-bit numbers. `write` is called with llvmlite's module `ir`, the module to
+    write into, and LLVM's names of this processor and of its features. Raises ImportError without llvmlite,
+    RuntimeError if llvmlite cannot compile.
     """
     from llvmlite import binding, ir
 
@@ -290,11 +291,11 @@ def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]
 
 
 def write_copy(ir: Any, module: Any) -> None:
-    """Write copy(targets, sources, count, length); see `Native`.
+    """Emit the function copy(targets, sources, count, length); see `Native`.
 
     An ordinary store first reads the cache line that it overwrites, and leaves it in the cache, where it displaces
     another line. If a batch is larger than the cache, its first rows are gone when the last are written. A non-temporal
-    store does neither, and copies such a batch nearly twice as fast. numpy has none.
+    store does neither, and copies such a batch nearly twice as fast. numpy has no such store.
     """
     code = FunctionWriter(ir, module, "copy", 4, returns=False)
     build, byte, word = code.build, code.byte, code.word
@@ -306,9 +307,7 @@ def write_copy(ir: Any, module: Any) -> None:
         return code.store(code.load(kind, build.add(row, at)), build.add(to, at), size)
 
     def fetch_ahead(at: Any) -> None:
-        """Prefetch the bytes that are copied later: further on in the row, or near its end the same place of the next
-        row.
-        """
+        """Emit a prefetch of bytes that are copied later: `_AHEAD` bytes after `at`, in this row or in the next one."""
         ahead = build.add(at, word(_AHEAD))
         there = build.add(next_row, code.smaller(build.sub(ahead, length), at))
         place = build.select(build.icmp_unsigned("<", ahead, length), build.add(row, ahead), there)
@@ -333,7 +332,10 @@ def write_copy(ir: Any, module: Any) -> None:
 
 
 def write_read(ir: Any, module: Any) -> None:
-    """Write read(descriptors, offsets, parts, width, lengths, count, preadv), by libc's preadv; see `Native`."""
+    """Emit the function read(descriptors, offsets, parts, width, lengths, count, preadv); see `Native`.
+
+    `preadv` is the address of libc's function.
+    """
     code = FunctionWriter(ir, module, "read", 7)
     build, half, word = code.build, code.half, code.word
     descriptors, offsets, parts, width, lengths, count, preadv = code.arguments
@@ -348,7 +350,7 @@ def write_read(ir: Any, module: Any) -> None:
 
 
 class UnpackWriter:
-    """Writes the loop that unpacks, for a processor: `processor` and `features` are LLVM's names.
+    """Emits the loop that unpacks records, for a processor. `processor` and `features` are LLVM's names.
 
     `ir` is llvmlite's module. Raises RuntimeError for a processor without a loop.
     """
@@ -361,7 +363,7 @@ class UnpackWriter:
         self._step = 64 if self._has_expand else 16  # bytes written by one store
 
     def write(self) -> None:
-        """Write unpack; its arguments are the fields of `LoopWork`, and libc's `pread`."""
+        """Emit the function unpack. Its arguments are the fields of `LoopWork` and the address of libc's `pread`."""
         spread = self._write_spread(self._write_widen())
         names = (*LoopWork._fields, "pread")
         code = FunctionWriter(self._ir, self._module, "unpack", len(names))
@@ -402,7 +404,10 @@ class UnpackWriter:
         build.ret(work["records"])
 
     def _write_spread(self, widen: Any) -> Any:
-        """Write the decoder of a sparse form (`store.codecs.dct.sparse`); it returns 1 for a right length, or 0."""
+        """Emit the function that decodes a sparse form (`store.codecs.dct.sparse`) to the bytes of a record.
+
+        It returns 1 if the sparse form has exactly the given length, otherwise 0.
+        """
         code = FunctionWriter(self._ir, self._module, "spread", 5)
         build, byte, word = code.build, code.byte, code.word
         source, length, target, size, widened = code.arguments
@@ -434,7 +439,10 @@ class UnpackWriter:
         return code.function
 
     def _write_widen(self) -> Any:
-        """Write the decoder of nibbles (`store.codecs.dct.sparse`); it returns the end of a number of values."""
+        """Emit the function that decodes nibbles (`store.codecs.dct.sparse`) to a number of values.
+
+        It returns the address at which the encoded values end.
+        """
         ir, step = self._ir, self._step
         code = FunctionWriter(ir, self._module, "widen", 3)
         build, word = code.build, code.word
@@ -457,8 +465,10 @@ class UnpackWriter:
         return code.function
 
     def _expand(self, code: FunctionWriter, mask: Any, values: Any) -> tuple[Any, Any]:
-        """Write, for each lowest bit of a mask, the next value if it is set, else 0; return the place of the next
-        value, too.
+        """Emit code that makes a vector from the lowest bits of a mask: for a set bit the next value at `values`,
+        otherwise 0.
+
+        Return the vector, and the address of the value after the last one used.
         """
         build, word, size = code.build, code.word, self._step
         line = self._ir.VectorType(code.byte, size)
@@ -476,7 +486,11 @@ class UnpackWriter:
         return build.bitcast(words, line), values
 
     def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
-        """Write eight bytes as a word: for each bit of a mask the next value if it is set, else 0."""
+        """Emit code that makes eight bytes, as a word: for each set bit of a mask the next value at `values`, otherwise
+        0.
+
+        Return the word.
+        """
         build, half, word = code.build, code.half, code.word
         words, vector = self._ir.VectorType(word, 2), self._ir.VectorType(code.byte, 16)
         shuffle = code.instruction(self._shuffle, vector, [vector, vector])
@@ -491,7 +505,10 @@ class UnpackWriter:
 
 
 def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
-    """Write the number of set bits in `length` bytes, eight bytes at a time."""
+    """Emit code that counts the set bits of the `length` bytes from `start`, eight bytes at a time.
+
+    Return the number.
+    """
     build, word = code.build, code.word
     counted = [word(0)]
     with code.counting(word(0), length, 8, counted) as at:
@@ -509,9 +526,10 @@ def _places() -> bytes:
 
 
 class FunctionWriter:
-    """Writes one function of a module. All arguments are 64-bit numbers, and so are addresses.
+    """Emits the code of one function of an LLVM module. All arguments are 64-bit numbers or addresses.
 
-    `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module.
+    `build` is llvmlite's builder, for operations without a method here. `ir` is llvmlite's module. Methods that compute
+    something emit the code for it and return its result, a value of llvmlite.
     """
 
     def __init__(self, ir: Any, module: Any, name: str, arguments: int, *, returns: bool = True) -> None:
@@ -523,13 +541,13 @@ class FunctionWriter:
         self.build = ir.IRBuilder(self.function.append_basic_block())
 
     def instruction(self, name: str, result: Any, arguments: list[Any]) -> Any:
-        """Return an instruction of LLVM by its name, which can be called."""
+        """Return the function by which code calls an instruction of LLVM (an intrinsic) with this name."""
         if name not in self._module.globals:
             self.ir.Function(self._module, self.ir.FunctionType(result, arguments), name)
         return self._module.globals[name]
 
     def constant(self, name: str, content: bytes, align: int) -> Any:
-        """Return the address of constant bytes."""
+        """Return the address of the bytes `content`, which become a constant of the module."""
         if name not in self._module.globals:
             kind = self.ir.ArrayType(self.byte, len(content))
             made = self.ir.GlobalVariable(self._module, kind, name)
@@ -537,40 +555,41 @@ class FunctionWriter:
         return self._module.globals[name].ptrtoint(self.word)
 
     def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
-        """Return a function at an address, which can be called."""
+        """Return the function at an address, to be called with these types of result and arguments."""
         return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
-        """Write a load from an address without alignment."""
+        """Emit the code that loads a value of the type `kind` from the address `at`, aligned or not; return it."""
         return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
-        """Write a store to an address with this alignment."""
+        """Emit the code that stores `value` at the address `at`, which is a multiple of `align`; return the store."""
         return self.build.store(value, self.build.inttoptr(at, value.type.as_pointer()), align=align)
 
     def item(self, array: Any, at: Any) -> Any:
-        """Write the load of one item of an array of 64-bit numbers."""
+        """Emit the code that loads item number `at` of `array`, an array of 64-bit numbers; return the loaded value."""
         return self.load(self.word, self.build.add(array, self.build.shl(at, self.word(3))))
 
     def smaller(self, one: Any, other: Any) -> Any:
-        """Write the minimum of two numbers."""
+        """Emit the code that computes the smaller of two unsigned numbers; return it."""
         return self.build.select(self.build.icmp_unsigned("<", one, other), one, other)
 
     def count_bits(self, bits: Any) -> Any:
-        """Write the number of set bits in a word."""
+        """Emit the code that counts the bits that are set in a word; return their number."""
         return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
 
     def lowest(self, count: Any) -> Any:
-        """Write a word whose lowest `count` bits are set; all bits if there are fewer."""
+        """Emit the code that makes a word whose lowest `count` bits are set; all 64 if `count` is larger. Return it."""
         some = self.build.not_(self.build.shl(self.word(-1), count))
         return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
 
     @contextlib.contextmanager
     def counting(self, start: Any, stop: Any, step: int, carried: list[Any] | None = None) -> Iterator[Any]:
-        """Write a loop around the code that is written inside the context; yield its counter.
+        """Emit a loop around the code that the `with` block emits.
 
-        `carried` is a list of values. Before the loop it has their initial values; inside, those of the turn, to be
-        replaced by those of the next turn; after the loop, those after the last turn.
+        Yield the counter, which goes from `start` in steps of `step` while it is below `stop`. `carried` is a list of
+        values. Before the loop it has their initial values. In the block it has those of the current turn, and the
+        block replaces them by those of the next turn. After the loop it has those after the last turn.
         """
         build = self.build
         carried = [] if carried is None else carried

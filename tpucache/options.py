@@ -57,8 +57,8 @@ def option(
 ) -> Any:
     """Return a dataclass field with this default and help; `minimum` is its smallest allowed number.
 
-    With the default `dataclasses.MISSING` it is required. `choices` are for a type that has none. `flag` is the name of
-    the command line's option, if it differs from the field's.
+    With the default `dataclasses.MISSING` the field is required. `choices` are for a type that is not a Literal. `flag`
+    is the name of the command line's option, if it differs from the field's.
     """
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 

@@ -36,8 +36,9 @@ class Payback:
     The DataLoader does the work of torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without
     augmentation, in `workers` processes, for `images` of the cache's samples. `images_per_second` counts from the first
     batch. `idle` is the share of time that a device with a given rate waits, None without one. `build_seconds` is
-    warmup's estimate of building the cache here, None with the reason in `unknown`. After `epochs` epochs, building and
-    reading the cache has taken less time than reading the source; None if that never happens or is unknown.
+    warmup's estimate of building the cache on this machine; None if it is unknown, for the reason `unknown`. After
+    `epochs` epochs, building and reading the cache has taken less time than reading the source; None if that never
+    happens or is unknown.
     """
 
     source: str
@@ -66,12 +67,11 @@ def measure_payback(
     seconds: float = 10.0,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Payback:
-    """Read a cache's source with a DataLoader for some seconds, and compare it with the cache's rate in images a
-    second.
+    """Read a cache's source with a DataLoader for some seconds, and compare its rate with that of the cache.
 
-    `workers` are the DataLoader's; None means one for each core. With `device_rate`, a simulated device takes this many
-    images a second, as in `run_bench`. Raises UsageError where the cache has no images or was not built from the
-    source, and the errors of the source.
+    `images_per_second` is the rate at which the cache is read. `workers` are the DataLoader's; None means one for each
+    core. With `device_rate`, a simulated device takes this many images a second, as in `run_bench`. Raises UsageError
+    if the cache has no images or was not built from the source, and the errors of the source.
     """
     workers = count_cores().usable if workers is None else workers
     recipe = Recipe.from_dict(dataset.manifest.recipe)
@@ -177,9 +177,11 @@ def _measure_loader(
 
 
 def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
-    """Return the estimated seconds of building a cache with all cores here, from a few samples, or the reason for none.
+    """Return the seconds that building the cache would take on this machine with all cores, estimated from a few
+    samples.
 
-    An augmentation from a file or from code is not called, because the cache names it and not the user.
+    If they cannot be estimated, return None and the reason. An augmentation from a file or from code is not called,
+    because the cache names it and not the user.
     """
     if recipe.variants and recipe.augment not in PRESETS:
         return None, f"its augmentation, {recipe.augment}, is not called here"

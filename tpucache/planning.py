@@ -70,7 +70,7 @@ class PlanRow:
     """A cache and a size to read it in, with its figures.
 
     `size` is the stored (height, width). `resolution` is the size that is read, if it is smaller; then `bands` are the
-    bands of frequencies. `bytes` and `seconds` are estimates for the whole cache and for building it here.
+    bands of frequencies. `bytes` and `seconds` are estimates for the whole cache, built on this machine.
     `bytes_per_image` are read for an image, and `batch_bytes_per_image` are sent to a device. `images_per_second` is
     measured, with packed images left packed; `reading` is "keep" if all images of an epoch fit into memory, else
     "stream". `idle` is the share of time that a device with the given rate would wait. `psnr`, in dB, compares the
@@ -96,7 +96,7 @@ class PlanRow:
 
     @property
     def cache(self) -> tuple[Any, ...]:
-        """A key that is equal for rows of one cache."""
+        """A key that is equal for all rows of the same cache."""
         return self.codec, self.size, self.bands, self.variants
 
 
@@ -148,7 +148,7 @@ class PlansCache(Protocol[Names]):
         *args: Names.args,
         **options: Names.kwargs,
     ) -> CachePlan:
-        """Plan."""
+        """Compare caches; see `plan_cache`."""
 
 
 def _options_by_name(kind: Callable[Names, PlanOptions]) -> Callable[[Callable[..., CachePlan]], PlansCache[Names]]:
@@ -499,7 +499,7 @@ def _resized(image: Array, shape: tuple[int, ...], dataset: CachedDataset) -> Ar
 
 
 def _refusal(recipe: Recipe, needed: int) -> str:
-    """Return the reason why a cache is not within Kaggle's limits; "" if it is."""
+    """Return why a cache of `needed` bytes is not within Kaggle's limits; "" if it is."""
     try:
         kaggle_blocks(recipe)
     except BuildError as error:
@@ -516,7 +516,10 @@ def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:
 
 
 def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return a row of the cache to recommend; None if no cache fits."""
+    """Return one of the rows of the cache to recommend: the best by the criteria that `plan_cache` lists.
+
+    Returns None if no cache is within the target's limits.
+    """
     caches: dict[tuple[Any, ...], list[PlanRow]] = {}
     for row in rows:
         if row.fits:

@@ -65,7 +65,8 @@ def tell(text: str) -> None:
 def complain(message: str, status: int) -> int:
     """Print an error as one line on standard error, and return the exit status.
 
-    If the command has started several processes, they only write it to a file: the command prints it once.
+    If this process is one of several that a command has started, it only writes the error to a file, so that the
+    command can print it once.
     """
     message = " ".join(message.split())
     if (shared := launched()) is None:
@@ -77,7 +78,10 @@ def complain(message: str, status: int) -> int:
 
 
 def launched() -> dict[str, Any] | None:
-    """Return the content of LAUNCHED; None if no command has started this process together with others."""
+    """Return the content of the environment variable LAUNCHED (see `signals`).
+
+    Returns None unless a command has started this process together with others.
+    """
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
 
@@ -99,8 +103,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def forget_output(name: str = "stdout") -> None:
-    """Drop the rest of a standard file's output: Python would try to write it again at its end, and fail with status
-    120.
+    """Drop the rest of a standard file's output.
+
+    Otherwise Python would try to write it again when it ends, and fail with status 120.
     """
     file = getattr(sys, name)
     if type(file) is io.TextIOWrapper:

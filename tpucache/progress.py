@@ -139,8 +139,9 @@ class Progress:
         ]
 
     def _text(self, width: int) -> str:
-        """Return the state in at most `width` columns. Parts that the bar shows are left out first, then the note's
-        end.
+        """Return the state in at most `width` columns.
+
+        If it is longer, the parts that the bar shows are left out first, then the end of the note.
         """
         done, rate, left, note = self._parts()
         pieces = note.split(", ")

@@ -48,7 +48,7 @@ SHARED: Final = (
     "mask_colours",
 )
 
-#: Values with which fingerprints leave a setting out, so that recipes from before it existed stay equal.
+#: A setting with this value is left out of fingerprints, so that recipes from before the setting existed keep theirs.
 _ADDED: Final[Mapping[str, Any]] = {
     "coordinates": None,
     "white_level": None,
@@ -63,7 +63,7 @@ _ADDED: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How images are presized, augmented and encoded.
+    """How images are brought to one size, augmented and encoded.
 
     `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape gets this
     size: `crop` fills it and cuts the middle out, `pad` shrinks the image into it and adds black, `stretch` ignores the
@@ -265,7 +265,7 @@ class Recipe:
             raise RecipeError(
                 f"the records of {cache} have {'; '.join(texts)}: leave {', '.join(changed)} out, or --like"
             )
-        masks = options.get("mask_values") or recipe.mask_values  # otherwise as in the cache
+        masks = options.get("mask_values") or recipe.mask_values  # if not given, as in the cache
         return cls(**{**options, **shared, "mask_values": masks})
 
     def _check(self, name: str, fine: bool, allowed: str) -> None:
@@ -274,7 +274,10 @@ class Recipe:
 
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe's dictionary without its extent; recipes of equal records have the same one."""
+    """Return the SHA-256 of a recipe's dictionary, without settings that do not change records.
+
+    Recipes that make equal records have the same fingerprint.
+    """
     content = {
         name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
     }
@@ -286,8 +289,9 @@ def _is_default(name: str, value: object) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return each setting that differs between two recipe dictionaries, as `seed 0, now 1`; their extent does not
-    count.
+    """Return each setting that differs between two recipe dictionaries, as `seed 0, now 1`.
+
+    Settings that do not change records are left out.
     """
     before, now = {**_ADDED, **before}, {**_ADDED, **now}
     names = sorted({*before, *now}.difference(_OF_NO_RECORD))

@@ -105,8 +105,8 @@ def _is_formula(text: str) -> bool:
 def join_names(names: Iterable[str]) -> str:
     """Return the classes of one sample as one text, with `;` between them; `part_names` is the inverse.
 
-    A name that is empty, contains `;` or has white space at an end gets `name:` before it, and such characters become
-    `%3B`; so does a name that begins with `name:`.
+    A name that is empty, contains `;`, has white space at an end or begins with `name:` gets `name:` before it. In such
+    a name, `;`, `%` and white space are written as in a URL, for example `;` as `%3B`.
     """
     return SEPARATOR.join(
         _NAME_MARK + _UNLIKE_NAMES.sub(lambda found: quote(found[0], safe=""), name)
@@ -125,7 +125,8 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
 def to_heading(name: str) -> str:
     """Return the heading of a class's column in a table of predictions: its name as a cell.
 
-    A class with the name of one of the first columns gets `class:` before it, and so does a name that begins with it.
+    A class with the name of one of the first columns gets `class:` before it, as does such a name that has `class:`
+        before it already.
     """
     return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
 

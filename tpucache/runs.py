@@ -23,7 +23,7 @@ RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 
 #: The file of a run of all folds, whose folder also contains the folds' folders.
 FOLDS_NAME: Final = "folds.json"
-#: The folder, in that of a run of all folds, of a run on all samples.
+#: The folder of the run on all samples, inside the folder of a run of all folds.
 REFIT_NAME: Final = "refit"
 OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
 

@@ -97,7 +97,7 @@ def begin(*, is_own: bool = False) -> bool:
 
 
 def end(has_begun: bool) -> None:
-    """Undo the change of `begin`, if it made one, as another program continues.
+    """Undo the change of `begin`, if it made one, because the program that called the command goes on.
 
     Raises KeyboardInterrupt for a signal that came after the command had ended: it was meant for the program.
     """
@@ -119,7 +119,7 @@ def end(has_begun: bool) -> None:
 
 
 def run(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return the result of a command's function. A signal raises KeyboardInterrupt only inside of this."""
+    """Return the result of a command's function. A signal raises KeyboardInterrupt only during this call."""
     command = _own()
     if command is not None:
         command.has_begun = True
@@ -130,15 +130,18 @@ def run(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def wait_for(function: Callable[[], Result]) -> Result:
-    """Call a function that only waits, and return its result. A request learns that this can be interrupted at once."""
+    """Call a function that only waits, and return its result.
+
+    A `Request` is told whether the main thread is in this call, which can be interrupted at any moment.
+    """
     return function()
 
 
 @contextlib.contextmanager
 def requests(request: Request) -> Iterator[None]:
-    """Within the context, pass signals to a function; if no command has begun, also handle signals within the context.
+    """Pass signals to the function `request` while the `with` block runs.
 
-    Outside of the main thread nothing changes.
+    If no command has begun, signals are handled only during the block. Outside of the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -237,7 +240,7 @@ def _own() -> _Command | None:
 
 
 def _take(numbers: Any, *, is_own: bool) -> bool:
-    """Handle these signals, unless a command does already; return whether this call has changed it."""
+    """Handle these signals, unless a command of this process does so already. Return whether this call changed that."""
     is_main = threading.current_thread() is threading.main_thread()
     before = _current()
     if not is_main or (before is not None and before.process == os.getpid()):
@@ -318,7 +321,10 @@ def _on_unraisable(unraisable: Any) -> None:
 
 
 def _watch(command: _Command) -> None:
-    """Start the threads, once. This does not use `threading`, whose locks the interrupted code may hold."""
+    """Start the threads that send the signal again and write the buffers of files, unless they run already.
+
+    This does not use `threading`, whose locks the interrupted code may hold.
+    """
     if command.is_watched:
         return
     command.is_watched = True

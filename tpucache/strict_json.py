@@ -31,10 +31,10 @@ _Reader = Callable[[Any], Any]
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError for other text, and for text that nests too deeply or repeats
-    a key.
+    """Return the value of a JSON text.
 
-    RFC 8259 does not say which value of a repeated key counts, so its meaning would be unknown.
+    Raises ValueError for other text, and for text that nests too deeply or repeats a key: RFC 8259 does not say which
+    value of a repeated key counts, so its meaning would be unknown.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -80,7 +80,7 @@ class Between:
     high: float
 
     def check(self, value: Any) -> None:
-        """Raise _MisfitError for any other number."""
+        """Raise _MisfitError for a number outside of the limits, NaN or None."""
         if value is None or not self.low <= value <= self.high:
             kind = "a number" if isinstance(self.low, float) else "a whole number"
             raise _MisfitError(f"is {value!r:.40}, not {kind} from {self.low} to {self.high}")
@@ -94,7 +94,7 @@ class Matching:
     what: str
 
     def check(self, value: str) -> None:
-        """Raise _MisfitError for any other text."""
+        """Raise _MisfitError for a text that the pattern does not match completely."""
         if not re.fullmatch(self.pattern, value):
             raise _MisfitError(f"is not {self.what}: {value!r:.80}")
 
@@ -116,7 +116,7 @@ class Distinct:
     """A limit: a list of distinct texts."""
 
     def check(self, value: Sequence[str]) -> None:
-        """Raise _MisfitError for a list with equal ones."""
+        """Raise _MisfitError for a list with two equal texts."""
         if len(set(value)) != len(value):
             raise _MisfitError("holds something other than distinct strings")
 
@@ -158,9 +158,10 @@ class _MisfitError(Exception):
 
 
 def read_as(kind: type[Kind], content: object, where: str) -> Kind:
-    """Return the dataclass in an untrusted object; `where` names the object in messages.
+    """Return an instance of the dataclass `kind` with the values of an untrusted object.
 
-    Lists become the type of the field. Raises FormatError for a value that is missing or does not fit.
+    `where` names the object in messages. Lists become the type of the field. Raises FormatError for a value that is
+    missing or does not fit.
     """
     hint: Any = kind
     try:
@@ -179,9 +180,7 @@ def check_types(values: object, kind: type, where: str) -> None:
 
 
 def misfit(values: Mapping[str, Any], kind: type) -> str:
-    """Return the first value that does not fit its field of a dataclass, with the reason, as `seed is -1, not …`; or
-    "".
-    """
+    """Return why the first value that does not fit its field of a dataclass does not, as `seed is -1, not …`; or ""."""
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -191,7 +190,10 @@ def misfit(values: Mapping[str, Any], kind: type) -> str:
 
 @functools.cache
 def _reader(hint: Any, makes: bool) -> _Reader:
-    """Return the reader of values of a type. If it `makes` no dataclasses, their fields may be missing."""
+    """Return the function that checks a value of a type and returns it.
+
+    If `makes`, it turns objects into dataclasses. Otherwise it returns them unchanged, and fields may be missing.
+    """
     if get_origin(hint) is Annotated:
         return _limited(get_args(hint)[0], hint.__metadata__, makes)
     if dataclasses.is_dataclass(hint):

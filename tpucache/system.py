@@ -20,7 +20,7 @@ READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXE
 #: Flags to open a folder; None if that is not possible.
 FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
 
-_position = threading.Lock()  # for systems without a call that reads at a position
+_position = threading.Lock()  # held while `_pread` moves the position of a file and reads at it
 
 #: Settings of glibc's `mallopt` (malloc.h): the free memory that the process keeps, and the size from which on each
 #: block is mapped anew, at most 32 MB.

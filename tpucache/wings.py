@@ -1,8 +1,8 @@
 """Tables by which the core finds functions of wings. Only this file names modules of a wing.
 
 tpucache has a core and two wings, `training` and `insight`. The core imports no wing, and no wing imports the other. If
-one needs another's function, this file names it as `module:name`, and `imports.load` imports it on demand. Without a
-wing's folder everything else works, and `load` says what is missing.
+one part needs a function of another, this file names it as `module:name`, and `imports.load` imports it on demand.
+If the folder of a wing is missing, everything else works, and `load` says what is missing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
         "warmup": ("tpucache.cli.warming", "Build a cache, or finish one that was interrupted."),
         "relabel": ("tpucache.cli.warming", "Give a cache other labels, folds or columns."),
-        "delete": ("tpucache.cli.warming", "Delete samples by one more version of a cache, or undo that."),
-        "compact": ("tpucache.cli.warming", "Write a cache anew, without what was deleted."),
+        "delete": ("tpucache.cli.warming", "Make a version of a cache without some samples, or undo that."),
+        "compact": ("tpucache.cli.warming", "Write a cache anew, without deleted samples and versions."),
         "verify": ("tpucache.cli.warming", "Compare every byte of a cache with its manifest, or repair it."),
         "plan": ("tpucache.cli.planning", "Compare codecs, sizes and variants for a source."),
     },
@@ -29,7 +29,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "inspect": ("tpucache.cli.inspecting", "Show what a cache contains, its size, and how it was made."),
         "preview": ("tpucache.cli.inspecting", "Draw a contact sheet: samples down, variants across."),
         "report": ("tpucache.cli.inspecting", "Write a page about a cache, its findings, or a run."),
-        "bench": ("tpucache.cli.inspecting", "Measure how fast a cache reads here."),
+        "bench": ("tpucache.cli.inspecting", "Measure how fast this machine reads a cache."),
         "doctor": ("tpucache.cli.inspecting", "Show what this machine has for tpucache, and what to fix."),
         "compare": ("tpucache.insight.commands", "Find pictures that caches have in common."),
         "suspects": ("tpucache.insight.commands", "List the samples whose labels are the least probable."),
@@ -64,13 +64,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Return a page from one of PAGES. Raises DependencyError where its wing is not installed."""
+    """Return a page from one of PAGES. Raises DependencyError if its wing is not installed."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call one of FUNCTIONS and return its result. Raises DependencyError where its wing is not installed."""
+    """Call one of FUNCTIONS and return its result. Raises DependencyError if its wing is not installed."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 

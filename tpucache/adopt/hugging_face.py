@@ -36,7 +36,7 @@ def from_hf(
 
     A new cache is built when the data set's own fingerprint has changed, as it does after each `map`, `filter` or
     `select`. A new cache is also built when one of a few compared samples has changed, or, if the data set stores paths
-    instead of pictures, the size or time of a picture file.
+    instead of pictures, the size or modification time of a picture file.
 
     The other arguments are those of ImageFolder. Raises the errors of ImageFolder, UsageError also for a stream, for
     several splits and for a data set that has a format or transform, and DependencyError without `datasets`.
@@ -70,7 +70,11 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError for a data set without a fingerprint or numbered items, or with a format or transform."""
+    """Raise UsageError unless this is one map-style `datasets.Dataset` that has samples, and neither a format nor a
+    transform.
+
+    A dict of splits and a stream are refused.
+    """
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"

@@ -17,7 +17,10 @@ _COMPARED: Final = 32
 
 
 def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) -> None:
-    """Raise SourceError if a data set no longer has the given state."""
+    """Raise SourceError if a data set no longer has the given state, the result of `find_state`.
+
+    `name` is for the message.
+    """
     if find_state(dataset, source) != state:
         raise SourceError(f"files of {name} were changed while its cache was made: run this again")
 
@@ -25,7 +28,7 @@ def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) 
 def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
     """Return a digest of a few samples, and of the sizes and times of all picture files that the data set names.
 
-    With `at_rest`, wait until the clock of the file system shows any later change of the files. Raises UsageError for a
+    With `at_rest`, wait until any later change of the files would give them another time. Raises UsageError for a
     sample that is not exactly one picture, SourceError for a missing file.
     """
     count = len(dataset)
@@ -51,7 +54,7 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
 
 
 def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
-    """Return the path, size in bytes and times in ns of each picture that the data set stores only as a path."""
+    """Return each picture that the data set stores only as a path: path, bytes, and mtime and ctime in ns."""
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     paths = {
         path

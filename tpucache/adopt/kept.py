@@ -145,7 +145,8 @@ class Kept:
         """Return the cache of a state at once, while another process builds it.
 
         If another process is building it already, no second build is started. `source`, or a `functools.partial` that
-        makes it, and `check` are pickled. Errors of the build are raised here, or where a reader waits for a record.
+        makes it, and `check` are pickled. Errors of the build are raised by this call, or where a reader waits for a
+        record.
         """
         with self._writing():
             use = Use(self.folder / state)
@@ -260,7 +261,7 @@ def _use_path(directory: Path) -> Path:
 
 
 def _read_lock(path: Path) -> OpenFile | None:
-    """Make a file if it is missing, and take a shared lock on it. Return None where that is impossible.
+    """Make a file if it is missing, and take a shared lock on it. Return None if that is impossible.
 
     Raises FileNotFoundError while another process has an exclusive lock on the file, because it removes the cache.
     """

@@ -112,7 +112,7 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the same listing, taken so late that any later write to a picture changes the folder's state.
+    """Return the listing of `list_pictures`, taken so late that any later write to a picture changes its `state`.
 
     If a picture was written just now, this waits 20 ms, or two seconds if the file system's clock counts whole seconds.
     """

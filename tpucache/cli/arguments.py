@@ -223,7 +223,7 @@ def add_device_rate(command: argparse.ArgumentParser) -> None:
 def add_config(command: argparse.ArgumentParser, kind: str = "", kept: KeptSettings | None = None) -> None:
     """Add --config, which `CommandParser` reads: a TOML file, or, with `kept`, a folder that keeps its settings.
 
-    `kind` is the help's word for such a folder, CACHE or RUN. `kept` reads the settings of one.
+    `kind` is the word for such a folder in the help, CACHE or RUN. `kept` is a function that reads a folder's settings.
     """
     if isinstance(command, CommandParser):
         command.kept = kept

@@ -216,7 +216,7 @@ def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
 
 
 def preview(options: argparse.Namespace) -> int:
-    """Draw a contact sheet: one row a sample, one column a variant, with masks, boxes and keypoints."""
+    """Draw a contact sheet: a row for each sample, a column for each variant, with masks, boxes and keypoints."""
     from tpucache.report.preview import preview_cache, save_picture
 
     augment = from_options(AugmentSettings, options)
@@ -361,7 +361,9 @@ def add(commands: Any) -> None:
         action="store_true",
         help="write the page of pictures that look alike, labels that contradict each other, and extremes instead",
     )
-    group.add_argument("--against", type=cache, metavar="CACHE", help="show which pictures this cache has, too: leaks")
+    group.add_argument(
+        "--against", type=cache, metavar="CACHE", help="show the pictures that are also in this cache: leaks"
+    )
     group.add_argument(
         "--predictions",
         type=local_path,
@@ -397,7 +399,7 @@ def add(commands: Any) -> None:
         "--finish",
         choices=["host", "device"],
         default="host",
-        help="which of them decodes yuv420, dct-zstd and dct-lz4; device: batches stay packed",
+        help="what decodes yuv420, dct-zstd and dct-lz4: the host or the device; device: batches stay packed",
     )
     command = add_command(commands, doctor, "--json")
     add_json(command)

@@ -157,7 +157,7 @@ class CommandParser(Parser):
     def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
         """Return the options among words: the list of values of each, by its full flag. The value of a switch is "".
 
-        This reports an unknown option, so that argparse does not report a missing one first.
+        An unknown option is reported here, because argparse would first report a required option that is missing.
         """
         given: dict[str, list[str]] = {}
         rest = iter(words)

@@ -85,10 +85,13 @@ def _lines(found: CachePlan) -> Iterator[str]:
 
 
 def _size(row: PlanRow) -> str:
-    """Return the stored size, or, for a row that reads that cache at another resolution, "as" that resolution."""
+    """Return the stored size of a row's images.
+
+    For a row about reading the cache above it at another resolution, return "as" and that resolution.
+    """
     if row.resolution is None:
         return _side(row.size) + (" bands" if row.bands else "")
-    return f"  as {_side(row.resolution)}"  # its row follows that of the cache
+    return f"  as {_side(row.resolution)}"  # such a row stands below the row of the cache
 
 
 def _side(shape: tuple[int, int]) -> str:

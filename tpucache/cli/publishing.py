@@ -177,7 +177,7 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
         "bytes": manifest.total_bytes,
         "fingerprint": manifest.fingerprint,
     }
-    line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all proven"
+    line = f"{place}: {manifest.records:,} records, {manifest.total_bytes / 1e6:,.1f} MB, all checked"
     show(options, report, [line])
 
 
@@ -222,6 +222,6 @@ def add(commands: Any) -> None:
     command = add_command(commands, cached, "--json")
     add_json(command)
     command.add_argument(
-        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir that was used to read them"
+        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir with which the caches were read"
     )
     command.add_argument("--clear", metavar="URL|all", help="remove the local copy of a cache, or of all caches")

@@ -27,7 +27,10 @@ def show(options: argparse.Namespace, report: dict[str, Any], lines: Sequence[st
 
 
 def escape_unprintable() -> None:
-    """Let standard output escape characters that its encoding lacks, as standard error does. Names contain any."""
+    """Let standard output escape characters that its encoding lacks, as standard error does.
+
+    Names may contain any character.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -229,7 +229,7 @@ def relabel(options: argparse.Namespace) -> int:
 
 
 def delete(options: argparse.Namespace) -> int:
-    """Delete samples by one more version of a cache, or undo that."""
+    """Delete samples: make a version of a cache without them. Or undo the last deletion."""
     from tpucache.errors import UsageError
     from tpucache.report.inspect import describe
     from tpucache.warmup.deleting import delete_samples, read_paths, undo_delete
@@ -252,7 +252,7 @@ def delete(options: argparse.Namespace) -> int:
 
 
 def compact(options: argparse.Namespace) -> int:
-    """Write a cache anew, without what was deleted."""
+    """Write a cache anew, without deleted samples and earlier versions."""
     from tpucache.report.inspect import describe
     from tpucache.store.history import refuse_version, version_files
     from tpucache.store.manifest import Manifest
@@ -268,8 +268,8 @@ def compact(options: argparse.Namespace) -> int:
     ]
     if manifest.deleted:
         lines.append(
-            f"  numbers stay, {len(manifest.deleted):,} of them without a sample: augmented variants were drawn by "
-            "them, and a fresh warmup would draw others"
+            f"  samples keep their numbers, and {len(manifest.deleted):,} numbers have no sample: with other numbers, "
+            "augmented variants would be different"
         )
     show(options, {**describe(manifest), "bytes_before": size}, lines)
     return 0
@@ -497,7 +497,7 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
 
 
 def add_cache_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of warmup for --build, which commands have that build a cache while they read it."""
+    """Add the options that --build accepts: those options of warmup that decide the content of a cache."""
     _add_content(command)
     add_config(command, "CACHE", _kept_settings)
     add_options(command, WorkerOptions, only=["jobs"])

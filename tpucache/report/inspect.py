@@ -96,9 +96,7 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _frequency_lines(manifest: Manifest) -> list[str]:
-    """Return a line with the image sizes that the bands allow to read, and the bytes of an image and the quality at
-    each.
-    """
+    """Return a line with the image sizes that the bands make possible, and an image's bytes and quality at each."""
     image, known = manifest.fields[0], manifest.statistics.frequencies
     if not image.bands or not known:
         return []

@@ -205,7 +205,7 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the facts and records of a chunk's beginning, which an earlier run has written; both may be empty."""
+    """Return the facts and records of a chunk's beginning that an earlier run has written, or empty ones."""
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
