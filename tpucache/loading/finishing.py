@@ -1,4 +1,4 @@
-"""BatchFinish: uploads a CachedLoader's batches to a torch device, decodes, normalises and augments them there."""
+"""BatchFinish: uploads a CachedLoader's batches to a torch device, which decodes, normalises and augments them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class BatchFinish:
 
 
 def _to_size(size: Any) -> tuple[int, int]:
-    """Return a height and a width. Raises UsageError."""
+    """Return a size as height and width; one number stands for both. Raises UsageError."""
     sides = (size, size) if isinstance(size, int) else size
     if not isinstance(sides, (tuple, list)) or len(sides) != 2:
         raise UsageError(f"size is the size of the crops in pixels, such as 224 or (160, 224), not {size!r:.60}")

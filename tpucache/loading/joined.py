@@ -38,7 +38,7 @@ class Mounted(NamedTuple):
 
 
 def is_of_dataset(part: str, slug: str) -> bool:
-    """Return whether a folder has the name of a dataset or of one of its add-ons."""
+    """Return whether a folder's name `part` is that of the dataset `slug` or of one of its add-ons, such as slug-v2."""
     return part == slug or (part.startswith(slug) and _ADDED.fullmatch(part[len(slug) :]) is not None)
 
 

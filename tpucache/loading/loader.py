@@ -80,7 +80,7 @@ class _GlobalBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The options of a loader. Raises UsageError for values out of range."""
+    """The options of a loader, which `CachedLoader` explains. Raises UsageError for values out of range."""
 
     batch_size: int
     seed: int = 0
@@ -327,7 +327,7 @@ class BatchLoader(Generic[AnySamples]):
         return self.order.length(len(self.dataset))
 
     def _after(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return an epoch and a position in it; if no batch is left there, the start of the next epoch.
+        """Return `epoch` and `position`; if that epoch has no batch after the position, the start of the next epoch.
 
         Trainers that know the length never request the batch after the last one, so the epoch must end before that.
         """
@@ -433,7 +433,10 @@ class _Iteration:
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
     def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
-        """Let a thread ask the kernel to read the records of these slices of the order ahead. Returns the last end."""
+        """Let a thread ask the kernel to read the records of these slices of the order ahead.
+
+        Returns the end of the last slice.
+        """
         ahead = np.concatenate([self._positions[part] for part in parts])
         threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
         end: int = parts[-1].stop
@@ -588,8 +591,8 @@ class CachedLoader(BatchLoader[CachedDataset]):
         standard deviation. `augment` normalises and augments. Its random numbers follow from (seed, step) alone, as in
         `tpucache.jax.feed`, so they are the same on every device, on any number of ranks, and after resuming. Mixed
         labels are float32 (batch, classes). With several `views`, each sample has that many consecutive rows. Without a
-        `device`, the CPU does all of this; there the reading threads make random crops and flips, and `size` is the
-        crops' height and width, by default the images' size.
+        `device`, the CPU does all of this. On the CPU, the reading threads make random crops and flips, and `size` is
+        the crops' height and width, by default the images' size.
 
         Raises UsageError.
         """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _KEPT_WAITS: Final = 1024
 _QUANTILES: Final = (50, 95, 99)
-#: The first parts of the names of metrics that only grow (counters). All others are gauges.
+#: The first parts of the names of metrics that only grow (counters). All other metrics are gauges.
 _COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records", "bytes", "network")
 
 
@@ -83,7 +83,7 @@ class LoaderMetrics:
 
 
 def metric_scalars(metrics: Mapping[str, Any], prefix: str = "loader") -> dict[str, float]:
-    """Flatten a loader's metrics to numbers with tags such as `loader/records/map`, for TensorBoard and others.
+    """Flatten a loader's metrics to numbers with tags such as `loader/records/map`, for TensorBoard and similar tools.
 
     `for tag, value in metric_scalars(loader.metrics()).items(): writer.add_scalar(tag, value, step)`.
     """

@@ -14,7 +14,7 @@ THREADS: Final = min(8, max(2, usable_cores() // 2))
 
 
 def threads_option() -> Any:
-    """Return the field `threads` for a dataclass of options."""
+    """Return the dataclass field for the option `threads`: how many threads read the cache."""
     return option(THREADS, "threads that read the cache", metavar="N", minimum=1)
 
 

@@ -68,7 +68,7 @@ class Samples(Protocol):
         ...
 
     def prepare(self, threads: int) -> None:
-        """Prepare to read with this number of threads."""
+        """Map shards, or read the first records into memory, for a loader with this many threads."""
         ...
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:

@@ -69,11 +69,11 @@ class SharedNumber:
             self.share()
 
     def get(self) -> int:
-        """Return the number."""
+        """Return the current value, which another process may have set."""
         return int(self._cell)
 
     def set(self, value: int) -> None:
-        """Change the number."""
+        """Set the value, for all processes that share it."""
         self._cell[...] = value
 
     def share(self) -> None:

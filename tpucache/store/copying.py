@@ -181,7 +181,8 @@ class Claim:
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
     """Raise UsageError unless a folder is empty, or holds the wanted cache or a cache that precedes it.
 
-    `names` are all files in the folder. `claims` are the claims that `read_claims` found there.
+    `where` is the folder's name for messages, and `names` are all files in it. `claims` are those that `read_claims`
+    found in the folder. `wanted` is the claim of the command that wants to write.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:

@@ -213,7 +213,7 @@ class RecordLayout:
         """
         at = self.header_bytes
         if len(header) < at:
-            raise DamageError(f"a record of {len(header)} bytes cannot hold its lengths, {at} bytes")
+            raise DamageError(f"a record of {len(header)} bytes is shorter than its header of {at} bytes")
         lengths = iter(struct.unpack_from(self._lengths, header))
         spans = []
         for field in self.fields:
@@ -250,7 +250,7 @@ class RecordLayout:
         """
         at = self.header_bytes
         if len(lengths) and lengths.min() < at:
-            raise DamageError(f"a record of {lengths.min()} bytes cannot hold its lengths, {at} bytes")
+            raise DamageError(f"a record of {lengths.min()} bytes is shorter than its header of {at} bytes")
         sizes = np.empty((len(starts), len(self.fields)), np.int64)
         stored = [field.stored_bytes for field in self.fields]
         sizes[:] = [-1 if size is None else size for size in stored]

@@ -286,13 +286,13 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
 def name_aside(path: Path) -> Path:
     """Return a temporary path in the same folder, under which a file is written before it is renamed.
 
-    The name is random, so that nobody can put a link there first.
+    The name is random, so that nobody can create a link with this name before.
     """
     return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Remove any file or link at a path, then create a file there and open it for writing. Raises OSError."""
+    """Remove any file or link at a path, then create a file at the path and open it for writing. Raises OSError."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 

@@ -1,4 +1,4 @@
-"""A lock on a folder for any file system: only one process writes there. The lock file says which process holds it.
+"""A lock on a folder, on any file system: only one process writes into it. The lock file says which process holds it.
 
 If the file system supports `flock`, the kernel releases the lock when the process ends. Otherwise the lock file is a
 lease: its holder touches it every few seconds, and the lease expires a minute after the last touch. In both cases,

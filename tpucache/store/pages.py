@@ -32,7 +32,7 @@ _META_BYTES: Final = PAGE_HEADER_BYTES + _META_HEAD.size + 2 * _DB.size + _META_
 
 
 class MetaPage(NamedTuple):
-    """The contents of the newer of a file's two meta pages."""
+    """What the newer of an LMDB file's two meta pages says: sizes, and the root and depth of the tree of pages."""
 
     page_size: int
     pages: int

@@ -74,7 +74,7 @@ class ShardReader:
 
     @property
     def shards(self) -> tuple[ShardEntry, ...]:
-        """The shards. The index refers to a shard by its position here."""
+        """The shards. The index refers to a shard by its position in this tuple."""
         return self._shards
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class Buffer:
         return parts
 
     def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the rows' positions in the arrays."""
+        """Return the rows' positions in the arrays: the rows themselves, except in a view of another buffer."""
         return rows
 
 
@@ -113,8 +113,8 @@ class BufferPool:
     def prepare(self, buffers: int, rows: int) -> None:
         """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
 
-        The first write to new memory is slow, so it is done here. If there is too little memory, this stops without an
-        error; `take` raises it later.
+        The first write to new memory is slow, so it is done before the first batch is read. If there is too little
+        memory, this stops without an error; `take` raises it later.
         """
         while len(self._free) < buffers and not self._taken:
             try:
@@ -132,7 +132,7 @@ class BufferPool:
         self._free.append(buffer)
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:
-        """Return the first rows of a buffer's arrays. When the last view of them is freed, the buffer returns here."""
+        """Return the first rows of a buffer's arrays. When the last view of them is freed, the buffer is free again."""
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
 

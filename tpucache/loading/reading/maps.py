@@ -2,7 +2,8 @@
 
 Copying records from a map is as fast as from private memory, and the page cache is the only copy. But reading a mapped
 page of a file that was truncated kills the process. So a shard is mapped only if that cannot happen: on a file system
-that is mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). Others are read with `pread`.
+that is mounted read-only, as a sealed memory file, or under a read lease (`leases.py`). All other shards are read with
+`pread`.
 """
 
 from __future__ import annotations

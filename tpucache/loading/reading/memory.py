@@ -57,7 +57,7 @@ class MemoryBudget:
             return self._free()
 
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
-        """Grant an owner `size` more bytes, if there is room. Returns whether there is.
+        """Grant an owner `size` more bytes, if `room` is that large. Returns whether they were granted.
 
         `is_used` means that the owner uses them at once, so that the system no longer shows them as free.
         """
@@ -70,7 +70,7 @@ class MemoryBudget:
             return True
 
     def promise(self, owner: object, size: int) -> bool:
-        """Promise an owner `size` bytes, if they are free. Returns whether they are. The owner takes them by `use`."""
+        """Promise an owner `size` bytes, which it takes later by `use`. Returns False if fewer are `free`."""
         with self._lock:
             if size > self._free():
                 return False
@@ -181,7 +181,7 @@ class RecordMemory:
         return min(records, self._granted - self._used)
 
     def _grow(self) -> None:
-        """Take one more step from the budget, or set `is_full`."""
+        """Take about 64 MiB more from the budget, or set `is_full`."""
         most = min(self._most, self._granted + max(0, BUDGET.room) // self._size)
         if self._rows is None and self._reserve(most):
             _log.info("records are kept in memory as they are read, %.1f GB at most", most * self._size / 1e9)

@@ -426,7 +426,7 @@ class RecordReader:
             copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
 
     def _copy_out(self, buffer: Buffer, rows: Indices, chosen: Indices, targets: Addresses) -> None:
-        """Copy some rows of a buffer into RecordMemory."""
+        """Copy the rows at positions `chosen` of `rows` from a buffer to the addresses `targets` in RecordMemory."""
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
@@ -570,7 +570,7 @@ def _decode(layout: RecordLayout, targets: list[_Target], block: Block, starts: 
 
 
 def _copy_some(sources: Addresses, length: int, chosen: Indices, targets: Addresses) -> None:
-    """Copy some records into RecordMemory."""
+    """Copy the records at the positions `chosen` of `sources` to the addresses `targets` in RecordMemory."""
     copy_rows(targets, sources[chosen], length, past_caches=True)
 
 

@@ -235,7 +235,7 @@ class PackedCodec(Codec):
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read records with this field alone from open files, and decode each into its packed form at once.
+        """Read records that have only this field from open files, and decode each into its packed form at once.
 
         A record is decoded right after it was read, while it is in the CPU's cache. `out` and `rows` are the same as
         for `unpack_rows`. Returns the number of records that were decoded before the first that failed; the caller

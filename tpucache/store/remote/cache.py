@@ -316,7 +316,7 @@ def _read_note(note: Path) -> tuple[str | None, float]:
 
 
 def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
-    """Copy a table from the URL, unless the folder has it already. Raises DamageError if it is not the manifest's."""
+    """Copy a table from the URL, unless the folder has it already. Raises DamageError if its SHA-256 is wrong."""
     path = directory / entry.name
     with only_one(directory / f"{entry.name}.lock"):
         if path.is_file() and path.stat().st_size == entry.bytes and sha256_file(path) == entry.sha256:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tpucache.errors import DependencyError, UsageError
 from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 
-#: The schemes of real storage. fsspec has others, which compute files or read them by a description.
+#: The schemes of real storage. fsspec has further schemes, which compute files or read them by a description.
 SCHEMES: Final = (
     *("file", "local", "memory", "s3", "s3a", "gs", "gcs", "hf", "az", "abfs", "adl", "oss", "oci", "tos"),
     *("hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "lakefs"),

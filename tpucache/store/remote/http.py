@@ -142,7 +142,7 @@ class HttpFolder:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server supports ranges for this file, which must not be empty. Raises as `read`."""
+        """Return whether the server supports ranges for this file, which must not be empty. Raises like `read`."""
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:

@@ -2,7 +2,7 @@
 
 kagglesdk makes the calls. Kaggle's own clients upload a whole folder and cannot resume it later. kagglesdk has the
 calls below that level: start an upload, make a version from a list of tokens, list files. It lacks the upload itself,
-which is here: a resumable upload of Google Cloud Storage, in byte ranges, to the URL in Kaggle's answer.
+which this module makes: a resumable upload of Google Cloud Storage, in byte ranges, to the URL in Kaggle's answer.
 """
 
 from __future__ import annotations

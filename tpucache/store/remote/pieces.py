@@ -156,7 +156,7 @@ class Pieces:
         """Raise DamageError for a run that is not inside its shard, or is much longer than its records together."""
         most = int(rows["length"].astype(np.int64).sum()) + len(rows) * _SLACK_BYTES
         entry = self.shards[shard]
-        if entry.deleted:  # records of deleted samples lie between the others
+        if entry.deleted:  # records of deleted samples may lie between these records
             most = entry.bytes
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
             raise DamageError(

@@ -195,7 +195,7 @@ class Forecast:
     """When each piece is needed next. If the disk is full, the piece whose next use is latest is removed first.
 
     This is Belady's rule, which needs the fewest reads (A study of replacement algorithms for a virtual-storage
-    computer, IBM Systems Journal 5(2), 1966). It needs the future order, which is known here for all epochs. NoPFS uses
+    computer, IBM Systems Journal 5(2), 1966). It needs the future order, which loaders know for all epochs. NoPFS uses
     it for training, too (Dryden et al., SC'21).
     """
 

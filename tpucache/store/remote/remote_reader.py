@@ -61,7 +61,7 @@ class RemoteReader(ShardReader):
 
     @property
     def fetcher(self) -> Fetcher:
-        """The fetcher of this process."""
+        """The Fetcher of this process, which is made on first use."""
         with self._making:
             if self._fetcher is None or self._fetcher.process != os.getpid():
                 self._fetcher = self._make(self._pieces)
@@ -194,7 +194,7 @@ class RemoteReader(ShardReader):
     def _proven_or_in_memory(
         self, rows: Rows, numbers: Numbers, fetched: Mapping[int, FetchRequest]
     ) -> Iterator[tuple[Numbers, Rows]]:
-        """Like `_opened`: proven records are in their shards' files, all others are put into a file in memory.
+        """Like `_opened`: proven records are in their shards' files, all other records are put into a file in memory.
 
         `fetched` has the requests that hold records in memory, by the positions of these records.
         """

@@ -43,7 +43,7 @@ class NeededRecords(NamedTuple):
 
 
 class FetchRequest:
-    """A request for records of one piece, in one of the states above."""
+    """A request for records of one piece: asked, begun or done, as this module's docstring explains."""
 
     def __init__(self, run: RecordRun, piece: int, *, is_urgent: bool = False) -> None:
         self.run, self.piece, self.is_urgent = run, piece, is_urgent

@@ -207,7 +207,7 @@ class Remote:
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file atomically: of several processes only one gets True. False means that the file exists.
 
-        Some stores cannot do this atomically: there it is checked first whether the file exists. Raises StoreError.
+        In a store that cannot do this atomically, it is checked first whether the file exists. Raises StoreError.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
@@ -221,7 +221,10 @@ class Remote:
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write files in their order, then remove others; in one step if `is_atomic`. Raises StoreError."""
+        """Write `files` in their order, then remove those named in `remove`; in one step if `is_atomic`.
+
+        Raises StoreError.
+        """
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:
                 folder = self._files
