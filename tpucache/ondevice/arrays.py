@@ -1,6 +1,6 @@
 """Array functions under names that torch and JAX share, so that the device's work is written once.
 
-It calls functions only by names and positional arguments that `torch` and `jax.numpy` have in common.
+Callers use only names and positional arguments that `torch` and `jax.numpy` have in common.
 """
 
 from __future__ import annotations

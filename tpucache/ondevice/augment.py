@@ -29,7 +29,7 @@ _BYTES: Final = "|u1"
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 #: Red, green and blue: where hue plus this, in sixths of a turn, is from 1 to 3, the channel is the smallest one.
 _SIXTHS: Final = (5, 3, 1)
-#: The value of white by dtype. Other dtypes have no certain one.
+#: The value of white by dtype; for other dtypes it is not known.
 _WHITE: Final = {"|u1": 255, "<u2": 65535}
 
 
@@ -81,7 +81,7 @@ class BatchAugment:
         """Return an array (batch, ...) with one row for each view of a sample; the views of a sample are neighbours."""
         if self.settings.views == 1:
             return array
-        # Stacking along a new axis leaves each sample on its own device.
+        # Stacking along a new axis leaves each sample on the device that has it.
         return self._functions.stack([array] * self.settings.views, 1).reshape(-1, *array.shape[1:])
 
     def plain(self, images: Array) -> Array:
@@ -114,7 +114,8 @@ class BatchAugment:
     def masks(self, masks: Array, draws: Array) -> Array:
         """Move masks (batch, height, width) of class numbers 0 to 255 like their images; the dtype stays.
 
-        Where images are interpolated, the nearest class is taken. Pixels that random operations move in have class 255.
+        Where images are interpolated, the nearest class is taken. Pixels that random operations move in from outside
+        the image have class 255.
         """
         draws = self._by_view(draws)
         moved = self._move(masks[:, None], draws, nearest=True)
@@ -144,8 +145,8 @@ class BatchAugment:
     def _move(self, images: Array, draws: Array, dtype: str = _BYTES, *, nearest: bool = False) -> Array:
         """Transpose, reverse, shift, tilt and crop (batch, channels, height, width).
 
-        The first three keep every value, of type `dtype`, exactly. The others interpolate, and whole numbers stay
-        whole.
+        Transposing, reversing and shifting keep every value, of type `dtype`, exactly. Tilting and cropping
+        interpolate; integers are rounded to integers.
         """
         settings, functions = self.settings, self._functions
         if settings.rotate:
@@ -177,7 +178,9 @@ class BatchAugment:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels`, numbers of type `dtype`; bfloat16 holds each exactly."""
+        """Return float32 arrays that add up to `pixels` and that bfloat16 holds exactly; pixels have values of type
+        `dtype`.
+        """
         if dtype == _BYTES:
             return [pixels]
         if np.dtype(dtype).kind in "iu":  # whole numbers of 16 bits
@@ -226,7 +229,10 @@ class BatchColours:
     """
 
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
-        """Take the number of channels and the images' dtype. Raises UsageError for settings that need others."""
+        """Take the number of channels and the images' dtype.
+
+        Raises UsageError for settings that need 3 channels, or a dtype whose white is known.
+        """
         for name in ("saturation", "hue", "grey"):
             if getattr(settings, name) and channels != 3:
                 raise UsageError(f"{name} needs 3 channels, not {channels}: leave it out")

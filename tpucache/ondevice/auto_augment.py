@@ -22,7 +22,8 @@ from tpucache.ondevice.settings import AugmentSettings
 
 _WHITE: Final = 255
 _HALF: Final = 16  # values of 4 bits
-#: A value that is less than this below a whole number is rounded up to it, so that all devices cut the same fractions.
+#: A value that is below an integer by less than this is rounded up to it, so that all devices round down to the same
+#: integers.
 _NEARLY: Final = 2.0**-10
 #: The number in masks that means no class; it fills what comes in from outside the image.
 _NO_CLASS: Final = 255
@@ -48,13 +49,17 @@ class AutoAugment:
         self._height, self._width = height, width
         self._reach, self._count = op.reach_of(settings, height, width), settings.operations
         self._views = settings.views
-        # For each value of the low bits: 1 where the other value is less; the last row is all ones.
+        # `_values` has the 16 values of 4 bits, and 16, which is above all of them. `_before` has 1 where a row's
+        # number is above the column's.
         self._values = library.constant(np.arange(_HALF + 1, dtype=np.float32).reshape(1, -1, 1))
         self._before = library.constant(np.tri(_HALF, k=-1, dtype=np.float32)[None])
         self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Return changed images, float32 whole numbers (batch, channels, height, width), from bytes of any dtype."""
+        """Return changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
+
+        The given `images` have such numbers, too, in any dtype.
+        """
         for numbers in self._operations(draws):
             images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)
         return images
@@ -122,7 +127,9 @@ class AutoAugment:
         return self._equalized_some(pixels, _flag(numbers, op.EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with the chosen images equalized: in each group of neighbours at most one for each view."""
+        """Return pixels with the chosen images equalized. `is_chosen` has at most one image for each view in a group of
+        neighbours.
+        """
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, op.GROUP)
         grouped = pixels.reshape(-1, size, self._views, *shape[1:])
@@ -154,7 +161,7 @@ class AutoAugment:
         return functions.where(changes, found, flat).reshape(*pixels.shape)
 
     def _cut(self, pixels: Array) -> Array:
-        """Return numbers between black and white, with their fractions cut off."""
+        """Return numbers rounded down to integers, and limited to 0 to 255."""
         return self._functions.clip(self._functions.floor(pixels + _NEARLY), 0, _WHITE)
 
     def _float(self, array: Array) -> Array:

@@ -87,8 +87,8 @@ def _pixels(axis: Axis) -> Matrix:
 def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
     """Return float32 (B, n, numbers): the weights of a plane's numbers for each of the n output pixels.
 
-    `at` are the `_pixels` of the axis. `places` count the output pixels, (n,) or (B, n). Their part of the side begins
-    at `starts` and has `sizes` pixels, (B,).
+    `at` are the `_pixels` of the axis. `places` has the output pixels' positions, (n,) or (B, n), from 0; they may be
+    in reversed order. Along this axis, the crop begins at pixel `starts` and has `sizes` pixels, both (B,).
     """
     functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
@@ -119,7 +119,7 @@ def _lanczos(functions: Any, angles: Array) -> Array:
 def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
     """Return the lowest frequencies of blocks of eight pixels, which lie along the first dimension.
 
-    Even waves are symmetric and odd ones antisymmetric, so that each is a sum of four.
+    Even waves are symmetric and odd ones antisymmetric, so that each frequency is a sum of four terms.
     """
     half = BLOCK // 2
     first, second = pixels[:half], functions.flip(pixels[half:], (0,))

@@ -110,7 +110,7 @@ class PackedDecoder(ABC):
     @property
     @abstractmethod
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """The rows and columns of each plane."""
+        """The axes of the rows and of the columns of each plane."""
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
@@ -119,7 +119,7 @@ class PackedDecoder(ABC):
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
         """Return float32 (B, channels, height, width) from the pixels of the planes, centred at 0, by JFIF's matrix.
 
-        `middle` is the value of 0: 128, or 0 where an image was padded with black.
+        `middle` is the level that 0 stands for: 128, or 0 in pixels of black padding.
         """
         luma = planes[0] + middle
         if len(planes) == 1:
@@ -140,7 +140,7 @@ class PackedDecoder(ABC):
         return to_bytes(library, self.colours(library, planes, constants.get("white", 128)))
 
     def decode_here(self, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return uint8 (B, height, width, channels) for a packed batch, by numpy."""
+        """Return uint8 (B, height, width, channels) for a packed batch, computed on the host by numpy."""
         library = ArrayLibrary(np, lambda constant: constant)
         planes = []
         for number, plane in enumerate(self.planes(library, packed, self.constants)):
@@ -237,7 +237,7 @@ class PixelDecoder(PackedDecoder):
         return [values[:, channel] for channel in range(self.channels)]
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return the channels unchanged, except that 0 is `middle` again."""
+        """Return the channels with `middle` added to them."""
         return library.functions.stack([plane + middle for plane in planes], 1)
 
 
@@ -288,7 +288,11 @@ def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Arra
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
-    """Return coefficients from low and high bits. Block means are stored as differences along a row of blocks."""
+    """Return coefficients from their low and high bits.
+
+    The means of blocks are stored as differences along a row of blocks; `ones` is the triangular matrix that adds them
+    up.
+    """
     functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
     # Separately, both parts are integers that bfloat16 holds exactly.
     first, second = (functions.matmul(part[:, :rows, :columns], ones) for part in (low, high))
@@ -357,7 +361,7 @@ def _spread(
 
 
 def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:
-    """Return numbers as multiples of `unit`, a power of two, and the rest."""
+    """Return numbers in two parts: multiples of `unit`, which is a power of two, and the rest."""
     # Round by arithmetic, because XLA may optimise away a conversion to bfloat16 and back.
     coarse = library.functions.round(values * (1 / unit)) * unit
     return coarse, values - coarse
@@ -411,7 +415,10 @@ def to_bfloat16(matrix: Matrix) -> Matrix:
 
 
 def _inverse_transform(blocks: int) -> npt.NDArray[Any]:
-    """Return (8 * blocks, 8 * blocks): pixel y of block i from the coefficient in row (u, i)."""
+    """Return the matrix (8 * blocks, 8 * blocks) that computes the pixels of a row of blocks from its coefficients.
+
+    Row (i, y) is for pixel y of block i, and column (u, j) for frequency u of block j.
+    """
     whole: npt.NDArray[Any] = np.einsum("uy,ij->iyuj", basis(), np.eye(blocks))
     return whole.reshape(BLOCK * blocks, BLOCK * blocks)
 

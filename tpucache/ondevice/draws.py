@@ -19,7 +19,7 @@ from tpucache.types import Array
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)
 ERASED: Final = slice(8, 12)  # top, bottom, left, right as shares of the side
 SHARE: Final = 12  # the weight of the sample's own image in a mix-up
-CUT: Final = slice(13, 17)  # as ERASED
+CUT: Final = slice(13, 17)  # the rectangle that CutMix pastes, in the form of ERASED
 CROPPED: Final = slice(17, 21)  # top, height, left, width in pixels; only where crop is on
 TILT_ROWS, TILT_COLUMNS = 21, 22  # slopes: a row moves by this many columns for each row below the centre
 HUE, BLUR, GREY = 23, 24, 25  # HUE: in whole turns
@@ -31,7 +31,8 @@ _CROPPED_ASPECT: Final = (3 / 4, 4 / 3)  # torchvision's defaults
 _CROP_TRIES: Final = 10
 #: The standard deviation of a Gaussian that changes no pixel.
 _LEAST_BLUR: Final = 0.1
-# Streams of random numbers. Each setting has fixed places in one of them, so that it never changes another's draws.
+# Streams of random numbers. Each setting has fixed places in one of them, so that turning it on or off never changes
+# the draws of another setting.
 _FIRST, _SECOND, _THIRD = range(3)
 #: Columns of whole numbers.
 _WHOLE: Final = frozenset((*range(RIGHT + 1), *range(CROPPED.start, CROPPED.stop), GREY))
@@ -61,7 +62,9 @@ def columns_of(settings: AugmentSettings) -> int:
 
 
 def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
-    """Return the columns of a view's numbers that the device reads; at least one."""
+    """Return the columns of a view's numbers that the device reads: those of the settings that are on, but at least
+    one.
+    """
     turns = settings.rotate
     uses: dict[int | range, object] = {
         TRANSPOSED: turns,

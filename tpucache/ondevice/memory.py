@@ -37,7 +37,7 @@ class TorchMemory:
         return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table with the rows of these slots, for chunks like this one."""
+        """Return a table with a row for each of these slots, to be written in chunks of `chunk`'s dtype and shape."""
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:

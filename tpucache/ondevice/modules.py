@@ -112,7 +112,7 @@ class Resizer(nn.Module):
         self._of(size)
 
     def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch in `size`, by default the first one. Raises UsageError."""
+        """Return the images of a batch in `size`, by default the size given to `decoder`. Raises UsageError."""
         images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
         return images
 
@@ -178,6 +178,7 @@ def image_field(dataset: HasFields) -> Field:
 
 
 def _torch_on(device: torch.device) -> ArrayLibrary:
-    # CUDA copies such memory before it returns. A blocking copy would also wait for all earlier steps.
+    # CUDA has copied pageable memory when the call returns, so this is safe. A blocking copy would also wait for all
+    # earlier steps.
     is_cuda = device.type == "cuda"
     return ArrayLibrary(torch, lambda constant: torch.from_numpy(constant).to(device, non_blocking=is_cuda))

@@ -41,7 +41,11 @@ _MOST_TILT: Final = 45.0
 
 
 class LargestMagnitudes(NamedTuple):
-    """The largest magnitudes of a policy: shears are slopes, rotations degrees, translations pixels."""
+    """The largest magnitudes of a policy.
+
+    `shear` is a slope, `across` and `down` are translations in pixels, and `rotation` is in degrees. `blend` is for
+    brightness, colour, contrast and sharpness, and `bits` for posterize.
+    """
 
     shear: float
     across: float
@@ -64,8 +68,9 @@ class LargestMagnitudes(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The largest distances that the three shears move pixels, and the `side` of the square for rotating, 0 without
-    one.
+    """The largest distances, in pixels, by which the three shears move rows, then columns, and last rows again.
+
+    `side` is the side of the square in which images rotate; 0 if they rotate within their own size.
     """
 
     rows: int
@@ -104,7 +109,7 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
     """Return the numbers of each image's operations, float64 (batch, operations x COLUMNS).
 
     `uniform` are random numbers between 0 and 1 (batch, operations, 4). All operations are equally likely. But of GROUP
-    neighbouring images at most one is equalized, because that costs a device as much as everything else.
+    neighbouring images at most one is equalized, because that costs a device as much as all other operations.
     """
     batch, count, _ = uniform.shape
     chosen = (uniform[..., 0] * _LAST).astype(int)
@@ -120,7 +125,11 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
 
 
 def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
-    """Return the numbers (..., COLUMNS) of operations, given by their places in OPERATIONS, magnitudes and signs."""
+    """Return the numbers (..., COLUMNS) of operations.
+
+    `chosen` has their places in OPERATIONS, `number` the numbers of their magnitudes, from 0 to MOST_MAGNITUDE, and
+    `sign` their signs.
+    """
     largest, reach = largest_magnitudes(settings, *size), reach_of(settings, *size)
     found = np.zeros((*chosen.shape, COLUMNS))
     for column, neutral in _NEUTRAL.items():

@@ -61,9 +61,10 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
 
 
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
-    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest; a side has n `places`.
+    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest, for a side with n `places`.
 
-    The image is reflected at its border, without repeating the border's pixel, as torchvision pads it.
+    `deviations` are standard deviations in pixels, (batch,). The image is reflected at its border, without repeating
+    the border's pixel, as torchvision pads it.
     """
     functions, last = library.functions, len(places) - 1
     rows, columns = places[:, None], places
@@ -158,7 +159,7 @@ def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> 
 def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
     """Return float32 pixels, each read `move` (batch, 1, height, 1) columns further to the right, without the border.
 
-    The border has `reach` columns on either side, which the moves read.
+    The images have a border of `reach` columns on either side, so that no move reads beyond them.
     """
     functions = library.functions
     move = functions.clip(move + reach, 0, 2 * reach)

@@ -17,17 +17,19 @@ _log = logging.getLogger("tpucache")
 
 
 class ResidentDecision:
-    """Says whether records stay on a device, how many bytes they take there, and why.
+    """Says whether records stay on a device, how many bytes of its memory they need, and why.
 
-    With "auto" the decision waits until the first steps have allocated their memory; until `decide` the answer is no.
+    With "auto" the decision waits until the first steps have allocated their memory; until `decide` is called, the
+    answer is no.
     """
 
     def __init__(
         self, choice: ResidentChoice, memory: ResidentMemory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
-        """Take the reasons why the device cannot keep records (`never`) and why "auto" does not (`not_auto`), or "".
+        """Take the bytes that all records need, and the reasons against keeping them, each "" if there is none.
 
-        Raises UsageError for "yes" where the records do not fit, or the device cannot keep any.
+        `never` says why the device cannot keep records, and `not_auto` why "auto" does not keep them. Raises UsageError
+        for "yes" if the records do not fit, or `never` gives a reason.
         """
         self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
         self.is_resident, self.reason, self._is_open = False, "asked for", False

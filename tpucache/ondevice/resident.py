@@ -33,7 +33,7 @@ class ResidentTable(Protocol):
 
 
 class ResidentMemory(Protocol):
-    """The memory of a device, or of several that divide each batch along its first dimension."""
+    """The memory of a device, or of several devices that divide each batch along its first dimension."""
 
     @property
     def cores(self) -> int:
@@ -46,7 +46,9 @@ class ResidentMemory(Protocol):
         ...
 
     def put(self, array: Any, name: str = "rows") -> Any:
-        """Send a host array, divided over the cores. Any thread may call this. `name` is for errors."""
+        """Send a host array, divided over the cores. Any thread may call this. `name` is the array's name in error
+        messages.
+        """
         ...
 
     def put_all(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -54,9 +56,10 @@ class ResidentMemory(Protocol):
         ...
 
     def reserve(self, slots: RecordSlots, chunk: Any) -> ResidentTable:
-        """Return a table for the rows of these slots, with chunks like this one, which is on the device.
+        """Return a table with a row for each of these slots.
 
-        Raises DeviceFullError where the memory is not enough.
+        Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
+        DeviceFullError where the memory is not enough.
         """
         ...
 
@@ -65,7 +68,9 @@ class ResidentMemory(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes on all cores together; None where the memory is the host's, or not reported."""
+        """Return the free bytes on all cores together; None if it is the host's memory, or the device does not report
+        it.
+        """
         ...
 
     def as_image(self, images: Any) -> Any:
@@ -76,8 +81,9 @@ class ResidentMemory(Protocol):
 class SentBatch(NamedTuple):
     """A RecordBatch that was sent to the device.
 
-    `slots` are its rows. `uploads` has each chunk's number, the same number on the device, and the chunk's fields
-    there. `numbers` are the numbers of its records, on the host.
+    `slots` are the row numbers of its records, on the device. `uploads` has, for each chunk that was sent with it, the
+    chunk's number, the same number on the device, and the chunk's fields on the device. `numbers` are the numbers of
+    the batch's records in the dataset, on the host.
     """
 
     slots: Any
@@ -100,7 +106,7 @@ class Resident:
     """
 
     def __init__(self, dataset: Any, device: Any = "cpu") -> None:
-        """Make an empty one. `device` is as in torch, or a JAX Sharding that divides the first axis of a batch.
+        """Begin without records. `device` is as in torch, or a JAX Sharding that divides the first axis of a batch.
 
         Raises UsageError for a device that this machine does not have, or a sharding that divides other axes.
         """
@@ -110,7 +116,8 @@ class Resident:
         self._tables: dict[str, ResidentTable] = {}
         self._is_pair = False
         self._has_begun = False
-        #: Called with the error if the records do not fit; batches are then read again. None: the error is raised.
+        #: Called with the error if the records do not fit; the host then reads each batch again. None: the error is
+        #: raised.
         self.on_no_room: Callable[[DeviceFullError], None] | None = None
         self._has_room = True
         #: Bytes that were sent so far: of records, and of row numbers.
@@ -124,7 +131,9 @@ class Resident:
 
     @classmethod
     def of(cls, loader: Any, memory: ResidentMemory) -> Resident:
-        """Return a Resident for records as a loader reads them, even where the host decodes them."""
+        """Return a Resident that keeps records in the form in which a loader reads them, even if its host threads
+        decode them.
+        """
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
         return resident
@@ -133,7 +142,7 @@ class Resident:
     def planned_bytes(self) -> int:
         """The bytes of all records with their labels and columns, on all cores together.
 
-        After the first batch it also counts the rest of the last chunks and tiles.
+        After the first batch it also counts the rows that fill up the last chunks and tiles.
         """
         rows = int(self.dataset.records) if self._slots is None else self._slots.rows
         return rows * bytes_a_row(self.dataset, self._memory)
@@ -145,7 +154,7 @@ class Resident:
 
     @property
     def slots(self) -> RecordSlots | None:
-        """The places of the records; None before the first iteration."""
+        """The object that gives the records their rows; None before the first iteration."""
         return self._slots
 
     @property
@@ -158,7 +167,7 @@ class Resident:
 
         Images are uint8 (batch, channels, height, width), channels last in memory, or packed (batch, n); in JAX they
         are (batch, height, width, channels). The loader's state counts these batches. Raises UsageError for a loader of
-        other samples, and while another loop takes batches here.
+        other samples, and while another loop takes batches from this Resident.
         """
         self.begin()
         try:

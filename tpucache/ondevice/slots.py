@@ -35,7 +35,7 @@ class Tile(NamedTuple):
         return values if values == 1 else _whole(values, self.values)
 
 
-#: The tile of memory without tiles.
+#: The tile of a memory that stores arrays without padding: a single value.
 NO_TILE: Final = Tile(1, 1)
 #: The tile of XLA's devices for values of 1 byte. It contains whole tiles of larger values, too.
 XLA_TILE: Final = Tile(32, 128)
@@ -53,7 +53,7 @@ class RecordUpload(NamedTuple):
 
 
 class RecordBatch(NamedTuple):
-    """A batch as its records' rows in the device's memory, int32 (batch,), and the chunks to upload before.
+    """A batch as the row numbers of its records in the device's memory, int32 (batch,), and the chunks to upload first.
 
     `numbers` are the numbers of its records, int64 (batch,).
     """
@@ -64,7 +64,11 @@ class RecordBatch(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The rows of some records, and the records to read first: numbers of chunks, each with numbers of records."""
+    """The row numbers of some records, and the records that must be read and uploaded first.
+
+    `missing` has the number of each new chunk, and the numbers of its records. `numbers` are the numbers of all the
+    records.
+    """
 
     slots: npt.NDArray[np.int32]
     missing: Sequence[tuple[int, Numbers]]
@@ -84,7 +88,8 @@ class RecordSlots:
     """Gives records rows of a device's memory, in the order in which they are first needed.
 
     Records have numbers from 0 to `records` - 1. A chunk has `chunk` of them, the last one fewer. One thread calls
-    `place`; another may call `confirm`. An interrupt loses nothing: chunks that are not confirmed are forgotten.
+    `place`; another may call `confirm`. An interrupt does no harm: records of chunks that were not confirmed are placed
+    and uploaded again.
     """
 
     def __init__(
@@ -128,11 +133,11 @@ class RecordSlots:
             self._states[chunk] = _SENT
 
     def forget_planned(self) -> None:
-        """Free the places of records in chunks that were not handed out: nobody will upload them."""
+        """Free the rows of chunks that were not passed to `hand_out`: nobody will upload their records."""
         self._forget((_PLANNED,))
 
     def forget_unconfirmed(self) -> None:
-        """Free the places of records in all chunks that were not confirmed."""
+        """Free the rows of all chunks that were not passed to `confirm`."""
         self._forget((_PLANNED, _SENT))
 
     def _forget(self, states: tuple[int, ...]) -> None:
@@ -145,9 +150,9 @@ class RecordSlots:
         self._states[is_gone] = _FREE
 
     def place(self, numbers: Numbers) -> Placed:
-        """Return the rows of records. Records without a place get one, and the result lists them for upload.
+        """Return the rows of records. Records without a row get one, and the result lists them for upload.
 
-        A chunk that is not full also takes the records with the lowest numbers that have no place. The last records,
+        A chunk that is not full also takes the records with the lowest numbers that have no row. The last records,
         fewer than a chunk, are uploaded with the chunk before them. Raises UsageError for a record without an owner.
         """
         missing: list[tuple[int, Numbers]] = []
@@ -201,7 +206,10 @@ class RecordSlots:
         ]
 
     def _filled(self, group: Numbers, owner: int, most: int) -> Numbers:
-        """Return these records of one owner, followed by its first others without a place, at most `most` in all."""
+        """Return these records of one owner, followed by its other records that have no row, the lowest numbers first.
+
+        There are at most `most` in all.
+        """
         more = min(most, int(self._left[owner])) - len(group)
         if not more:
             return group
@@ -212,9 +220,11 @@ class RecordSlots:
         return np.concatenate([group, np.flatnonzero(is_left)[:more]])
 
     def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
-        """Give a chunk's records their places; return the numbers of the records to read, up to its last record.
+        """Give records the rows of a chunk; return the numbers of the records to read for these rows, up to the last
+        record.
 
-        A row without a record, -1, is read as another record, so that the chunk is read in one piece.
+        `numbers` has -1 for a row without a record. Another record is read for that row, so that the chunk is read in
+        one piece.
         """
         is_record = numbers >= 0
         self._states[chunk] = _PLANNED  # first, so that an interrupt frees the places again
