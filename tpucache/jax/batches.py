@@ -79,9 +79,10 @@ def feed(
     With `resident` "yes", records stay packed in the memory of the devices. Each record is uploaded once, when it is
     first needed. After that the host sends only row numbers, and the function that finishes a batch gathers its rows.
     Batches are the same either way. Each core holds its share of the records; with `CachedLoader(shuffle="local",
-    cores=…)` it needs no others. "auto" does this from the second iteration on, if the devices say how much memory they
-    have and the records fit into 80 % of what is left after the first two steps. A `Resident` may serve several feeds,
-    one after another. If the records do not fit after all, batches are sent as without `resident`, and that is logged.
+    cores=…)` it needs no records of other cores. "auto" does this from the second iteration on, if the devices say how
+    much memory they have and the records fit into 80 % of what is left after the first two steps. A `Resident` may
+    serve several feeds, one after another. If the records do not fit after all, batches are sent as with `resident`
+    "no", and a warning says so.
 
     `sharding` says how the first axis is divided; by default, evenly over all devices. With several processes, each has
     a loader with the rank and world size that `process_slice(sharding)` returns, and the arrays are global batches;
@@ -111,8 +112,8 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
 
     Use it as `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`; the
     default is a sharding over all devices. Processes along an axis of the mesh other than that of the batch have the
-    same rank. Raises UsageError where the devices of a process do not need one slice, or where the sharding has no
-    device of this process.
+    same rank. Raises UsageError where the devices of some processes need samples of more than one slice, or where the
+    sharding has no device of this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
@@ -134,11 +135,11 @@ class Feed:
     """Batches of a loader as sharded JAX arrays; `feed` returns it.
 
     An error in reading or uploading is raised in place of the batch. A loop that ends early leaves no thread.
-    `waited_seconds` is how long the caller was blocked here after the first two batches of each epoch, and `waited` is
-    the share of the time since then.
+    `waited_seconds` is how long the caller waited for batches, without the first two of each epoch, and `waited` is the
+    share of the time since then.
 
-    `state_dict` and `load_state_dict` are those of the loader, but count the batches that were yielded here, not those
-    read ahead.
+    `state_dict` and `load_state_dict` are those of the loader, but count the batches that this Feed has yielded, not
+    those read ahead.
     """
 
     def __init__(self, epochs: _Epochs) -> None:
@@ -151,12 +152,12 @@ class Feed:
 
     @property
     def waited_seconds(self) -> float:
-        """How long the caller was blocked here, after the first two batches of each epoch."""
+        """How long the caller waited for batches, without the first two of each epoch."""
         return self._epochs.waited_seconds
 
     @property
     def waited(self) -> float:
-        """The share of the time after the first two batches of each epoch in which the caller was blocked here."""
+        """The share of the time after the first two batches of each epoch in which the caller waited for batches."""
         return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -189,11 +190,11 @@ class Feed:
         return {**self._epochs.loader.metrics(), "upload": upload}
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the loader's state, counting the batches yielded here; see CachedLoader.state_dict."""
+        """Return the loader's state, counting the batches that were yielded; see CachedLoader.state_dict."""
         return self._epochs.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at the state of another loader or Feed. An iteration by `next` ends.
+        """Let the next iteration begin at the state of another loader or Feed. An iteration that `next` has begun ends.
 
         Raises UsageError where data or order differ; see CachedLoader.load_state_dict.
         """
@@ -282,7 +283,7 @@ class _Epochs:
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
         """Return a batch's fields, labels, random numbers, and which rows are samples; called in the uploading thread.
 
-        A batch of row numbers has these in place of the labels, and no fields.
+        A batch of row numbers has its `_SentRows` in place of the labels, and no fields.
         """
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows(batch[0], batch[1], number)
@@ -315,7 +316,10 @@ class _Epochs:
         return [(None, *parts) for parts in zip(rows, draws, are_samples, strict=True)]
 
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
-        """Return a batch of row numbers; if batches are padded, with slots of zeros up to the loader's batch size."""
+        """Return a batch of row numbers; if batches are padded, fill it up to the loader's batch size.
+
+        The padding is a row number beyond the table, for which the devices give zeros.
+        """
         self._kept.check_labels(read, self._draws)
         if not self._pads or resident.slots is None:
             return read
@@ -429,7 +433,7 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What the device does to a batch; the key of the compiled functions.
+    """What the device does to a batch. A function is compiled once for equal options.
 
     `image` is the field of images, None for records without one; `is_packed` says whether images come packed. `augment`
     is None where images are neither normalised nor augmented. `classes` is the number of outputs of mixed labels.
@@ -461,7 +465,8 @@ def make_finish(options: FinishOptions) -> Finish:
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
     """Return a jitted function that gathers a batch from tables of these forms and finishes it, in one graph.
 
-    It takes the tables' rows by name, the batch's row numbers, and its random numbers.
+    It takes the tables' rows by name, the batch's row numbers, and its random numbers. `forms` has each field's name
+    and the form of its table.
     """
     plain = _make_plain_finish(options)
 

@@ -17,7 +17,9 @@ from tpucache.types import Array
 
 
 class JaxMemory:
-    """The memory of a sharding's devices. Each has its rows of a table, and copies along other axes of the mesh."""
+    """The memory of a sharding's devices. Along the axis of the batch each has its rows of a table, along others a
+    copy.
+    """
 
     tile = XLA_TILE
 
@@ -42,7 +44,9 @@ class JaxMemory:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return a table for the rows of these slots, for chunks like this one."""
+        """Return a table with a row for each of these slots, to be written in chunks like `chunk`, which is on the
+        devices.
+        """
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -50,8 +54,9 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the fullest device, times the number of devices that divide a batch; None if not
-        reported.
+        """Return the free bytes of the fullest device, times the number of devices that divide a batch.
+
+        Return None if a device does not report its memory.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
@@ -64,7 +69,10 @@ class JaxMemory:
 
 
 class JaxTable:
-    """A table whose rows are stored as bits. One core has a row, the others add 0: a sum over cores gathers it."""
+    """A table whose rows are stored as unsigned integers.
+
+    A row is gathered by a sum over the cores: the core that has the row adds its bits, and the others add 0.
+    """
 
     def __init__(self, form: TableForm, chunk: int) -> None:
         """Reserve memory for the rows. Raises DeviceFullError where there is not enough."""
@@ -119,7 +127,9 @@ class TableForm:
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the rows after writing a chunk, of `each` rows on each core, to its place; traced."""
+        """Return the rows after writing a chunk, of `each` rows on each core, to its place. It is called in a jitted
+        function.
+        """
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
             bits = bits.reshape(len(chunk), self._values)
@@ -133,7 +143,7 @@ class TableForm:
         return self._on_each(write)(rows, number, bits)
 
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Return the rows in these slots, with the shape and dtype of the records; traced.
+        """Return the rows in these slots, with the shape and dtype of the records. It is called in a jitted function.
 
         A slot after the last row gives zeros, unless each core takes only its own rows.
         """
@@ -180,7 +190,10 @@ def _taker(form: TableForm) -> Callable[..., jax.Array]:
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    """Return a function that runs on each core's part of its arguments. Copies along other axes stay equal."""
+    """Return a function that runs on each core's part of its arguments.
+
+    Devices along other axes of the mesh compute the same from their copies.
+    """
     mapped: Callable[..., jax.Array]
     if hasattr(jax, "shard_map"):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)

@@ -26,7 +26,7 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Raise UsageError for "yes" where the records do not fit, or where the devices cannot keep any."""
+        """Plan the memory for the loader's records. Raises UsageError for "yes" if they cannot be kept."""
         self._loader, self._resident, self._decision = loader, None, None
         self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
@@ -36,7 +36,7 @@ class KeptRecords:
             memory = None if never else JaxMemory(sharding)
             planned = 0 if memory is None else table_bytes_of(loader, memory)
             self._decision = ResidentDecision(resident, memory, planned, never, _problem_of_auto(memory))
-            self._memory: Any = memory  # without it, nothing is kept
+            self._memory: Any = memory  # None: nothing can be kept
 
     _resident: Resident | None
     _decision: ResidentDecision | None
@@ -106,5 +106,5 @@ def _problem_of_auto(memory: JaxMemory | None) -> str:
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:
-        return 'the devices do not say how much memory is free; resident="yes" keeps records there'
+        return 'the devices do not say how much memory is free; resident="yes" keeps records in it'
     return ""
