@@ -78,7 +78,10 @@ def lanczos(length: int, start: float, stop: float, size: int) -> Array:
 
 
 def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
-    """Return the pixel, of `length`, under the middle of each of `count` equal steps from start to stop."""
+    """Divide `start` to `stop` into `count` equal steps, and return the number of the pixel under the middle of each.
+
+    Pixels are numbered from 0 to `length` - 1.
+    """
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
     return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
 
@@ -201,7 +204,7 @@ class Framing:
         return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
 
     def least(self) -> tuple[int, int]:
-        """Return the smallest (width, height) at which the whole image may be decoded."""
+        """Return the smallest (width, height) at which the whole image may be decoded: twice what the resize needs."""
         shares = self.size[0] / (self.box[2] - self.box[0]), self.size[1] / (self.box[3] - self.box[1])
         width, height = (
             math.ceil(s * share * _SCALED_DECODE_FACTOR) for s, share in zip(self.stored, shares, strict=True)

@@ -141,7 +141,7 @@ def _compiled() -> Native | None:
 
 
 def populate(start: int, length: int) -> bool:
-    """Read the pages of a map and enter them in the page table; return whether that is possible.
+    """Read the pages of a memory map and enter them in the page table. Return whether that is possible.
 
     If pages cannot be read, this returns False; the first access to them would end the process.
     """
@@ -183,7 +183,7 @@ def free_part(descriptor: int, start: int, stop: int) -> bool:
 
 
 def is_large(rows: int, nbytes: int) -> bool:
-    """Return whether copying past the caches is faster for a batch with this number of rows and bytes."""
+    """Return whether copying past the processor's caches is faster, for a batch with this number of rows and bytes."""
     return nbytes >= max(_LARGE, rows * _LONG)
 
 

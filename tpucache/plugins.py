@@ -101,7 +101,7 @@ class PartTable(Mapping[str, Part]):
 
 
 class Names(Collection[str]):
-    """The names of a table's parts to choose from; `own` does not depend on the installed packages."""
+    """The names of a table's parts to choose from. `own` are the names without those of other packages' parts."""
 
     def __init__(self, table: PartTable[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ImageFolder(PictureDataset):
     """torchvision's ImageFolder, but each picture is decoded and resized only once: `picture, label = dataset[0]`.
 
-    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are those of torchvision, in the same order. As there,
-    the list `samples` decides what the data set holds: you may shorten, reorder or relabel it.
+    `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are those of torchvision, in the same order. As in
+    torchvision, the list `samples` decides what the data set holds: you may shorten, reorder or relabel it.
     """
 
     def __init__(

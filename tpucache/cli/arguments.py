@@ -255,7 +255,7 @@ def add_reading(command: argparse.ArgumentParser) -> None:
 
 
 def add_resolution(command: Any, text: str) -> None:
-    """Add --resolution."""
+    """Add --resolution. Its help begins with `text`."""
     command.add_argument("--resolution", type=size, metavar="N|HxW", help=f"{text} (dct-zstd and dct-lz4)")
 
 

@@ -141,7 +141,7 @@ def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    """Yield the results of `work` for all starts, in order; only a few are begun ahead."""
+    """Yield the results of `work` for all `starts`, in order. Only a few calls are begun ahead."""
     with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
         waiting: deque[Future[int]] = deque()
         try:

@@ -302,7 +302,10 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 
 
 def _parts(counts: Positions) -> Iterator[slice]:
-    """Yield slices of the values, each with about as many candidates as may be compared at once."""
+    """Yield slices of looked-up values.
+
+    Each has about as many candidates, `counts` for each value, as are compared at once.
+    """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, np.arange(_MOST_CANDIDATES, total, _MOST_CANDIDATES), "right").tolist()

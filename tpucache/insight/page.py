@@ -143,11 +143,11 @@ class _Set:
         return self.records.name
 
     def path(self, at: int) -> str:
-        """Return the path of a sample, by its place among the hashed ones."""
+        """Return the path of the sample at this place in the set."""
         return self.records.table.paths[int(self.positions[at])]
 
     def label(self, at: int) -> str:
-        """Return the label of a sample as in a table for `relabel`; empty where it has none."""
+        """Return the label of the sample at this place as in a table for `relabel`; "" if it has none."""
         if self._labels is None:
             return ""
         label = np.asarray(self._labels[int(self.positions[at])])
@@ -170,11 +170,11 @@ class _Set:
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
-        """Return whether a table with one column of labels can correct them."""
+        """Return whether a table with one column of labels can correct the labels."""
         return self._labels is not None and (bool(self.classes) or self._labels.ndim == 1 or self._labels.shape[1] == 1)
 
     def separator(self) -> str:
-        """Return the text between several classes of a sample; empty where samples have one class."""
+        """Return the text between several classes of a sample; "" if samples have one class."""
         return SEPARATOR if self._labels is not None and self._labels.ndim == 2 and self.classes else ""
 
 

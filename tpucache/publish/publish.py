@@ -117,7 +117,10 @@ def _message(manifest: Manifest) -> str:
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
-    """Wait until Kaggle lists all files with the right sizes. Raises PublishError, which names the other files."""
+    """Wait until Kaggle lists all files with the right sizes.
+
+    Raises PublishError, which names the files that differ.
+    """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
         state = client.state(dataset_id)

@@ -149,7 +149,7 @@ def measure_reading(
     seconds: float = 0.5,
     finish: Finish = "device",
 ) -> float:
-    """Return the images read a second, measured as by `run_bench`: the median of rounds of `seconds`."""
+    """Return the rate of reading in images a second, measured as by `run_bench`: the median of rounds of `seconds`."""
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 

@@ -237,8 +237,9 @@ def _version(name: str) -> str | None:
 class Mount:
     """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
 
-    `reading` says for each cache how its shards would be read here. `network` is the type of a network file system,
-    None for a disk. `open_seconds` is the median time to open a file and read its first byte; None without a file.
+    `reading` says for each cache how this machine would read its shards. `network` is the type of a network file
+    system, None for a disk. `open_seconds` is the median time to open a file and read its first byte; None without a
+    file.
     """
 
     space: Space

@@ -39,7 +39,7 @@ class Records:
 
     @property
     def name(self) -> str:
-        """The cache's name: its folder's."""
+        """The name of the cache: that of its folder."""
         return Path(self.cache.place).resolve().name
 
     @property

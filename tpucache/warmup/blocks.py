@@ -80,7 +80,7 @@ def parts_of(variants: Iterable[int], fields: Sequence[Field]) -> tuple[Part, ..
 
 
 def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Return the variants of parts, in their order."""
+    """Return the variants of `parts`, each once, in the order of the parts."""
     return tuple(dict.fromkeys(part.variant for part in parts))
 
 

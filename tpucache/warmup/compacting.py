@@ -119,7 +119,7 @@ class _Compaction:
 
     @classmethod
     def of(cls, cache: Cache) -> _Compaction:
-        """Number and divide the remaining samples of a cache as a fresh warmup would."""
+        """Number and divide the remaining samples of a cache as a fresh warmup would number and divide them."""
         manifest = cache.manifest
         kept = cache.samples.numbers.tolist()
         total = len(kept) + len(manifest.skipped) + len(manifest.deleted)
@@ -147,7 +147,9 @@ class _Compaction:
 
 
 def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
-    """Write a shard into the work folder. Return its entry, with `first` still 0, and its index rows.
+    """Write the shard of a new block and part into the work folder. Return its manifest entry and its index rows.
+
+        `first` of the entry is set later.
 
     Raises DamageError for a record whose checksum is not that of the index, BuildError, OSError.
     """

@@ -79,9 +79,10 @@ class _TrialSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Trials:
-    """How samples are tried: how many at most, and for how many seconds. `look` is called with each result.
+    """How samples are tried: at most `samples` of them, for about `seconds`.
 
-    The estimate of sizes is `margin` standard errors above the mean of the tried samples.
+    `look` is called with each sample and its result. The estimate of sizes is `margin` standard errors above the mean
+    of the tried samples.
     """
 
     samples: int = 8
@@ -187,7 +188,7 @@ def _table_bytes(remaining: Remaining) -> int:
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:
-    """Raise BuildError with this advice if the disk has no room for the shards and the temporary files."""
+    """Raise BuildError, with this `advice`, if the disk has no room for the shards and the temporary files."""
     needed = expected.bytes + expected.spooled
     if needed > expected.free:
         raise BuildError(

@@ -19,7 +19,10 @@ _REPLACEMENTS: Final = ("nrtk-albumentations",)
 
 
 def versions() -> dict[str, str]:
-    """Return the installed versions by name, also of plugins; "" for an optional library that is not installed."""
+    """Return the installed versions of Python, tpucache, libraries and plugins by name.
+
+    An optional library that is not installed has the version "".
+    """
     return {
         "tpucache": __version__,
         "python": platform.python_version(),

@@ -22,7 +22,7 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 
 class EncodedSample(NamedTuple):
-    """A sample as its source returns it, its clean arrays by field, and its record of each requested part.
+    """A sample as its source returns it, its clean arrays by field, and its record of each requested variant and band.
 
     `counts` has the numbers of annotations by field: in the source, then in each of the variants of `records`. `facts`
     has values of its image by column of the samples table.

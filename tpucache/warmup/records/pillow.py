@@ -277,7 +277,10 @@ def _as_broken() -> Iterator[None]:
 
 
 class _PillowLimit:
-    """Lifts Pillow's limit of pixels while any thread is inside. The limit is a global variable of the process."""
+    """Lifts Pillow's limit of pixels while any thread is in the `with` block.
+
+    The limit is a global variable of the process.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

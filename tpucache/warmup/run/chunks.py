@@ -84,7 +84,7 @@ class ChunkInfo:
     frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, samples: Sequence[KeptSample]) -> None:
-        """Add samples that are not skipped. If a fact and a column of the source have one name, the column is used."""
+        """Add samples that are not skipped. A column of the source is preferred to a fact with the same name."""
         values = [{**sample.facts, **sample.columns} for sample in samples]
         for name in {*self.columns, *itertools.chain.from_iterable(values)}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))

@@ -389,7 +389,7 @@ def check_run(context: BuildContext) -> None:
 
 
 def known_records(cache: Cache) -> Known:
-    """Return the checksums of some samples of a finished cache, in the clean variant and in two augmented ones."""
+    """Return the CRC-32s of some records of a finished cache: clean ones, and those of two augmented variants."""
     manifest = cache.manifest
     positions = np.arange(0, manifest.samples, max(1, manifest.samples // (2 * _TRIED_OF_OTHER_VERSIONS)))
     augmented = manifest.variants[1:]

@@ -55,7 +55,7 @@ class Place(Protocol):
         """The bytes that were sent, if a limit depends on them, else 0."""
 
     def resume(self) -> Cache | None:
-        """Find the files that an earlier run sent. Return the finished cache that is there, or None."""
+        """Find the files that an earlier run sent. Return the finished cache that is at the place, or None."""
 
     def start(self) -> None:
         """Begin to send the build whose plan is in the work folder."""

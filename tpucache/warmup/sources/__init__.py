@@ -82,7 +82,10 @@ _KINDS: Final = PartTable[SourceKind](
 
 
 def to_source(source: str | Path | Source | Items) -> Source:
-    """Return a source unchanged, or the source of a path, a pattern, a name or a dataset. Raises as `open_source`."""
+    """Return a source unchanged, or the source of a path, a pattern, a name or a dataset.
+
+    Raises the errors of `open_source`.
+    """
     if isinstance(source, (str, Path)):
         return open_source(source)
     if hasattr(source, "list") and hasattr(source, "load"):

@@ -119,7 +119,7 @@ def list_images(where: object, files: Sequence[FoundFile], empty: Iterable[PureP
     other folders are classes, they are classes without samples. If the classes look like parts of a data set, such as
     train and test, the listing has a `doubt`.
 
-    Raises SourceError; `where` names the place of the files in it.
+    Raises SourceError. `where` names the place of the files in messages.
     """
     suffix_of = [file.name.suffix.lower() for file in files]
     suffixes = SUFFIXES if not SUFFIXES.isdisjoint(suffix_of) else {_ARRAY_SUFFIX}

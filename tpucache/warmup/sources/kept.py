@@ -65,7 +65,7 @@ class KeptListings:
 
 @contextmanager
 def keeping_listings(work: Path) -> Iterator[KeptListings]:
-    """While the context lasts, let sources look up what this build has listed before."""
+    """While the `with` block runs, let sources look up what an earlier run of this build has listed."""
     kept = KeptListings(work)
     token = _kept.set(kept)
     try:
@@ -80,7 +80,7 @@ def kept_listings() -> KeptListings | None:
 
 
 def sources_folder() -> Path:
-    """Return this machine's folder for copies of sources, which is made. Raises StoreError if it is another user's."""
+    """Make and return this machine's folder for copies of sources. Raises StoreError if it belongs to another user."""
     from tpucache.store.remote.cache import COPIES, default_directory, own_folder
 
     below = default_directory().expanduser().absolute()

@@ -125,7 +125,7 @@ def split_names(
 ) -> tuple[Sequence[Label], tuple[str, ...]]:
     """Split cells with several names. Return a 0 or 1 for each cell and class, and the classes, which are all names.
 
-    `is_own` says that tpucache wrote the cells, with marks before odd names.
+    `is_own` says that tpucache wrote the cells, by `join_names`, which puts a mark before some names.
     """
     rows = [
         {*part_names(cell, separator)} if is_own else {part.strip() for part in cell.split(separator) if part.strip()}

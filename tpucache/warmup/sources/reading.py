@@ -190,7 +190,7 @@ def find_reading(
 def _text_reading(
     known: Sequence[Any], kind: LabelKind, names: tuple[str, ...], missing: tuple[str, ...] | None, where: str
 ) -> Reading:
-    """Return how to read labels that are mostly texts. They are read as in a table."""
+    """Return how to read labels that are mostly texts: as texts in a table are read, see `labels_of_texts`."""
     if names:
         return Reading("class", names, missing=missing, kind=kind)
     texts = {value for value in known if isinstance(value, str)}
@@ -301,7 +301,7 @@ def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) 
 
 
 def is_one_hot(labels: Sequence[Label]) -> bool:
-    """Return whether each of several vectors of marks has exactly one mark, and not always the same."""
+    """Return whether each of several vectors of 0 and 1 has exactly one 1, and not always at the same place."""
     known = [label for label in labels if isinstance(label, tuple)]
     return len(set(known)) > 1 and _are_marks(known) and all(sum(label) == 1 for label in known)
 

@@ -256,7 +256,10 @@ def _files_of(path: Path, options: TableOptions, size: int, changed: int) -> _Fi
 
 
 def _read(path: Path, options: TableOptions) -> tuple[CsvTable, _Files, TableOptions]:
-    """Return a table with one row for each sample, the data that loading needs, and the options with found labels."""
+    """Return a table with one row for each sample, the data that loading needs, and the options.
+
+    If the options name no labels, a label column that was found is added to them.
+    """
     table = read_table(path)
     options = with_found_labels(table, options)
     if not options.rle_cols:
