@@ -42,7 +42,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "publish": ("tpucache.cli.publishing", "Publish a cache as a Kaggle Dataset."),
         "fetch": ("tpucache.cli.publishing", "Copy a cache from a URL into a folder."),
         "push": ("tpucache.cli.publishing", "Copy a cache to a URL."),
-        "cached": ("tpucache.cli.publishing", "List what this machine keeps of caches at URLs, or remove it."),
+        "cached": ("tpucache.cli.publishing", "List the caches that this machine keeps, or remove them."),
     },
 }
 

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tpucache.adopt.builder import open_growing
-from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError
+from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError, SampleError, StoreError
 from tpucache.progress import note
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
-from tpucache.store.format import MANIFEST_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME, WORK_NAME
 from tpucache.store.growing import LOCK_NAME
+from tpucache.store.hashes import HASHES_NAME
 from tpucache.store.holding import hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.system import fcntl
@@ -46,6 +47,7 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_NAME: Final = 40
 _WAIT_SECONDS: Final = 0.1
 _STATE: Final = re.compile(r"[0-9a-f]{1,32}")
+_PLACE: Final = re.compile(r".+-[0-9a-f]{16}")  # the folder of a data set and recipe
 _REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
 
 
@@ -56,6 +58,88 @@ class BuildChoices:
     recipe: Recipe
     jobs: int | None = None
     on_error: OnError = "fail"
+
+
+class KeptFolder(NamedTuple):
+    """The folder of the cache of a data set: the data set's name, and the size of the folder's files in bytes."""
+
+    name: str
+    directory: Path
+    bytes: int
+    is_finished: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the folder as JSON values."""
+        return {**self._asdict(), "directory": str(self.directory)}
+
+
+def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
+    """Return the caches of data sets below a folder (default: `default_directory`), finished or not, the largest first.
+
+    Folders that are no such cache are left out. Links are not followed.
+    """
+    base = (Path(below) if below is not None else default_directory()).expanduser().absolute()
+    found = []
+    for place in _folders(base / FOLDER, _PLACE):
+        for directory in _folders(place, _STATE):
+            is_finished = (directory / MANIFEST_NAME).is_file()
+            if is_finished or (directory / WORK_NAME).is_dir():
+                name = place.name.rpartition("-")[0]
+                found.append(KeptFolder(name, directory, _size(directory), is_finished))
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def clear_folder(kept: KeptFolder) -> None:
+    """Remove the cache of a data set.
+
+    Raises StoreError if a process reads or builds it, if it has files that are not of a cache, or if it cannot be
+    removed.
+    """
+    directory = kept.directory
+    try:
+        check_own(directory, directory.parents[2])
+        if foreign := sorted(path.name for path in directory.iterdir() if not _is_of_a_cache(path.name)):
+            raise StoreError(
+                f"{directory}, the cache of {kept.name}, has files that are not of a cache, such as {foreign[0]}: "
+                "move them away"
+            )
+        locks = directory.with_name(f"{directory.name}.lock"), directory / WORK_NAME / LOCK_NAME
+        if not any(map(is_held, locks)):
+            _remove(directory)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be removed: {error}") from error
+    if directory.exists():
+        raise StoreError(
+            f"{directory}, the cache of {kept.name}, is in use: end the process that reads or builds it (if there "
+            "is none, the file system has no locks: remove the folder yourself)"
+        )
+    with contextlib.suppress(OSError):  # it has caches of other states
+        directory.parent.rmdir()
+
+
+def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return the folders in a folder whose names match, without links. There is none if it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                Path(each.path) for each in entries if name.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
+def _size(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # another process has just removed it
+            total += path.lstat().st_blocks * 512
+    return total
+
+
+def _is_of_a_cache(name: str) -> bool:
+    patterns = (SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME)
+    fixed = name in (MANIFEST_NAME, TIMES_NAME, WORK_NAME) or name.endswith(".tmp")
+    return fixed or any(each.fullmatch(name) for each in patterns)
 
 
 class KeptCache(NamedTuple):

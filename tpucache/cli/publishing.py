@@ -149,23 +149,40 @@ class _Transfer:
 
 
 def cached(options: argparse.Namespace) -> int:
-    """List the local copies of caches at URLs, or remove them."""
+    """List what is kept, or remove it: copies of caches at URLs, and the caches of ImageFolder, cached and from_hf."""
+    from tpucache.adopt.kept import clear_folder, list_folders
     from tpucache.store.remote.cache import clear_kept, list_kept
     from tpucache.units import size_text
 
-    kept = list_kept(options.cache_dir)
-    chosen = [each for each in kept if options.clear in (None, "all", each.url, each.directory.name)]
-    if options.clear is not None:
-        if not chosen:
-            raise UsageError(f"nothing is kept of {options.clear}: give a URL that `cached` lists, or all")
-        for each in chosen:
-            clear_kept(each)
-    verb = "removed, " if options.clear is not None else ""
+    chosen = options.clear
+    copies = [
+        each
+        for each in list_kept(options.cache_dir)
+        if chosen in (None, "all", each.url, each.directory.name, str(each.directory))
+    ]
+    sets = [
+        each
+        for each in list_folders(options.cache_dir)
+        if chosen in (None, "all", each.name, each.directory.name, str(each.directory))
+    ]
+    if chosen is not None and not copies and not sets:
+        raise UsageError(f"nothing is kept of {chosen}: give a URL, a name or a folder that `cached` lists, or all")
+    if chosen is not None:
+        for copy in copies:
+            clear_kept(copy)
+        for folder in sets:
+            clear_folder(folder)
+    verb = "removed, " if chosen is not None else ""
     lines = [
         f"{each.url}: {verb}{size_text(each.bytes)} of {size_text(each.total_bytes)}, in {each.directory}"
-        for each in chosen
+        for each in copies
     ]
-    show(options, {"kept": [each.to_dict() for each in chosen]}, lines or ["nothing is kept of caches at URLs"])
+    lines += [
+        f"{each.name}: {verb}{size_text(each.bytes)}{'' if each.is_finished else ', unfinished'}, in {each.directory}"
+        for each in sets
+    ]
+    report = {"kept": [each.to_dict() for each in copies], "datasets": [each.to_dict() for each in sets]}
+    show(options, report, lines or ["nothing is kept, of caches at URLs or of data sets"])
     return 0
 
 
@@ -222,6 +239,10 @@ def add(commands: Any) -> None:
     command = add_command(commands, cached, "--json")
     add_json(command)
     command.add_argument(
-        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir with which the caches were read"
+        "--cache-dir", type=local_path, metavar="DIR", help="the --cache-dir or cache= with which the caches were read"
     )
-    command.add_argument("--clear", metavar="URL|all", help="remove the local copy of a cache, or of all caches")
+    command.add_argument(
+        "--clear",
+        metavar="NAME|all",
+        help="remove what has this URL, name or folder, or all; a cache can be built again",
+    )

@@ -1,0 +1,101 @@
+"""The command `cached` lists and removes the caches of data sets, but none in use, and nothing that is not a cache."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpucache import ImageFolder
+from tpucache.adopt.kept import list_folders
+from tpucache.cli import main
+from tpucache.store.holding import hold
+
+
+def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["cached", "--json", *words]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["datasets"]
+    return found
+
+
+def test_a_cache_of_a_data_set_is_listed_and_removed_unless_it_is_in_use(
+    root: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = ImageFolder(root, size=8, jobs=1)
+    (found,) = listed(capsys)
+    assert (found["name"], found["directory"], found["is_finished"]) == ("photos", str(dataset.directory), True)
+    assert found["bytes"] > 0
+    assert main(["cached", "--clear", "photos"]) == 1
+    assert "is in use" in capsys.readouterr().err
+    assert dataset.directory.exists()
+    del dataset
+    gc.collect()
+    assert main(["cached", "--clear", "birds"]) == 2
+    assert listed(capsys, "--clear", "photos") == [found]
+    assert listed(capsys) == []
+    assert list(kept.iterdir()) == []
+    assert len(ImageFolder(root, size=8, jobs=1)) == 6
+
+
+def test_the_folder_of_cache_is_given_as_cache_dir(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ImageFolder(root, size=8, jobs=1, cache=tmp_path / "mine")
+    gc.collect()
+    assert listed(capsys) == []
+    (found,) = listed(capsys, "--cache-dir", str(tmp_path / "mine"))
+    assert listed(capsys, "--cache-dir", str(tmp_path / "mine"), "--clear", found["directory"]) == [found]
+    assert not Path(found["directory"]).exists()
+
+
+def test_a_cache_that_a_process_builds_is_not_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = ImageFolder(root, size=8, jobs=1).directory
+    gc.collect()
+    with hold(directory.with_name(f"{directory.name}.lock"), AssertionError):
+        assert main(["cached", "--clear", "all"]) == 1
+    assert "is in use" in capsys.readouterr().err
+    assert directory.exists()
+
+
+def test_an_unfinished_cache_is_listed_as_such_and_removed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = ImageFolder(root, size=8, jobs=1).directory
+    gc.collect()
+    (directory / "manifest.json").unlink()
+    (directory / ".warmup").mkdir()
+    assert main(["cached"]) == 0
+    assert ", unfinished, in " in capsys.readouterr().out
+    assert main(["cached", "--clear", "all"]) == 0
+    assert not directory.exists()
+
+
+def test_a_folder_with_files_that_are_not_of_a_cache_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = ImageFolder(root, size=8, jobs=1).directory
+    gc.collect()
+    (directory / "thesis.txt").touch()
+    assert main(["cached", "--clear", "all"]) == 1
+    assert "has files that are not of a cache, such as thesis.txt" in capsys.readouterr().err
+    assert (directory / "manifest.json").exists()
+
+
+def test_foreign_folders_and_links_are_neither_listed_nor_removed(
+    root: Path, kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = ImageFolder(root, size=8, jobs=1).directory
+    gc.collect()
+    away = tmp_path / "away"
+    shutil.copytree(directory, away)
+    (directory.parent / "ab12").symlink_to(away)
+    (kept / f"link-{'0' * 16}").symlink_to(directory.parent)
+    for name in ("notes", f"photos-{'1' * 16}/empty", f"photos-{'1' * 16}/ab", "ab12"):
+        (kept / name).mkdir(parents=True)
+    assert [each.directory for each in list_folders()] == [directory]
+    assert main(["cached", "--clear", "all"]) == 0
+    assert (away / "manifest.json").exists()
+    assert sorted(path.name for path in kept.iterdir()) == [
+        *("ab12", f"link-{'0' * 16}", "notes", f"photos-{'1' * 16}", directory.parent.name)
+    ]
