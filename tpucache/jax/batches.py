@@ -209,7 +209,10 @@ class Feed:
 
 
 class _Epochs:
-    """The iterations of a Feed. A running iteration refers only to this, so that a dropped Feed is freed."""
+    """The iterations of a Feed.
+
+    A running iteration refers only to this object, not to the Feed, so that a Feed that the program drops is freed.
+    """
 
     def __init__(
         self,
@@ -267,7 +270,7 @@ class _Epochs:
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
     def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        """Finish an uploaded batch, in the caller's thread."""
+        """Decode, normalise and augment an uploaded batch on the devices. This is called in the caller's thread."""
         if not isinstance(labels, _SentRows):
             return self._finish(fields, labels, draws)
         resident, sent = labels
@@ -401,7 +404,9 @@ def _all_devices() -> jax.sharding.Sharding:
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
-    """Raise UsageError unless the loader belongs to this process and its batches can be divided evenly."""
+    """Raise UsageError unless the loader reads the slice that this process needs, and its batches can be divided
+    evenly.
+    """
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)

@@ -24,7 +24,7 @@ class JaxMemory:
     tile = XLA_TILE
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
-        """Take a sharding that divides the first axis of a batch. Raises UsageError for another one."""
+        """Take a sharding that divides the first axis of a batch. Raises UsageError for any other sharding."""
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
@@ -50,7 +50,7 @@ class JaxMemory:
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the size in bytes of a value in JAX's memory."""
+        """Return the bytes that a value of this dtype takes in JAX's memory."""
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
@@ -96,7 +96,7 @@ class JaxTable:
 
 
 class TableForm:
-    """The key of the functions that are compiled for a table. Two forms with the same values are equal."""
+    """All that the functions depend on that are compiled for a table: equal forms share their compiled functions."""
 
     def __init__(
         self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array

@@ -21,7 +21,7 @@ from tpucache.store.fields import LABEL
 
 
 class KeptRecords:
-    """Decides whether a loader's records stay on the devices, and gives the batches of its iterations in both cases."""
+    """Decides whether a loader's records stay on the devices, and gives the loader's batches in both cases."""
 
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident

@@ -48,7 +48,7 @@ class BatchAugment:
     ) -> None:
         """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
 
-        Raises UsageError for an impossible size, and for a setting that such images cannot have.
+        Raises UsageError for settings that images of this size, dtype or number of channels cannot have.
         """
         if settings.rotate and height != width:
             raise UsageError(f"rotate turns only square images, not {height}x{width}: leave rotate out")
@@ -289,7 +289,10 @@ def flag(draws: Array, column: int) -> Array:
 
 
 class BatchNormalise:
-    """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
+    """Normalises images: (batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width).
+
+    Each channel becomes (x - mean) / std.
+    """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], library: ArrayLibrary) -> None:
         """Take the mean and standard deviation of each channel; a channel without spread is only centred."""

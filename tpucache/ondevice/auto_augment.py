@@ -65,7 +65,9 @@ class AutoAugment:
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Return masks (batch, 1, height, width) moved like their images, 255 outside; uint8."""
+        """Return masks (batch, 1, height, width) moved like their images, uint8; pixels from outside the image have
+        class 255.
+        """
         for numbers in self._operations(draws):
             masks = self._moved(masks, numbers, _NO_CLASS, nearest=True)
         return masks

@@ -33,7 +33,7 @@ class CropDecoder:
     """Decodes a part of each packed image to the size of `resize`, and mirrors it where the draws say so."""
 
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
-        """Take the decoder for whole images; `resize.fit` has no effect here."""
+        """Take the decoder for whole images. `resize` says how large crops become; its `fit` has no effect on crops."""
         self._decoder, self._sizes = decoder, (resize.height, resize.width)
         #: The name of the constant that holds the pixels of an axis.
         self._names = {

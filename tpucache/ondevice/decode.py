@@ -1,8 +1,9 @@
 """Decoders for packed batches, written once for torch and JAX.
 
-They are made for a TPU. It works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
-transposed or shuffled. Its matrix product rounds operands to bfloat16, so each operand is passed as two numbers that
-bfloat16 holds nearly exactly; sums are float32 there. On any device, the result is within one level of float32's.
+They are made for a TPU. A TPU works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
+transposed or shuffled. Its matrix product rounds operands to bfloat16 and adds in float32, so each operand is passed as
+two numbers that bfloat16 holds nearly exactly. On any device, the result is within one level of that of products in
+float32.
 
 An image of another size needs no further step: the constants already include Lanczos' weights for its rows and columns.
 From coefficients, a smaller image needs only the low frequencies.
@@ -166,7 +167,7 @@ class CoefficientDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """Each plane's rows and columns."""
+        """The axes of the rows and of the columns of each plane."""
         return [
             (
                 Axis(self.layout.height, BLOCK * plane.block_rows, plane.step, self.frequencies),
@@ -201,7 +202,7 @@ class Yuv420Decoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """Each plane's rows and columns."""
+        """The axes of the rows and of the columns of each plane."""
         height, width = self.stored
         luma, chroma = (
             (Axis(height, shape[0], step), Axis(width, shape[1], step))
@@ -227,7 +228,7 @@ class PixelDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """Each channel's rows and columns."""
+        """The axes of the rows and of the columns of each channel."""
         height, width = self.stored
         return [(Axis(height, height), Axis(width, width))] * self.channels
 
@@ -281,7 +282,10 @@ def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array],
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the product of two sums, without the product of the rests, which is below bfloat16's rounding."""
+    """Return the product of two operands, each given as a coarse part and a rest.
+
+    The product of the two rests is left out: it is below bfloat16's rounding.
+    """
     coarse, rest = left
     wide: Array = functions.matmul(coarse, right[0])
     return wide + functions.matmul(rest, right[0]) + functions.matmul(coarse, right[1])
@@ -343,7 +347,7 @@ def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
 def _spread(
     library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Submatrix], plane: Plane, wide: list[Submatrix]
 ) -> list[Array]:
-    """Return high bits at the places of their coefficients, 0 elsewhere, in blocks like those of `low`."""
+    """Return blocks like those of `low` with high bits at the places of their coefficients, and 0 at others."""
     functions, at = library.functions, 0
     starts = {part.rows.start: part for part in wide}
     blocks = []

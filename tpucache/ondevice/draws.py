@@ -45,8 +45,8 @@ def draw(
     """Return the random numbers of one step, float32 (batch, views x columns): a pure function of the arguments.
 
     `size` is the images' height and width, which crops and operations need. Turning a setting on or off does not change
-    the draws of the others, and the first view's numbers do not depend on the number of views. Raises UsageError for a
-    crop or operations without a size.
+    the draws of the other settings, and the first view's numbers do not depend on the number of views. Raises
+    UsageError for a crop or operations without a size.
     """
     if settings.operations and size is None:
         raise UsageError("random operations depend on the images' height and width: give draw their size")
@@ -93,7 +93,8 @@ def pack(
 ) -> npt.NDArray[np.float32 | np.int16]:
     """Return the random numbers to send: only the used ones, as int16 if all of them are integers.
 
-    `drawn` and `size` are the result and an argument of `draw`. Augmentation accepts both forms, with the same result.
+    `drawn` is what `draw` returned, and `size` the size that `draw` was given. Augmentation accepts both forms, with
+    the same result.
     """
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)

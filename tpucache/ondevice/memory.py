@@ -1,4 +1,4 @@
-"""The memory of one torch device, for records that stay there."""
+"""The memory of one torch device, in which resident records are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorchMemory:
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value; they are the same on the device."""
+        """Return the bytes that a value of this dtype takes: as many as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
@@ -72,12 +72,12 @@ class TorchTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write a chunk to its place."""
+        """Write chunk `number` to its rows."""
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
         places = number * self._count + torch.arange(self._count, device=self.rows.device)
         self.rows.index_copy_(0, places, rows)
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows of the table."""
+        """Return the rows with these numbers, in the shape and dtype of the records."""
         rows = self.rows.index_select(0, slots)
         return rows.view(torch.uint8).view(self._dtype).reshape(len(slots), *self._shape)

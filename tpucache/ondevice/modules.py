@@ -32,7 +32,10 @@ class HasFields(Protocol):
 
 
 class Normalise(BatchNormalise):
-    """(batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width), (x - mean) / std."""
+    """Normalises images: (batch, height, width, channels) of any dtype -> float32 (batch, channels, height, width).
+
+    Each channel becomes (x - mean) / std.
+    """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         """Take each channel's mean and standard deviation; a constant channel is only centred."""
@@ -54,7 +57,7 @@ class Augment(BatchAugment):
     ) -> None:
         """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
 
-        Raises UsageError for an impossible size, and for a setting that such images cannot have.
+        Raises UsageError for settings that images of this size, dtype or number of channels cannot have.
         """
         super().__init__(settings, mean, std, height, width, _torch_on(device), dtype)
         self._device = device

@@ -55,7 +55,7 @@ class LargestMagnitudes(NamedTuple):
     bits: int
 
     def of(self, operation: str) -> Array:
-        """Return an operation's magnitudes for the numbers 0 to MOST_MAGNITUDE, which are torchvision's 31 bins."""
+        """Return an operation's magnitudes for the numbers from 0 to MOST_MAGNITUDE: torchvision's 31 bins."""
         if operation == "Posterize":
             return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
         if operation == "Solarize":
@@ -87,7 +87,7 @@ def largest_magnitudes(settings: AugmentSettings, height: int, width: int) -> La
 
 
 def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
-    """Return the largest distances that the settings' operations move pixels of images of this size."""
+    """Return the largest distances by which the operations of these settings move pixels, for images of this size."""
     largest = largest_magnitudes(settings, height, width)
     number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
     shear, across, down, rotation = (
@@ -145,7 +145,7 @@ def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Ar
 
 
 def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
-    """Return the columns that an operation sets, for each of its magnitudes (n,)."""
+    """Return the values of the columns that an operation sets, for each of these magnitudes (n,)."""
     height, width = size
     # The distance between the centres of the image and of the square in which it turns.
     down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)

@@ -116,7 +116,7 @@ def tilted(
 
 
 def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nearest: bool) -> Array:
-    """Return images whose row y is read `slope` times (y - centre) columns to the right."""
+    """Return images whose row y is read `slope` * (y - centre) columns further to the right."""
     if not reach:
         return pixels
     functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
@@ -131,7 +131,7 @@ def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nea
 def sheared_bytes(
     library: ArrayLibrary, pixels: Array, slope: Array, start: Array, reach: int, *, nearest: bool
 ) -> Array:
-    """Return uint8 images whose row y is read `start` + `slope` times (y - centre) columns to the right.
+    """Return uint8 images whose row y is read `start` + `slope` * (y - centre) columns further to the right.
 
     `slope` and `start` are (batch,). The result lacks the `reach` columns of border on either side.
     """

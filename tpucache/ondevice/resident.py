@@ -24,7 +24,7 @@ class ResidentTable(Protocol):
     """One field of all records, in a device's memory."""
 
     def write(self, number: Any, chunk: Any) -> None:
-        """Write a chunk. The chunk and its number are on the device."""
+        """Write a chunk to its rows. The chunk, and its number, are on the device."""
         ...
 
     def take(self, slots: Any) -> Any:
@@ -64,7 +64,7 @@ class ResidentMemory(Protocol):
         ...
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value in this memory."""
+        """Return the bytes that a value of this dtype takes in this memory."""
         ...
 
     def free_bytes(self) -> int | None:
@@ -100,9 +100,9 @@ class Resident:
             for images, labels in resident.batches(loader):
                 ...
 
-    Batches are those of the loader, in its order, on the device. Records stay packed there if their codec has a packed
-    form: `tpucache.ondevice.decoder` decodes them. The loader may be a CachedLoader with any order, weights or sampler,
-    or a MixedLoader; for that, make this from the loader's `dataset`.
+    Batches are those of the loader, in its order, on the device. Records stay packed on the device if their codec has a
+    packed form: `tpucache.ondevice.decoder` decodes them. The loader may be a CachedLoader with any order, weights or
+    sampler, or a MixedLoader; for a MixedLoader, make the Resident from the loader's `dataset`.
     """
 
     def __init__(self, dataset: Any, device: Any = "cpu") -> None:
@@ -200,8 +200,8 @@ class Resident:
     def iterate(self, loader: Any) -> Generator[Any, None, None]:
         """Begin an iteration of a loader that yields `RecordBatch`, as `CachedLoader.iterate_records` does.
 
-        Raises UsageError for a loader of other samples, and for one whose order="local" divides them differently over
-        the cores than the first loader did.
+        Raises UsageError for a loader of other samples, and for one whose order "local" divides the samples differently
+        over the cores than that of the first loader.
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
@@ -311,7 +311,7 @@ class Resident:
         return (fields[IMAGE], fields[LABEL]) if self._is_pair else fields
 
     def _check(self, loader: Any) -> None:
-        """Raise UsageError unless a loader reads these samples in this form."""
+        """Raise UsageError unless a loader reads the samples of this Resident, in the form in which it keeps them."""
         own, other = self.dataset, loader.dataset
         if other.record_fields != own.record_fields:
             raise UsageError(

@@ -101,7 +101,7 @@ class AugmentSettings:
 
     @property
     def mixes(self) -> bool:
-        """Whether images, and therefore their targets, are mixed with others."""
+        """Whether images, and therefore their targets, are mixed with other images."""
         return bool(self.mixup or self.cutmix)
 
     @property

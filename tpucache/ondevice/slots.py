@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     values: int
 
     def padded(self, values: int) -> int:
-        """Return the values of a row with its padding. A single value has none: its array has one dimension."""
+        """Return the number of values in a padded row. A single value is not padded: its array has one dimension."""
         return values if values == 1 else _whole(values, self.values)
 
 
@@ -95,7 +95,7 @@ class RecordSlots:
     def __init__(
         self, records: int, chunk: int, cores: int = 1, owners: Numbers | None = None, tile: Tile = NO_TILE
     ) -> None:
-        """Begin empty. `owners` has the core of each record, -1 for a record that is never needed.
+        """Begin without records. `owners` has the core of each record, -1 for a record that is never needed.
 
         Raises UsageError where a chunk does not divide evenly over the cores.
         """
@@ -124,7 +124,7 @@ class RecordSlots:
 
     @property
     def is_full(self) -> bool:
-        """Whether every record has a place."""
+        """Whether every record has a row."""
         return not self._left.any()
 
     def hand_out(self, chunks: Iterable[int]) -> None:

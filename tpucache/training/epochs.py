@@ -38,9 +38,9 @@ def decide_epochs(
 ) -> TrainSettings:
     """Return a new run's settings with as many epochs as its time limit allows, at least one.
 
-    `runs` is the number of runs of the same length that share the time. A separate learner takes the timed steps, on
-    images of the largest size; afterwards all random number generators are as before. Raises UsageError without a time
-    limit, and UnfinishedError when the limit is reached during the measurement.
+    `runs` is the number of runs of the same length that share the time. A few steps are timed on a learner that is
+    dropped afterwards, on images of the largest size; all random number generators are then as before. Raises
+    UsageError without a time limit, and UnfinishedError when the limit is reached during the measurement.
     """
     settings = begun.settings
     left = stop.seconds_left

@@ -164,7 +164,7 @@ def results(
     keep: Keep = _keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
-    """Yield what `reduce` returns for the outputs and the labels of each batch; see `compute_rows`."""
+    """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays; see `compute_rows`."""
 
     def compute(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
         return reduce(learner.predict(batch), learner.labels(batch))
@@ -189,8 +189,8 @@ def compute_rows(
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the samples' order and without padding.
 
-    The last batch is padded, so that all batches share one graph. If `rows` is given, the results are those of as many
-    samples, from the position `first` on.
+    The last batch is padded, so that all batches share one graph. If `rows` is given, only the samples from position
+    `first` to `first` + `rows` count.
     """
     loader = CachedLoader(dataset, batch_size, threads=threads, finish="device", pin_memory=device.pin_memory)
     if first:
@@ -220,7 +220,7 @@ def shared_rows(
     """Yield the results of `compute` for each batch, with the position of the batch's first sample; see `compute_rows`.
 
     Each process computes its share of the samples, in batches of its share of `batch_size`. The main process gets lists
-    of the results of all processes, the others get empty lists. `check` is called after each batch.
+    of the results of all processes, the other processes get empty lists. `check` is called after each batch.
     """
     processes = device.processes
     own, share = _own_share(dataset, processes)
@@ -259,7 +259,7 @@ def _score(learner: Learner, samples: int) -> Reduce:
 
 
 def _batch_rows(samples: int, batch_size: int) -> list[int]:
-    """Return how many samples each batch has."""
+    """Return the number of samples in each batch, without padding."""
     return [min(batch_size, samples - first) for first in range(0, samples, batch_size)]
 
 

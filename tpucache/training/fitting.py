@@ -61,10 +61,10 @@ def train(
     is a dataset, a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim`, or a
     callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule sets its learning
     rate. `device` is an opened device, or the name of a backend or of a device, as `open_device` takes them. "auto" is
-    XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line says which and why. `run` is the folder
-    that the run writes to; without it only the result is kept. In a notebook with matplotlib, the curves are shown
-    during training. When an epoch ends, a line about it goes to `options.on_epoch`, or else to standard error. To
-    resume a run, give the same model and optimizer.
+    XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on standard error says which it is, and
+    why. `run` is the folder that the run writes to; without it only the result is kept. In a notebook with matplotlib,
+    the curves are shown during training. When an epoch ends, a line about it goes to `options.on_epoch`, or else to
+    standard error. To resume a run, give the same model and optimizer.
 
     Raises UsageError when these do not fit together, and the errors of `tpucache.training.loop.train`.
     """
@@ -103,7 +103,7 @@ def train(
 
 
 def _choose(name: str) -> Choice:
-    """Return the backend for a name: a backend's, a torch device's, or "auto"."""
+    """Return the backend to use for `name`: the name of a backend or of a torch device, or "auto"."""
     return Choice("torch") if name in DEVICES and name != AUTO else choose_backend(name)
 
 

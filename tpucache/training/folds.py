@@ -53,7 +53,7 @@ class Fold:
 
     @property
     def report(self) -> TrainReport | None:
-        """The report of the fold's run, if there is one."""
+        """The report of the fold's run, None without one."""
         return read_run_report(self.run)
 
 
@@ -221,7 +221,7 @@ def _predict_all(
 ) -> FoldsReport:
     """Let each fold's model predict the fold's samples, and return the report of the finished run.
 
-    If it has to stop, it writes the seconds so far to the run's report.
+    If the run has to stop, its report gets the seconds so far.
     """
     account.take_out("compiling", lambda: device.counters().compile_seconds)
     account.begin("evaluation")

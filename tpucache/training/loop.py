@@ -77,8 +77,9 @@ def train(
     TrainingError when the loss is not finite; UnfinishedError when the time limit is reached. On SIGINT and SIGTERM a
     checkpoint is saved and KeyboardInterrupt raised. Errors from reading data are raised here, too.
 
-    With several processes, each calls this function and reads its slice of every batch. Only the main one uses the
-    folder. When one has to stop, all stop after the same step; when one ends, the others raise TrainingError.
+    With several processes, each calls this function and reads its slice of every batch. Only the main process uses the
+    folder. When one process has to stop, all stop after the same step; when one ends, the other processes raise
+    TrainingError.
     """
     run, options, processes = Path(run), options or RunOptions(), device.processes
     if not processes.is_main:
@@ -217,8 +218,9 @@ def _note(run: _Loop, progress: Progress, idle: float) -> str:
 
 
 def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
-    """Train until the run is finished or has to stop, and save it; return its pace, and the Stopped error if there was
-    one.
+    """Train until the run is finished or has to stop, and save it.
+
+    Return its pace, and the Stopped error if the run has to stop.
     """
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
@@ -308,8 +310,9 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 
 
 def _compile_validation(run: _Loop, residence: Residence) -> None:
-    """Evaluate a few samples to compile; while the cache is being built, they are training samples, as no others exist
-    yet.
+    """Evaluate a few samples, so that the evaluation is compiled.
+
+    While the cache is being built, these are training samples, because validation samples may not exist yet.
     """
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:

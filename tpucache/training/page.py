@@ -64,8 +64,8 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
 
     The page of a run of all folds shows the scores, curves and seconds of all folds, then a part for each fold. The run
     may be unfinished. At most `samples` wrong samples are shown. They are read from the cache that the run has used, or
-    from the one at `cache`; if that is gone, the page says so and has no pictures. The page has no script and loads
-    nothing from elsewhere.
+    from the one at `cache`; if this cache is gone, the page says so and has no pictures. The page has no script and
+    loads no other file.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.

@@ -268,7 +268,8 @@ def predict_values(
 ) -> Array:
     """Return probabilities or values, averaged over the datasets: float32 (samples, outputs), in the samples' order.
 
-    `check` is called between batches. With several processes only the main one gets them; the others get zeros.
+    `check` is called between batches. With several processes only the main one gets them; the other processes get
+    zeros.
     """
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)

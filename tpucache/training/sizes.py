@@ -19,13 +19,13 @@ _GROWING: Final = re.compile(r"(\d+)(?::([\d.]+))?")
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """The sides of images in pixels, in each epoch and in evaluations; None is the dataset's own size."""
+    """The sides of images in pixels, in each epoch and in evaluations; None stands for the dataset's own size."""
 
     epochs: tuple[int | None, ...]
     valid: int | None
 
     def at(self, epoch: int) -> int | None:
-        """Return the size in an epoch, from 0; epochs after the last one have its size."""
+        """Return the size in an epoch, counted from 0; epochs after the last one have the size of the last one."""
         return self.epochs[min(epoch, len(self.epochs) - 1)]
 
     @property

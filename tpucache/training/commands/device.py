@@ -63,9 +63,10 @@ def _announce(label: str, choice: Choice) -> None:
 
 
 def launched(options: argparse.Namespace) -> bool:
-    """Return whether --processes has run the whole command in other processes. Each of these calls this function, too.
+    """Return whether --processes has run the whole command in other processes.
 
-    Raises UsageError where --processes does not fit, and the error of the first process that failed.
+    Each of these processes calls this function, too, and gets False. Raises UsageError where --processes does not fit,
+    and the error of the first process that failed.
     """
     from tpucache.training.device.processes import is_launched
 

@@ -78,12 +78,12 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def variants(text: str) -> str | list[int]:
-    """Read "all", or numbers such as 0,1,2."""
+    """Parse "all", or numbers such as 0,1,2."""
     return text if text == "all" else [int(number) for number in text.split(",")]
 
 
 def pixels(text: str) -> list[int]:
-    """Read sizes such as 224,256."""
+    """Parse sizes such as 224,256."""
     return [int(number) for number in text.split(",")]
 
 

@@ -297,17 +297,17 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
 
 
 def rate(text: str) -> float | str:
-    """Read "find" or a number."""
+    """Parse "find" or a number."""
     return text if text == FIND else float(text)
 
 
 def epochs(text: str) -> int | str:
-    """Read "auto" or a number of at least 1."""
+    """Parse "auto" or a number of at least 1."""
     return text if text == AUTO else at_least(1)(text)
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Read numbers with commas between them."""
+    """Parse numbers with commas between them."""
     try:
         return tuple(map(float, text.split(",")))
     except ValueError as error:

@@ -72,11 +72,11 @@ class HostGroup(Processes):
             _log.setLevel(logging.ERROR)  # the main process logs the same warnings
 
     def largest(self, value: float) -> float:
-        """Reduce on the hosts; see Processes."""
+        """Reduce in the hosts' memory; see Processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Begin a reduction on the hosts in each call, and finish that of the call before; see Processes."""
+        """Begin a reduction in the hosts' memory in each call, and finish that of the call before; see Processes."""
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -92,7 +92,7 @@ class HostGroup(Processes):
         return exchange
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Reduce on the hosts in float64; see Processes."""
+        """Reduce in the hosts' memory, in float64; see Processes."""
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
     def gather(self, value: Result) -> list[Result]:
@@ -116,7 +116,7 @@ class HostGroup(Processes):
         return value  # type: ignore[return-value]  # None only after an error
 
     def on_each_host(self, call: Callable[[], Result]) -> Result:
-        """Let the first processes of all hosts call at the same time, then all others; see Processes."""
+        """Let the first processes of all hosts call at the same time, then all other processes; see Processes."""
         result: Result | None = None
         for is_first in (True, False):
             error = None
@@ -176,7 +176,7 @@ class ProcessGroup(HostGroup):
         self.program = self.rank
 
     def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
-        """Reduce on the devices; see Processes."""
+        """Reduce in the devices' memory; see Processes."""
         total = value.clone()
         with self.explained():
             dist.all_reduce(total)

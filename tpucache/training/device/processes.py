@@ -29,9 +29,9 @@ _joined: list[Processes] = []
 
 
 class Processes:
-    """This process alone: nothing is exchanged, and nothing costs anything.
+    """This process alone: its methods exchange nothing, and cost nothing.
 
-    The methods are described for several processes. Each of these has to make the same calls in the same order.
+    The methods are described for several processes, which all have to make the same calls in the same order.
     """
 
     rank = 0
@@ -117,7 +117,7 @@ class Processes:
         return contextlib.nullcontext()
 
 
-#: This process, which has joined no others.
+#: This process alone.
 ALONE: Final = Processes()
 
 
@@ -127,7 +127,7 @@ def current() -> Processes:
 
 
 def is_launched() -> bool:
-    """Return whether torchrun has started this process, together with others."""
+    """Return whether torchrun has started this process as one of several."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

@@ -83,7 +83,7 @@ class TorchDevice:
         return images.contiguous(memory_format=self.layout)
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that makes the copy when it is called."""
+        """Return a function that copies the tensor when it is called."""
         return tensor.cpu
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -464,7 +464,7 @@ def find_devices() -> list[str]:
 
 
 def choose_device(name: str) -> str:
-    """Return the kind of device that `name`, one of DEVICES, stands for here. Raises UsageError where there is none."""
+    """Return the kind of device that `name`, one of DEVICES, means on this machine. Raises UsageError without one."""
     found = find_devices()
     if name == "auto":
         return found[0]

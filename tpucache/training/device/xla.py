@@ -243,7 +243,7 @@ class XlaDevice:
         return tensor
 
     def step_begin(self, seed: int) -> None:
-        """Seed the device's generator; this compiles nothing."""
+        """Seed the device's generator, without compiling anything."""
         torch_xla.manual_seed(seed)
 
     @contextlib.contextmanager
@@ -257,7 +257,7 @@ class XlaDevice:
             xm.set_rng_state(state)
 
     def step_end(self) -> None:
-        """Cut the trace here and run it; wait until no more than two executions are queued."""
+        """End the trace and run it; wait until no more than two executions are queued."""
         self._sent.append(torch.zeros((), device=self.torch_device))  # an output to wait for
         torch_xla.sync()
         if len(self._sent) > MOST_AHEAD:
@@ -268,7 +268,7 @@ class XlaDevice:
             self._executions.read()
 
     def wait(self) -> None:
-        """Cut the trace and wait until all of it has run."""
+        """End the trace, and wait until all of it has run."""
         torch_xla.sync()
         xm.wait_device_ops()
         self._sent.clear()
@@ -351,7 +351,7 @@ class XlaTable:
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
-        """Reserve the memory, divided over the cores from the start, as chunks are.
+        """Reserve the memory, divided over the cores from the start, in the way in which chunks are divided.
 
         Raises DeviceFullError where the memory is not enough.
         """
@@ -381,7 +381,9 @@ class XlaTable:
         self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows, divided as a batch is: the cores exchange rows until each has those of its samples."""
+        """Return rows, divided over the cores as a batch is: the cores exchange rows until each has those of its
+        samples.
+        """
         rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:
             rows = rows[:, : self._values]

@@ -1,4 +1,6 @@
-"""The seconds of each part of a run. Every second belongs to exactly one part, so that all parts add up to the run."""
+"""The seconds of each part of a run. Every second belongs to exactly one part, so that the parts add up to the whole
+run.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from tpucache.loading.dataset import CachedDataset
 
 
 class Building:
-    """Measures how long a run waits for a cache that is built while it trains; for a finished cache it reports nothing.
+    """Measures how long a run waits for a cache that is built while it trains; for a finished cache it measures
+    nothing.
 
     Only the time of steps counts, without evaluations and checkpoints.
     """
@@ -47,8 +48,9 @@ class Building:
 
     @property
     def text(self) -> str:
-        """The built share of the cache, and the share of the time spent waiting, for the progress bar; "" once it is
-        built.
+        """The share of the cache that is built, and the share of the time spent waiting, for the progress bar.
+
+        It is "" once the cache is built.
         """
         if not self._is_needed or self._is_over:
             return ""

@@ -132,7 +132,7 @@ class PaceMeter:
         warmed: Callable[[], bool | None] = lambda: None,
         building: Building | None = None,
     ) -> None:
-        """Measure the loop over a feeder. `warmed` is called once, after the warm-up.
+        """Measure a loop over the batches of `feeder`. `warmed` is called once, after the warm-up.
 
         If it returns that batches will become row numbers on the device, another warm-up begins when they do.
         """
@@ -211,7 +211,9 @@ class PaceMeter:
             self._from = None
 
     def end_epoch(self) -> Pace:
-        """Return the pace after `pause`; bytes sent later are counted separately from those of the first epoch."""
+        """Return the pace so far; call this after `pause`. Bytes of later epochs are counted separately from the first
+        one's.
+        """
         if self._at_epoch is None:
             self._at_epoch = self._sent()
         if self._building is not None:

@@ -51,11 +51,11 @@ class DeviceMemory:
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
-        """Return a table on the device with the rows of these slots."""
+        """Return a table on the device with a row for each of these slots."""
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes of a value, which is as large on the device as on the host."""
+        """Return the bytes that a value of this dtype takes: as many as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
@@ -113,7 +113,7 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide what is still open, after steps have allocated their memory.
+        """Decide for "auto", after the steps have allocated their memory.
 
         Return whether batches will become row numbers, after a few that are queued already.
         """

@@ -65,9 +65,10 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 
 
 class Defaults(NamedTuple):
-    """The peak learning rate for a batch of 256, how it scales with the batch, other settings, and their source.
+    """The default learning rate for a batch of 256, how it scales with the batch, other settings, and their source.
 
-    `ramp` is the share of the steps in which the rate rises; None: the schedule's own.
+    `lr` is the highest rate of the schedule. `ramp` is the share of the steps in which the rate rises; None: the
+    schedule's own. `source` says where the values come from, for messages.
     """
 
     lr: float
@@ -129,7 +130,7 @@ def decide_settings(
 ) -> Decided:
     """Make the model of a run on the host, and decide the settings that are left open.
 
-    The weights depend on the seed only. Raises UsageError.
+    The weights depend on the seed only. Raises UsageError for settings that do not fit model, data or device.
     """
     custom = custom or Custom()
     torch.manual_seed(settings.seed)  # on the host, so that the weights are the same on every backend

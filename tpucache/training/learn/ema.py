@@ -80,7 +80,9 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned for the same model. Raises TrainingError for another model's."""
+        """Load a state that `state_dict` returned for the same model. Raises TrainingError for the state of another
+        model.
+        """
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}
         if shapes != {name: tensor.shape for name, tensor in self._average.items()} or _STEPS not in state:

@@ -104,7 +104,8 @@ def outputs_of(
 def check_model(model: nn.Module, settings: TrainSettings, task: Task, dataset: CachedDataset) -> None:
     """Raise UsageError unless a model takes this dataset's records and its outputs fit the labels.
 
-    Two samples run through it on the host: this gives a readable error now, not a shape error in a graph later.
+    The model computes the outputs of two samples on the host: a misfit is a readable error now, not a shape error in a
+    graph later.
     """
     sample = {
         field.name: dataset.as_tensor(field.name, np.zeros((2, *field.shape), field.dtype))

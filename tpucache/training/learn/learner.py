@@ -1,4 +1,4 @@
-"""A model with all that changes during training. It takes optimizer steps and computes predictions."""
+"""A model with everything that changes during training. It takes optimizer steps and computes predictions."""
 
 from __future__ import annotations
 
@@ -77,10 +77,9 @@ class Learner:
         device: Device,
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Take the model that `decide_settings` made, and make its optimizer and averages; `weights` are its first
-        weights.
+        """Take the model that `decide_settings` made, and make its optimizer and averages.
 
-        Settings that are still open are decided here. Raises UsageError.
+        `weights`, if given, are loaded into the model. Settings that are still open are decided. Raises UsageError.
         """
         self.device = device
         decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
@@ -232,13 +231,14 @@ class Learner:
 
     @property
     def position(self) -> str:
-        """The place in the run, for messages."""
+        """The position in the run, as text for messages."""
         return f"after step {self._steps:,}" if self._steps else "where the run was continued"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes: model, optimizer, averaged weights, and the task's constants from the labels.
+        """Return all that changes during training, by name.
 
-        In fp16 it also has the `scaler` of the losses.
+        That is the model, the optimizer, the averaged weights if there are any, the task's constants from the labels if
+        it has some, and in fp16 the `scaler` of the losses.
         """
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler.is_enabled():
@@ -259,7 +259,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Raises TrainingError for another model's."""
+        """Load a state that `state_dict` returned. Raises TrainingError for the state of another model."""
         self.task = self.task.with_constants(state.get("labels", {}))
         try:
             self.model.load_state_dict(state["model"])
@@ -367,8 +367,8 @@ class Learner:
 
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
-    """Return a context that may change a learner; afterwards the learner and all random number generators are as
-    before.
+    """Return a context in which a learner may be changed, as it and all random number generators are restored
+    afterwards.
     """
     with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()

@@ -53,8 +53,8 @@ def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 def dice(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
     """Return 1 minus the soft Dice of each sample, the mean over classes (Milletari et al., arXiv:1606.04797).
 
-    Dice is (2 common + 1) / (predicted + true + 1), in pixels. Pixels without a class have targets of 0, and do not
-    count.
+    Dice is (2 common + 1) / (predicted + true + 1), in sums of probabilities over pixels. Pixels without a class have
+    targets of 0, and do not count.
     """
     has_class = targets.sum(1, keepdim=True)
     predicted, truth = (outputs.float().softmax(1) * has_class).flatten(2), targets.flatten(2)
@@ -72,7 +72,7 @@ def dice_cross_entropy(
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
-    """Return a loss: the mean over columns of a torch function for numbers, such as `mse_loss`."""
+    """Return a loss of numbers: the mean over columns of a function of torch, such as `mse_loss`."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         each = compute(outputs.float(), targets, reduction="none")

@@ -39,7 +39,7 @@ def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
     """Return accuracy, macro F1 and one-vs-rest macro AUC of (n, classes) against class numbers (n,).
 
     F1 is over the classes among the labels or the predictions. AUC is over the classes that some samples have and
-    others do not. Samples with the label -1 have none and do not count.
+    others do not. Samples with the label -1 have no class and do not count.
     """
     labelled = labels >= 0
     if not labelled.all():
@@ -103,7 +103,7 @@ class NamedMetric(NamedTuple):
 
 
 def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) -> NamedMetric | None:
-    """Return the metric with this name: one of those `known`, or F-beta if `has_thresholds`; otherwise None."""
+    """Return the metric with this name: one of those `known`, or F-beta if `has_thresholds`; None for other names."""
     if name in known:
         metric = known[name]
         return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name not in _LESS_IS_BETTER)

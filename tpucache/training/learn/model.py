@@ -222,7 +222,7 @@ def timm_name(model: str) -> str | None:
 
 
 def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
-    """Return timm's model for a text such as `NAME?drop_rate=0.1`."""
+    """Return timm's model for a text such as `NAME?drop_rate=0.1`: the name of the model, then its keywords."""
     try:
         import timm
     except ImportError as error:
@@ -313,9 +313,10 @@ class MatchedWeights:
 def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> MatchedWeights:
     """Load into a model, on the host, all weights that fit by name and shape; return which these are.
 
-    Prefixes from wrappers do not matter. The first convolution is adapted to another number of channels. Weights for a
-    model of timm are adapted by timm, which knows the original authors' names and resizes position embeddings. Raises
-    UsageError, with the `source`, when no parameter matches or one that matches is not finite.
+    Names may have prefixes of wrappers, such as `module.`. The first convolution is adapted to another number of
+    channels. Weights for a model of timm are adapted by timm, which knows the original authors' names and resizes
+    position embeddings. Raises UsageError when no parameter matches or one that matches is not finite; the message
+    names the `source`.
     """
     own = model.state_dict()
     parameters = {name for name, _ in model.named_parameters()}
@@ -364,7 +365,10 @@ def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
 def _with_channels(
     model: nn.Module, own: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return, by name, the weights of first convolutions among `others`, adapted to the model's channels."""
+    """Return, by name, the weights of first convolutions, adapted to the model's number of channels.
+
+    `others` are the weights that have a name of the model's but another shape.
+    """
     found = {}
     for name in _first_convolutions(model):
         weight = others.get(name)

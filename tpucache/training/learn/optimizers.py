@@ -149,7 +149,9 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
 
 
 def is_matched(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether the layers of an optimizer's groups come from the model's matcher; version 0.2 did not use it."""
+    """Return whether the layers of an optimizer's groups come from the model's `group_matcher`; version 0.2 did not use
+    it.
+    """
     return any(group.get(_MATCHED) for group in groups)
 
 

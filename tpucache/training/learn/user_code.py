@@ -98,7 +98,7 @@ def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: 
 
 
 def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> Any:
-    """Call a metric with arrays, or with tensors if it does not take arrays."""
+    """Call a metric with arrays, or with tensors if it raises TypeError or AttributeError for arrays."""
     try:
         return metric(predictions.copy(), labels.copy())
     except (TypeError, AttributeError) as error:

@@ -40,8 +40,8 @@ def load_best(run: Path) -> dict[str, Any]:
 
 
 def load_last(run: Path) -> dict[str, Any]:
-    """Read and check the state in a run's `last.pt`. Raises TrainingError, and UsageError for a file of a later
-    version.
+    """Read and check a run's `last.pt`, which has its state. Raises TrainingError, and UsageError for a later version's
+    file.
     """
     return _load(run / LAST_NAME, _check_last)
 

@@ -28,7 +28,10 @@ class _Names:
 
 @dataclass(frozen=True)
 class FoldScore:
-    """A fold's name, the name of its run's folder, its best epoch, from 1, and the validation metrics of that epoch."""
+    """A fold's name, the name of its run's folder, its best epoch, from 1, and the validation metrics of that epoch.
+
+    `finished` says whether the fold's run is. `samples` is the number of its validation samples.
+    """
 
     fold: str
     run: str

@@ -27,7 +27,7 @@ class Watcher(Protocol):
     """An object that a run notifies of losses and epochs."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from number `first` on."""
+        """Take the losses of the steps from number `first` on, which counts from 0."""
         ...
 
     def epoch(self, row: Row) -> None:

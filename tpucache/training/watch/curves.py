@@ -83,7 +83,9 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 
 
 def fitting_decay(steps: int) -> float:
-    """Return the decay that suits this number of steps: it averages over 50 steps, or a twentieth of a short run."""
+    """Return a decay for `smooth` that suits this number of steps: it averages over 50 steps, or a twentieth of a short
+    run.
+    """
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 
 

@@ -20,7 +20,7 @@ Show = Callable[[bytes], None]
 
 
 class NotebookCurves:
-    """Watches a run and shows its losses and metrics: after each epoch, and at most every ten seconds in between."""
+    """Watches a run and shows its losses and metrics: after each epoch, and at most every ten seconds within one."""
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the function that shows a picture."""

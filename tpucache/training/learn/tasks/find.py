@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _TaskKind(Protocol):
-    """The class of a task. It is called with the number of outputs, and returns the task."""
+    """The class of a task. Calling it with the number of outputs makes the task."""
 
     least_outputs: int
 

@@ -61,7 +61,7 @@ class Mask(TaskBase):
 
     @staticmethod
     def count_outputs(dataset: CachedDataset, mask_classes: int | None) -> int:
-        """Return the number of classes, which has to be given. Raises UsageError without it, and without masks."""
+        """Return `mask_classes`. Raises UsageError if it is None, and for a cache without masks."""
         if MASK not in dataset.names:
             raise UsageError(
                 "the cache has no masks: warm it up from a .csv with --mask-col, and give their number of classes, "

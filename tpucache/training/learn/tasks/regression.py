@@ -37,10 +37,11 @@ _SHOWN: Final = 80  # characters of a value in a message, at most
 
 @dataclass(frozen=True)
 class Regression(SampleTask):
-    """Numbers: labels (batch, outputs). The default loss is the mean squared error.
+    """One or several numbers for each sample: labels (batch, outputs). The default loss is the mean squared error.
 
-    With `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned` returns them:
-    minus the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the labels' own.
+    If there are `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned`
+    returns them: minus the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the
+    labels' own.
     """
 
     name: str = "regression"

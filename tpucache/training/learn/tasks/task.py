@@ -30,13 +30,15 @@ Own = TypeVar("Own", bound="TaskBase")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return float32 (batch, classes, …): 1 at the class and 0 elsewhere; only 0 for a number that is no class."""
+    """Return float32 (batch, classes, …): 1 for the number's class and 0 for others; only 0 for a number that is no
+    class.
+    """
     places = torch.arange(classes, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (numbers[:, None] == places).float()
 
 
 def smooth(targets: torch.Tensor, smoothing: float, towards: float | torch.Tensor) -> torch.Tensor:
-    """Return targets moved by the share `smoothing` towards `towards`. Raises UsageError unless it is in [0, 1)."""
+    """Return targets moved by the share `smoothing` towards `towards`. Raises UsageError for a share outside [0, 1)."""
     if not 0 <= smoothing < 1:
         raise UsageError(f"label smoothing is at least 0 and below 1, not {smoothing}")
     return targets * (1 - smoothing) + smoothing * towards if smoothing else targets
@@ -239,7 +241,7 @@ class Task(Protocol):
         ...
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss of the batch: (). Raises UsageError when the model's outputs have another shape."""
+        """Return the batch's mean loss, a scalar. Raises UsageError when the model's outputs have another shape."""
         ...
 
     def share(self, targets: torch.Tensor) -> torch.Tensor | None:
