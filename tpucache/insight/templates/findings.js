@@ -35,7 +35,7 @@ function spriteUrl(number) {
   return urls[number];
 }
 
-// Cards are made while the sprites are still being read: one is whole when the next one has begun.
+// Cards are made while the sprites are still being read: a sprite is whole when the next one has begun.
 function showSprite(made, number) {
   if (document.readyState !== "loading" || sprites[number + 1]) made.style.backgroundImage = `url(${spriteUrl(number)})`;
   else document.addEventListener("DOMContentLoaded", () => showSprite(made, number), {once: true});
@@ -107,7 +107,7 @@ function labelsOf(number, text) {
   return isWhole ? [text] : names;
 }
 
-// As redact.part_names and redact.join_names do: odd names of several classes of one sample have a mark.
+// Like redact.part_names and redact.join_names: among several classes of one sample, some names have a mark before them.
 
 // What Python takes for white space.
 const SPACE = "\\t-\\r\\x1c- \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
@@ -198,7 +198,7 @@ const watcher = new IntersectionObserver(([end]) => {
   watchEnd();
 }, {rootMargin: "800px"});
 
-// It reports changes alone, and the end may still be in view: begin anew.
+// The watcher reports only changes, and the end of the page may still be in view: watch it anew.
 function watchEnd() {
   watcher.unobserve(find("end"));
   watcher.observe(find("end"));
@@ -209,8 +209,8 @@ function watchEnd() {
 const D = "[0-9]+(?:_[0-9]+)*";
 const NUMBER = new RegExp(`^\\s*[+-]?(?:inf(?:inity)?|nan|(?:${D}\\.?(?:${D})?|\\.${D})(?:e[+-]?${D})?)\\s*$`, "i");
 
-// As redact.to_cell does: what a spreadsheet would take for a formula begins with a mark, which relabel takes off, and
-// so do names that are no UTF-8, whose bytes are lone surrogates here, as in Python.
+// Like redact.to_cell: text that a spreadsheet would take for a formula gets a mark, which relabel removes. Names that
+// are not UTF-8, whose invalid bytes are lone surrogates as in Python, get a mark, too.
 function cell(text) {
   return `"${marked(text).replaceAll('"', '""')}"`;
 }
