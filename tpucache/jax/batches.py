@@ -162,7 +162,7 @@ class Feed:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
-            "a Feed has this process's devices, and a thread: give the loader to the other process, and call feed there"
+            "a Feed has this process's devices, and a thread: give the loader to the other process, and call feed in it"
         )
 
     def __iter__(self) -> Iterator[Batch]:

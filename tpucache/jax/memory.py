@@ -215,7 +215,7 @@ def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
-        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} also divides others")
+        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} also divides other axes")
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
 
 

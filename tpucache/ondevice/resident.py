@@ -126,7 +126,7 @@ class Resident:
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
             "resident data lie in the memory of this process's device: give the dataset to the other process, and make "
-            "a Resident there"
+            "a Resident in it"
         )
 
     @classmethod
@@ -210,7 +210,7 @@ class Resident:
         elif not _are_same(owners, self._slots.owners):
             raise UsageError(
                 'with shuffle="local" the layout of resident data depends on order, seed, cores and ranks, and this '
-                "loader has other ones: make another Resident for it"
+                "loader has another order, seed, cores or ranks: make another Resident for it"
             )
         return self._handed_out(loader.iterate_records(self._slots), self._slots)
 

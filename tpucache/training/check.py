@@ -105,16 +105,19 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
     if settings.head_epochs and settings.weights is None and is_random:
         raise UsageError(
-            "--head-epochs trains the last layer while the others keep --weights, and without these they are random: "
+            "--head-epochs trains the last layer while the other layers keep --weights, and without --weights they are "
+            "random: "
             "give --weights, or leave it out"
         )
     if settings.head_epochs and isinstance(settings.epochs, int) and settings.head_epochs >= settings.epochs:
         raise UsageError(
-            f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train the last layer "
-            "alone all the time, name the others by --freeze"
+            f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train only the "
+            "last layer in all epochs, name the other layers by --freeze"
         )
     if settings.mix_off and not settings.augment.mixes:
-        raise UsageError("--mix-off ends --mixup and --cutmix before the run does, and neither is given: leave it out")
+        raise UsageError(
+            "--mix-off ends --mixup and --cutmix before the run ends, and no --mixup or --cutmix is given: leave it out"
+        )
     if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
         raise UsageError(
             "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave it "

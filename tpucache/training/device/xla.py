@@ -109,7 +109,7 @@ class XlaDevice:
             if xr.device_type() == "CPU" and not _IS_CHOSEN:
                 _log.warning(
                     "no TPU found: XLA runs on the CPU. Set PJRT_DEVICE=CPU if you want that, or use --backend torch, "
-                    "which is faster there; `tpucache doctor` says what this machine has"
+                    "which is faster on a CPU; `tpucache doctor` says what this machine has"
                 )
             keep_compiled(str(xr.device_type()))
             hosts = xr.process_count()

@@ -80,7 +80,7 @@ def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
         if any(held.is_lost() for held in holds):
             raise TrainingError(
                 f"{run / LOCK_NAME} was removed or taken over: another process may be training in {run}, so nothing "
-                "more is written there. Add --resume to continue when it has ended"
+                "more is written to it. Add --resume to continue when the other process has ended"
             )
 
     holds: list[holding.Hold] = []

@@ -230,10 +230,10 @@ def _read_ids(run: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path} cannot be read: {error}. Delete it to begin anew there") from error
+        raise TrainingError(f"{path} cannot be read: {error}. Delete it to begin new runs in the trackers") from error
     is_right = isinstance(found, dict) and all(isinstance(each, str) and _ID.fullmatch(each) for each in found.values())
     if not is_right:
-        raise TrainingError(f"{path} holds no ids of runs: delete it to begin anew there")
+        raise TrainingError(f"{path} holds no ids of runs: delete it to begin new runs in the trackers")
     return dict(found)
 
 
