@@ -173,7 +173,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             except UnfinishedError:
                 _report(folds, device)
                 raise
-            except KeyboardInterrupt:  # of this process, perhaps alone: do not wait for the others
+            except KeyboardInterrupt:  # perhaps only this process is interrupted: do not wait
                 if device.processes.is_main:
                     write_report(folds.run, _make_report(folds, device))
                 raise

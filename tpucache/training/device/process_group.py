@@ -1,6 +1,6 @@
 """Communication between the processes of a torch process group. Only this file and `launch` import torch.distributed.
 
-HostGroup            one process on each host, all running one program: they exchange values of the hosts
+HostGroup            one process on each host, all running one program: they exchange values in the hosts' memory
     ProcessGroup     the processes of torchrun, each with its own program: they exchange gradients, too
 """
 
@@ -170,7 +170,7 @@ class ProcessGroup(HostGroup):
                 dist.init_process_group(_EXCHANGES[device], timeout=_PATIENCE if device == "cpu" else None)
                 atexit.register(dist.destroy_process_group)
             is_gloo = dist.get_backend() == "gloo"
-            # Values of the hosts are exchanged by gloo, without waiting for the device.
+            # Values in the hosts' memory are exchanged by gloo, without waiting for the device.
             self._group = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._begin()
         self.program = self.rank

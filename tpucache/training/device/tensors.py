@@ -107,7 +107,7 @@ def _replace(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 def _read(tensors: list[torch.Tensor], copy: bool) -> list[torch.Tensor]:
     if not any(tensor.device.type == "xla" for tensor in tensors):
         return [tensor.to("cpu", copy=copy) for tensor in tensors]
-    from tpucache.training.device.xla import read_tensors  # imported already, as there are such tensors
+    from tpucache.training.device.xla import read_tensors  # the file is imported already, as XLA tensors exist
 
     read = iter(read_tensors([tensor for tensor in tensors if tensor.device.type == "xla"]))
     return [next(read) if tensor.device.type == "xla" else tensor.to("cpu", copy=copy) for tensor in tensors]

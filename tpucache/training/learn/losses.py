@@ -14,7 +14,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 _SMOOTH: Final = 1.0  # pixels, so that Dice is 1 for a class that is neither in a mask nor predicted
 
-#: Losses of masks whose mean is over samples; the mean of the others is over the pixels that have a class.
+#: Losses of masks that are means over samples; other losses of masks are means over the pixels that have a class.
 OF_SAMPLES: Final = ("dice", "dice-cross-entropy")
 
 

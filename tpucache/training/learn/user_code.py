@@ -104,7 +104,7 @@ def _call_metric(metric: Callable[..., Any], predictions: Any, labels: Any) -> A
     except (TypeError, AttributeError) as error:
         try:
             return metric(torch.from_numpy(predictions.copy()), torch.from_numpy(labels.copy()))
-        except Exception:  # noqa: BLE001  # it takes neither: report the error for arrays
+        except Exception:  # noqa: BLE001  # it does not take tensors either: report the error for arrays
             raise error from None
 
 
