@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 #: What each process has imported whose forks run tests' programs: seconds of a processor, and so once for all workers.
 FORKING = {
-    "torch": ("torch", "torch.utils.data", "tpucache.loading.dataset", "processes"),
+    "torch": ("torch", "torch.utils.data", "torch._dynamo", "tpucache.loading.dataset", "processes"),
     "xla": ("torch", "torch_xla", "tpucache.cli", "tpucache.training.fitting"),
     "jax": ("jax", "jax.numpy", "jax.sharding", "torch", "pytest", "tpucache.loading.dataset", "tpucache.jax"),
 }

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from thorough import thorough
 
 PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -84,9 +87,14 @@ def test_the_batches_for_keras_are_those_of_a_whole_epoch(photos: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough
-def test_the_data_module_of_lightning_gives_each_rank_its_part(photos: Path) -> None:
-    needs("lightning")
+@pytest.mark.parametrize("library", ["a stand-in", *thorough("lightning")])
+def test_the_data_module_of_lightning_gives_each_rank_its_part(
+    library: str, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "lightning":
+        needs(library)
+    else:  # importing the library takes as long as all else here
+        monkeypatch.setitem(sys.modules, "lightning", SimpleNamespace(LightningDataModule=object))
     (text,) = blocks("lightning")
     module = run(text.replace(" 32,", " 1,"))["Photos"]()
     module.prepare_data()

@@ -128,10 +128,10 @@ def a_pod(folder: Path, rank: int) -> Iterator[Exchange]:
         yield exchange
 
 
-def learn(cache: Path, run: Path, settings: TrainSettings, cores: int) -> dict[str, Any]:
-    """Train on XLA with evaluations, and return the report."""
+def learn(cache: Path, run: Path, settings: TrainSettings, cores: int, backend: str = "xla") -> dict[str, Any]:
+    """Train with evaluations, and return the report."""
     train_set, valid_set = CachedDataset(cache, "epoch").select(TRAIN), CachedDataset(cache).select(VALID)
-    device = open_device("xla", cores)
+    device = open_device(backend, cores, "auto" if backend == "xla" else "cpu")
     return train(run, settings, train_set, valid_set, device, RunOptions(replay=False)).to_dict()
 
 
@@ -174,9 +174,7 @@ def alone(cache: Path, folder: Path) -> dict[str, Any]:
 
 
 def short(cache: Path, folder: Path) -> dict[str, Any]:
-    """Learn once, with both cores of one host or as one of two hosts, which are refused what they cannot do."""
-    if folder.name == "alone":
-        return {"mixed": learn(cache, folder / "mixed", MIXED, 2)}
+    """Learn once as one of two hosts, which are refused what they cannot do."""
     with a_pod(folder / "sent", int(os.environ["HOST"])):
         return {
             "two_cores": refusal(lambda: open_device("xla", 2)),

@@ -26,7 +26,7 @@ from tpucache.training.run_options import RunOptions
 from tpucache.training.settings import TrainSettings
 
 COMMON: dict[str, Any] = {
-    "model": "tiny_models:layer_norm", "epochs": 8, "batch_size": 16, "accumulate": 2, "ema": 0.9, "clip": 1.0,
+    "model": "tiny_models:layer_norm", "epochs": 3, "batch_size": 16, "accumulate": 2, "ema": 0.9, "clip": 1.0,
     "smoothing": 0.1, "augment": AugmentSettings(flip=True, shift=2, brightness=0.2, erase=0.2, mixup=0.3),
 }  # fmt: skip
 SETTINGS = {
@@ -43,7 +43,7 @@ TRAIN = sorted({*range(150)} - {*VALID})  # 7 batches, and some that are left ov
 
 
 def learn(cache: Path, run: Path, settings: TrainSettings, **options: Any) -> dict[str, Any]:
-    """Train for 56 steps, each epoch another variant, evaluate after each epoch, and return the report."""
+    """Train for 21 steps, each epoch another variant, evaluate after each epoch, and return the report."""
     train_set, valid_set = CachedDataset(cache, "epoch").select(TRAIN), CachedDataset(cache).select(VALID)
     options = {"replay": False, **options}
     device = open_device("torch", device="cpu")

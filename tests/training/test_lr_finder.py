@@ -149,6 +149,16 @@ def test_the_number_found_is_scaled_back_by_the_rule(cache, tmp_path):
     assert float(rows[0]["loss"]) == pytest.approx(float(rows[0]["smoothed"]))
 
 
+def test_train_takes_the_rate_that_it_finds(cache, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tpucache.training.lr_finder.save_range_test", lambda *_: None)  # takes a second
+    words = ["train", cache, "--run", tmp_path / "run", "--backend", "eager", "--model", "tiny_tasks:linear"]
+    assert main([*map(str, words), "--batch-size", "50", "--epochs", "1", "--lr", "find"]) == 0
+    rows = list(csv.DictReader((tmp_path / "run" / "lr_finder.csv").read_text().splitlines()))
+    used = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["settings"]["lr"]
+    assert used in [float(row["lr"]) for row in rows]
+    assert "learning rate is" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_train_uses_what_it_finds_and_a_resumed_run_what_it_found(cache, tmp_path, capsys):
     arguments = [

@@ -191,12 +191,24 @@ def test_bench_sends_batches_to_all_cores_of_what_stands_in_for_an_accelerator(c
     assert 0 <= found["idle"] <= 1
 
 
+#: Does what importing torch_xla does in a process that is asked for no device; a fork has imported it already.
+UNASKED = """
+import os, sys
+del os.environ["PJRT_DEVICE"]
+from tpucache.training.device import xla
+os.environ["PJRT_DEVICE"] = "CPU"
+from tpucache.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.xla
-def test_a_missing_tpu_is_reported_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path):
-    done = python(
-        "-m", "tpucache", "train", cache, "--run", tmp_path, "--backend", "xla", "--cores", 4, "--batch-size", 8,
-        devices=8, asked=False,
-    )  # fmt: skip
+@pytest.mark.parametrize("is_fork", [True, *thorough(False)])
+def test_a_missing_tpu_is_reported_and_cores_that_are_neither_one_nor_all_are_refused(cache, python, tmp_path, is_fork):
+    words = ["train", cache, "--run", tmp_path / "run", "--backend", "xla", "--cores", 4, "--batch-size", 8]
+    (tmp_path / "unasked.py").write_text(UNASKED)
+    program = [tmp_path / "unasked.py"] if is_fork else ["-m", "tpucache"]
+    done = python(*program, *words, devices=8, asked=is_fork)
     assert done.returncode == 2
     assert "no TPU found" in done.stderr
     assert "this machine has 8" in done.stderr
