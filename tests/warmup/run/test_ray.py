@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,10 +51,12 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Ray gives a node 30 seconds to start, on any machine: here its clock is slower.
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() * 30 / PATIENCE})
     monkeypatch.setattr(importlib.import_module("ray._private.node"), "time", clock)
-    ray.init(num_cpus=2, include_dashboard=False)
-    signal.signal(signal.SIGTERM, before)  # Ray's own would end the tests of signals
-    yield tmp_path / "workers"
-    ray.shutdown()
+    # The name of a socket has at most 107 bytes, whatever TMPDIR is.
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(num_cpus=2, include_dashboard=False, _temp_dir=folder)
+        signal.signal(signal.SIGTERM, before)  # Ray's own would end the tests of signals
+        yield tmp_path / "workers"
+        ray.shutdown()
 
 
 class StandIn:
