@@ -139,6 +139,15 @@ def test_every_link_leads_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def test_readme_has_at_most_600_words():
+    """Of what is read: no code, no table of figures, no addresses of links."""
+    text = re.sub(
+        r"^```.*?^```$|<!-- figures -->.*?<!-- /figures -->", "", (ROOT / "README.md").read_text(), flags=re.M | re.S
+    )
+    words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text).split()
+    assert len(words) <= 600
+
+
 def run_blocks(page):
     """Run the blocks of a page, from top to bottom, in the current folder."""
     space = {"__name__": "__main__"}

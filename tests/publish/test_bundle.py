@@ -84,6 +84,7 @@ def test_the_folder_keeps_kaggles_rules_and_is_a_cache(stored):
         "Noise at 16",
         [{"name": "CC-BY-4.0"}],
     )
+    assert "filling" not in json.dumps(metadata)
 
 
 @pytest.mark.slow

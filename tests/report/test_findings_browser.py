@@ -169,6 +169,18 @@ def test_keys_step_through_the_cards_and_tick_them(page):
         page.keyboard.press("d")
 
 
+def test_two_pictures_flicker_in_one_place_until_the_key_is_pressed_again(page):
+    page.keyboard.press("j")
+    page.keyboard.press("f")
+    first, second = (page.locator(".card.over .tile").nth(at).bounding_box() for at in (0, 1))
+    assert first == second
+    assert page.evaluate("() => document.querySelector('.card.over').getAnimations({subtree: true}).length") == 1
+    page.keyboard.press("f")
+    assert page.locator(".card.over, .card.large").count() == 0
+    first, second = (page.locator(".card").first.locator(".tile").nth(at).bounding_box() for at in (0, 1))
+    assert first["x"] < second["x"]
+
+
 def test_the_filter_keeps_the_cards_of_a_class(page):
     page.select_option("#filter", NAMES[1])
     assert page.locator(".card").count() == 1

@@ -86,7 +86,7 @@ def test_a_picture_of_a_card_is_the_sample_that_it_names(found, copies):
     (geometry,) = data["sets"]
     sprites = [Image.open(io.BytesIO(base64.b64decode(text))) for text in found.texts["sprite"]]
     assert len(sprites) == 1
-    for _, tile, path, label in data["samples"]:
+    for _, tile, path, label, _ in data["samples"]:
         place = tile % geometry["each"]
         left, top = (
             place % geometry["across"] * geometry["tileWidth"],
@@ -156,7 +156,7 @@ def test_hostile_names_are_data_and_nothing_else(copies_cache, tmp_path, hostile
     assert shown.loaded == []
     assert page.html.count("<script") == 1
     data = Found(page).data
-    assert {path for _, _, path, _ in data["samples"]} <= set(paths)
+    assert {path for _, _, path, *_ in data["samples"]} <= set(paths)
     assert hostile in data["sets"][0]["classes"]
     (policy,) = [value for name, value in shown.attributes if name == "content" and "script-src" in value]
     assert re.fullmatch(
@@ -179,7 +179,7 @@ def test_labels_are_written_as_relabel_reads_them(labels, classes, text, copies_
     cache = copies_cache(tmp_path / "cache", labels=labels, classes=classes)
     page = report_findings(cache)
     data = Found(page).data
-    assert next(label for _, _, path, label in data["samples"] if path.endswith("1.png")) == text
+    assert next(label for _, _, path, label, _ in data["samples"] if path.endswith("1.png")) == text
     assert data["sets"][0]["isNumber"] == (labels is not None and not classes)
     command = f"relabel {shlex.quote(str(cache))} cache-labels.csv"
     assert (command in parse(page.html).text) == (labels is not None) == data["sets"][0]["canCorrect"]

@@ -146,6 +146,12 @@ class _Set:
         """Return the path of the sample at this place in the set."""
         return self.records.table.paths[int(self.positions[at])]
 
+    def original(self, at: int) -> str:
+        """Return the size of a sample's original image in pixels, as text; empty where it is not known."""
+        sides = [self.records.table.get(name) for name in (WIDTH, HEIGHT)]
+        values = [int(side[self.positions[at]]) for side in sides if isinstance(side, np.ndarray)]
+        return f"{values[0]:,} x {values[1]:,} pixels" if len(values) == len(sides) and min(values) > 0 else ""
+
     def label(self, at: int) -> str:
         """Return the label of the sample at this place as in a table for `relabel`; "" if it has none."""
         if self._labels is None:
@@ -424,9 +430,10 @@ class _Shown:
             each.close()
         return kept
 
-    def _texts(self, own: int, at: int) -> tuple[str, str]:
-        """Return the path and the label of a sample."""
-        return self._sets[own].path(at), self._sets[own].label(at)
+    def _texts(self, own: int, at: int) -> tuple[str, str, str]:
+        """Return the path and the label of a sample, and the size of its original."""
+        of = self._sets[own]
+        return of.path(at), of.label(at), of.original(at)
 
     def sources(self) -> list[str]:
         """Return all sprites in base64, set by set."""

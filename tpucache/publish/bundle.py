@@ -218,7 +218,9 @@ def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mappi
 
 def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
     """Return dataset-metadata.json with the folder's claim, under a key that Kaggle's client ignores."""
-    return (json.dumps({**json.loads(metadata), _KEY: json.loads(claim.to_json())}, indent=1) + "\n").encode()
+    content = json.loads(claim.to_json())
+    del content["note"]  # says that the folder is unfinished, which Kaggle's readers need not see
+    return (json.dumps({**json.loads(metadata), _KEY: content}, indent=1) + "\n").encode()
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:

@@ -67,6 +67,7 @@ function side(number, suggestion, isMixed) {
   const made = element("div", "side");
   made.dataset.sample = number;
   made.append(tile(sample), element("span", "label", sample.label || "unlabelled"), element("span", "path", sample.path));
+  if (sample.original) made.append(element("span", "path", sample.original));
   if (isMixed) made.append(element("span", "path", `in ${data.sets[sample.set].name}`));
   if (!data.sets[sample.set].canCorrect) return made;
   const change = element("div", "change");
@@ -94,6 +95,7 @@ function card(finding) {
   finding.samples.forEach((number, at) => sides.append(side(number, finding.labels[at], isMixed)));
   sides.addEventListener("click", (event) => {
     if (event.target.closest(".tile")) made.classList.toggle("large");
+    if (!made.classList.contains("large")) made.classList.remove("over");
   });
   made.append(element("div", "fact", finding.text), sides);
   return made;
@@ -249,24 +251,32 @@ function step(by) {
   next?.scrollIntoView({block: "nearest"});
 }
 
+// The second picture lies on the first one and comes and goes, so that the eye sees what differs.
+function flicker(card) {
+  const isOver = card.classList.toggle("over");
+  card.classList.toggle("large", isOver);
+}
+
 function keyed(event) {
   const target = event.target;
   if (event.key === "Escape") return target.closest(".card")?.focus();
   if (event.ctrlKey || event.altKey || event.metaKey || target.type === "text" || target.tagName === "SELECT") return;
-  const sides = document.activeElement?.closest(".card")?.querySelectorAll(".side") ?? [];
+  const focused = document.activeElement?.closest(".card");
+  const sides = focused?.querySelectorAll(".side") ?? [];
   const count = data.sections.length;
   if (event.key === "j") step(1);
   else if (event.key === "k") step(-1);
   else if (event.key === "[") show((section + count - 1) % count);
   else if (event.key === "]") show((section + 1) % count);
   else if (event.key === "d" && !find("download").disabled) download();
+  else if (event.key === "f" && sides.length === 2) flicker(focused);
   else if (event.key === "e") sides[0]?.querySelector("input[type=text]")?.focus();
   else if (event.key === "1" || event.key === "2") sides[event.key - 1]?.querySelector("input")?.click();
   else return;
   event.preventDefault();
 }
 
-data.samples = data.samples.map(([set, tile, path, label]) => ({set, tile, path, label}));
+data.samples = data.samples.map(([set, tile, path, label, original]) => ({set, tile, path, label, original}));
 for (const each of data.sections) each.cards = each.cards.map(([samples, labels, text]) => ({samples, labels, text}));
 data.sections.forEach((each, at) => {
   const tab = element("button", "", `${each.title} ${each.count}`.trim());
