@@ -12,7 +12,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, UsageError
 from tpucache.training import lr_finder
-from tpucache.training.check import check_fit
+from tpucache.training.data import check_fit
 from tpucache.training.device import CpuDevice
 from tpucache.training.evaluation import evaluate
 from tpucache.training.learn.learner import Learner

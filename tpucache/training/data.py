@@ -1,19 +1,27 @@
-"""The data of a run: its task, its columns, its soft labels and the size of its images, found once for each run."""
+"""The data of a run: its task, columns, soft labels and image size, found once and checked before the first step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tpucache.errors import NoRoomError, UsageError
 from tpucache.loading.columns import Columns, fit_columns
 from tpucache.loading.dataset import CachedDataset
-from tpucache.training.check import check_fit
+from tpucache.loading.order import make_sampled_order
+from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS
 from tpucache.training.device import Device
+from tpucache.training.learn.defaults import decide_precision
 from tpucache.training.learn.forward import image_channels
+from tpucache.training.learn.model import DENSE_MODELS, MODELS
 from tpucache.training.learn.tasks.find import find_task
+from tpucache.training.learn.tasks.regression import Regression, check_precision
 from tpucache.training.learn.tasks.task import Task
 from tpucache.training.settings import TrainSettings
 from tpucache.training.sizes import in_size, own_size
+
+#: Fields with positions in an image. The augmentation on the device moves pixels and masks, but not these positions.
+_POINTS: Final = (BOXES, KEYPOINTS)
 
 
 @dataclass(frozen=True)
@@ -113,3 +121,144 @@ def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset)
             "cross-entropy, or relabel the cache with --label-col"
         )
     return soft
+
+
+def check_fit(
+    settings: TrainSettings, task: Task, train_set: CachedDataset, valid_set: CachedDataset | None, device: Device
+) -> None:
+    """Raise UsageError unless settings, data and device fit together.
+
+    Both sets must have samples whose labels fit the task, and the same classes and fields. The settings must be
+    compatible. The training samples must fill one execution, whose batches divide evenly over the cores.
+    """
+    decide_precision(settings, device)
+    for name, dataset in (("training", train_set), ("validation", valid_set)):
+        if dataset is None:
+            continue
+        if not len(dataset):
+            raise UsageError(f"there are no {name} samples: select others")
+        try:
+            _check_labels(task, dataset, is_learned=dataset is train_set)
+        except UsageError as error:
+            raise UsageError(f"{name} data: {error}") from error
+    if valid_set is not None and valid_set.classes != train_set.classes:
+        raise UsageError(
+            f"the validation cache has the classes {', '.join(valid_set.classes)}, "
+            f"the training cache {', '.join(train_set.classes)}: they must be the same in the same order. "
+            f"{_advice(train_set)}"
+        )
+    if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
+        raise UsageError(
+            f"the validation cache's records have other fields or sizes than the training cache's. {_advice(train_set)}"
+        )
+    _check_combination(settings, train_set)
+    if settings.head_epochs and device.processes.world_size > 1:
+        raise UsageError("--head-epochs is for one process, which may use all cores of XLA: leave --processes out")
+    if settings.grad_checkpointing and device.name == "xla":
+        raise UsageError(
+            "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
+            "batches by --accumulate to save memory"
+        )
+    if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
+        raise UsageError(
+            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates its rows "
+            "alone: leave --valid out, or train on one host"
+        )
+    _check_watching(settings, task, valid_set)
+    batch, part = settings.batch, settings.part_size
+    if len(train_set) < batch * settings.steps_per_execution:
+        raise UsageError(
+            f"{len(train_set)} training samples do not make one execution of {settings.steps_per_execution} x {batch}: "
+            "give a smaller --batch-size or --steps-per-execution"
+        )
+    processes = device.processes.world_size
+    if part % (device.cores * processes):
+        share = device.cores * processes * settings.accumulate
+        over = f"{processes} processes" if processes > 1 else f"{device.cores} cores"
+        raise UsageError(
+            f"a batch of {batch} does not divide over {over} in {settings.accumulate} parts: "
+            f"give --batch-size {-(-batch // share) * share}"
+        )
+
+
+def _advice(train_set: CachedDataset) -> str:
+    return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
+
+
+def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
+    """Raise UsageError when a dataset's labels do not fit the task. The labels are read once.
+
+    If the model is trained on this dataset (`is_learned`), also raise it when its labels leave nothing to learn.
+    """
+    counts, size = None, 0
+    for labels in task.label_batches(dataset):
+        task.check(labels)
+        found = task.count(labels)
+        counts, size = found if counts is None else counts + found, size + labels.size
+    if is_learned and isinstance(task, Regression) and dataset.table.labels is not None:
+        check_precision(dataset.table.labels[dataset.positions])
+    if is_learned and counts is not None:
+        task.check_counts(counts, size)
+
+
+def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
+    """Raise UsageError when a setting would disable another, or augmentation on the device would make targets wrong."""
+    own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
+    if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
+        raise UsageError(f"--class-weights change the task's own loss, not {own}: weight the classes in it")
+    is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
+    if settings.head_epochs and settings.weights is None and is_random:
+        raise UsageError(
+            "--head-epochs trains the last layer while the other layers keep --weights, and without --weights they are "
+            "random: "
+            "give --weights, or leave it out"
+        )
+    if settings.head_epochs and isinstance(settings.epochs, int) and settings.head_epochs >= settings.epochs:
+        raise UsageError(
+            f"--head-epochs {settings.head_epochs} is not less than epochs, {settings.epochs}: to train only the "
+            "last layer in all epochs, name the other layers by --freeze"
+        )
+    if settings.mix_off and not settings.augment.mixes:
+        raise UsageError(
+            "--mix-off ends --mixup and --cutmix before the run ends, and no --mixup or --cutmix is given: leave it out"
+        )
+    if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
+        raise UsageError(
+            "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave it "
+            "out, or give --valid-size"
+        )
+    if settings.balance and settings.class_weights != "none":
+        raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
+    if settings.balance and settings.order != "full":
+        raise UsageError("--balance decides the order itself: leave --order out")
+    if settings.balance:
+        make_sampled_order(train_set, balance=True)
+    if settings.loss and settings.train_step:
+        raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
+    if settings.inputs and settings.augment.mixes:
+        raise UsageError("--mixup and --cutmix mix images, not the columns of --inputs: leave one of them out")
+    points = [name for name in _POINTS if name in train_set.names]
+    if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
+        raise UsageError(
+            f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
+            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or move them in warmup's "
+            "variants"
+        )
+
+
+def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
+    """Raise UsageError when the settings name metrics that cannot be computed."""
+    wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
+    given = [f"--{name}" for name, value in wanted.items() if value]
+    if given and valid_set is None:
+        raise UsageError(f"{given[0]} is about validation samples, and there are none: add --valid")
+    own = [metric for metric in settings.metric if ":" in metric]
+    if own and task.form != "values":
+        raise UsageError(
+            f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
+            "maps: leave it out, and compute it from what `predict` writes"
+        )
+
+
+def _shapes(dataset: CachedDataset) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(field.name, field.dtype, field.shape) for field in dataset.manifest.fields]

@@ -13,8 +13,7 @@ from thorough import thorough
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache
 from tpucache.store.reader import ShardReader
-from tpucache.training.check import check_fit
-from tpucache.training.data import choose_task
+from tpucache.training.data import check_fit, choose_task
 from tpucache.training.device import CpuDevice
 from tpucache.training.device.processes import Processes
 from tpucache.training.device.tensors import DeviceBatch
