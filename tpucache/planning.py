@@ -37,7 +37,7 @@ from tpucache.warmup.build_options import PlanOptions, SourceOptions, Target
 from tpucache.warmup.estimate import kaggle_blocks
 from tpucache.warmup.run.executors import Executor
 from tpucache.warmup.sources import select_source, to_source
-from tpucache.warmup.sources.source import Item, Items, Listing, Sample, Source, loads_in_threads, source_name
+from tpucache.warmup.sources.source import DerivedSource, Item, Items, Listing, Sample, Source, source_name
 
 Names = ParamSpec("Names")
 
@@ -296,19 +296,12 @@ def _with_codec(recipe: Recipe, codec: str) -> Recipe:
     )
 
 
-@dataclass(frozen=True)
-class _Listed:
+@dataclass(frozen=True, repr=False)
+class _Listed(DerivedSource):
     """A source with its list of samples."""
 
     source: Source
     listing: Listing
-
-    @property
-    def loads_in_threads(self) -> bool:
-        return loads_in_threads(self.source)
-
-    def __repr__(self) -> str:
-        return source_name(self.source)
 
     def list(self) -> Listing:
         return self.listing

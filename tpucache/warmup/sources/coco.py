@@ -18,7 +18,7 @@ from tpucache.errors import SampleError, SourceError
 from tpucache.store.fields import BOXES
 from tpucache.store.files import read_file
 from tpucache.strict_json import parse_json
-from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_in_threads, source_name
+from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
 
 #: The column of the samples table that counts the boxes which reach beyond a sample's image.
 OUTSIDE: Final = "boxes_outside"
@@ -69,8 +69,8 @@ def box_source(source: Source, path: str | Path) -> Source:
     return BoxSource(source, Path(path).absolute())
 
 
-@dataclasses.dataclass(frozen=True)
-class BoxSource:
+@dataclasses.dataclass(frozen=True, repr=False)
+class BoxSource(DerivedSource):
     """The samples of another source that a COCO JSON file lists, each with its boxes, perhaps none.
 
     A sample is found by its path, or else by its file name if that is unique in both. Classes are the file's categories
@@ -82,14 +82,6 @@ class BoxSource:
 
     source: Source
     path: Path
-
-    @property
-    def loads_in_threads(self) -> bool:
-        """Whether threads may load the other source's samples."""
-        return loads_in_threads(self.source)
-
-    def __repr__(self) -> str:
-        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the samples that the file lists; others are counted as left out.

@@ -25,6 +25,7 @@ from tpucache.types import Array
 from tpucache.warmup.sources.folder import FolderSource, read_file
 from tpucache.warmup.sources.labels import LABEL_NAMES, labels_of_values
 from tpucache.warmup.sources.source import (
+    DerivedSource,
     Item,
     Items,
     Listing,
@@ -32,7 +33,6 @@ from tpucache.warmup.sources.source import (
     Source,
     SourceKind,
     column_names,
-    loads_in_threads,
     source_name,
     unique,
 )
@@ -438,8 +438,8 @@ def pad_source(source: Source, pad: int | None = None, truncate: bool = False) -
     return source if has_images and pad is None else PaddedSource(source, pad, truncate)
 
 
-@dataclasses.dataclass(frozen=True)
-class PaddedSource:
+@dataclasses.dataclass(frozen=True, repr=False)
+class PaddedSource(DerivedSource):
     """The samples of another source, with zeros at the end of their sequences if they have no image.
 
     The main sequence is `input_ids`, `ids`, `tokens` or the first array of one dimension; all arrays of the same length
@@ -451,14 +451,6 @@ class PaddedSource:
     source: Source
     pad: int | None
     truncate: bool
-
-    @property
-    def loads_in_threads(self) -> bool:
-        """Whether threads may load the other source's samples."""
-        return loads_in_threads(self.source)
-
-    def __repr__(self) -> str:
-        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the other source's listing. Raises UsageError if `pad` is given, and there are no sequences."""

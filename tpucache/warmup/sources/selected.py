@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tpucache.errors import SourceError, UsageError
-from tpucache.warmup.sources.source import Item, Listing, Sample, Source, loads_in_threads, source_name
+from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, source_name
 
 
 def select_source(
@@ -28,22 +28,14 @@ def select_source(
     return SelectedSource(source, limit, included, excluded) if limit or included or excluded else source
 
 
-@dataclasses.dataclass(frozen=True)
-class SelectedSource:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SelectedSource(DerivedSource):
     """The samples of another source that `select_source` keeps, numbered again in the same order."""
 
     source: Source
     limit: int | None
     include: tuple[str, ...]
     exclude: tuple[str, ...]
-
-    @property
-    def loads_in_threads(self) -> bool:
-        """Whether threads may load the other source's samples."""
-        return loads_in_threads(self.source)
-
-    def __repr__(self) -> str:
-        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return the kept samples. Classes that have no sample because of the patterns are left out.

@@ -152,22 +152,28 @@ def loads_in_threads(source: Source) -> bool:
     return bool(getattr(source, "loads_in_threads", False))
 
 
-@dataclass(frozen=True)
-class CheckedSource:
+class DerivedSource:
+    """Base class of sources that change the samples of another one, `source`. It has the other source's name."""
+
+    source: Source
+
+    @property
+    def loads_in_threads(self) -> bool:
+        """Whether threads may load the other source's samples."""
+        return loads_in_threads(self.source)
+
+    def __repr__(self) -> str:
+        return source_name(self.source)
+
+
+@dataclass(frozen=True, repr=False)
+class CheckedSource(DerivedSource):
     """A source in the code of another package or of the user.
 
     Mistakes of this code become SourceErrors that name it.
     """
 
     source: Source
-
-    @property
-    def loads_in_threads(self) -> bool:
-        """Whether the source says that threads may load its samples."""
-        return loads_in_threads(self.source)
-
-    def __repr__(self) -> str:
-        return source_name(self.source)
 
     def list(self) -> Listing:
         """Return all samples. Raises SourceError for any error of the code, and for an invalid listing."""
