@@ -177,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
     state: KaggleServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is written in two parts
     timeout = 60
 
     def log_message(self, *words: object) -> None:
