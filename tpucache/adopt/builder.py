@@ -97,7 +97,10 @@ class BuildProcess:
         return True
 
     def maker(self) -> RecordMaker:
-        """Return an object that builds single records in this process. Raises errors of `build_cache` for arguments."""
+        """Return an object that builds single records in this process.
+
+        Raises the errors of `build_cache` for its arguments.
+        """
         from tpucache.warmup.growing import Maker
 
         return Maker(self._source, self._directory, **self._others)
@@ -124,7 +127,7 @@ class BuildProcess:
 
 
 def _is_large(source: Any) -> bool:
-    """Return whether a source has more than `LEAST_GROWING` samples, as far as that is known before it is listed."""
+    """Return whether a source has more than `LEAST_GROWING` samples, as far as is known before it is listed."""
     if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
         return True
     if isinstance(source, (str, Path)):

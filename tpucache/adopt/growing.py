@@ -43,7 +43,7 @@ def open_or_build(
     labels are not known earlier: with `on_error="skip"`, if labels are stored inside the samples, and if samples are
     added to a finished cache.
 
-    Raises the errors of `build_cache`, here or in the loader that waits.
+    Raises the errors of `build_cache`, in this call or in the loader that waits.
     """
     if is_url(cache):
         raise UsageError(f"{cache} is a URL: a cache can be read while it is built only in a folder of this machine")

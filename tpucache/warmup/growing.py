@@ -1,7 +1,7 @@
 """The main function of a process that builds a cache while another process reads it.
 
-The reading process has threads, so it must not be forked, and starts a new process. That ends when the reading process
-ends; finished records are kept, as after any kill.
+The reading process has threads, so it must not be forked, and starts a new process. The new process ends when the
+reading process ends. Finished records are kept, as after any kill.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """The cache is finished."""
+    """The last answer after a success: the cache is finished."""
 
 
 def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
@@ -110,7 +110,9 @@ def build_for_readers(
     done: Callable[[], None] = lambda: None,
     **others: Any,
 ) -> Manifest:
-    """Build a cache while other processes read it. If another process is building it, wait, and take over if it ends.
+    """Build a cache while other processes read it.
+
+        If another process is building the cache already, wait, and continue the build if that process ends early.
 
     `tell` is called once with a Prospect, and `done` is called when the cache is finished. The other arguments and the
     errors are those of `build_cache`.

@@ -51,7 +51,7 @@ from tpucache.warmup.sources.source import Sample
 
 Rows = npt.NDArray[Any]
 
-#: The facts of the samples in the spool files: a line of JSON for each group of them.
+#: The facts about the samples in the spool files: a line of JSON for each group of samples (see `_Group`).
 _INFOS_NAME: Final = "arrived.jsonl"
 #: A reader waits for a whole task, but each task has a cost of a few milliseconds. So the first tasks are small, the
 #: next ones large, and the last ones small again, so that all workers end at the same time.
@@ -335,7 +335,10 @@ class GrowingScheduler:
 
 
 def _read_groups(work: Path, shape: Rows) -> list[_Group]:
-    """Return the groups in a work folder without damaged records. `shape` has one item for each part and sample."""
+    """Return the groups of samples in a work folder, without groups that have a damaged record.
+
+    `shape` is an array with one item for each part and sample.
+    """
     try:
         data = (work / ARRIVED_NAME).read_bytes()
         lines = (work / _INFOS_NAME).read_text().splitlines()
@@ -403,7 +406,7 @@ class _Spool(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _spool(work: Path, _run: str) -> _Spool:
-    """Return the spool file of this process in a run. Raises OSError."""
+    """Return the spool file that this process writes in a run. Another run gets another file. Raises OSError."""
     while True:
         file = SPOOL_BIT | secrets.randbits(30)  # numbers with the next bit stand for readers' files in memory
         try:
