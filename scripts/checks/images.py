@@ -32,7 +32,7 @@ from scripts.install import find_uv
 
 LISTS: Final = Path(__file__).with_name("image_lists")
 #: What the two notebooks of docs/kaggle.md give to pip.
-WAYS: Final = {"train": ("--no-deps", "--no-index", "{wheel}"), "build": ("{wheel}[augment,fast,report]",)}
+WAYS: Final = {"train": ("--no-deps", "--no-index", "{wheel}"), "build": ("{wheel}[augment,fast,lz4,report,zstd]",)}
 _REASONS: Final = {
     "no usable wheels": "has no wheel",
     "was not found": "is not on the index",
