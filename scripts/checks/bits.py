@@ -2,13 +2,15 @@
 
     python -m scripts.checks bits [--bits 10000] [--seed 0]
 
-It builds a small cache of each kind, flips one bit, verifies, and flips it back. It prints how many bits of each file
-were flipped and how many verify did not find, and ends with status 1 where there is one.
+It builds a small cache of each kind, one of two versions among them, and keeps perceptual hashes in each. It flips one
+bit, verifies, and flips it back. It prints how many bits of each file were flipped and how many verify did not find,
+and ends with status 1 where there is one.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 import tempfile
@@ -19,13 +21,16 @@ import numpy as np
 
 from scripts.commands import say
 from tpucache import Recipe, StoreError, build_cache, verify_cache
+from tpucache.insight.hashing import hashes
 
 #: Files of up to this many bytes have every bit flipped.
 _SMALL: Final = 8 << 10
+_VERSIONS: Final = "raw, two versions"
 KINDS: Final = {
     "raw": Recipe(size=8),
     "dct-lz4": Recipe(size=16, codec="dct-lz4", variants=1),
     "dct-zstd in bands": Recipe(size=16, codec="dct-zstd", bands=(2, 4, 8)),
+    _VERSIONS: Recipe(size=8),
 }
 
 
@@ -60,6 +65,9 @@ def main() -> int:
         for name, recipe in KINDS.items():
             cache = Path(work, name)
             build_cache(_Noise(), cache, recipe, jobs=1)
+            if name == _VERSIONS:
+                build_cache(_Noise(), cache, dataclasses.replace(recipe, variants=1), jobs=1)
+            hashes(cache)
             if is_found(cache):
                 raise SystemExit(f"{name}: verify finds damage where there is none")
             for path in sorted(path for path in cache.rglob("*") if path.is_file()):

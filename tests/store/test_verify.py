@@ -15,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from thorough import thorough
 
-from tpucache.errors import FormatError, NotACacheError, StoreError
+from tpucache.errors import DamageError, FormatError, NotACacheError, StoreError
 from tpucache.store import pages
 from tpucache.store.cache import Cache
-from tpucache.store.format import INDEX_DTYPE
+from tpucache.store.format import INDEX_DTYPE, TIMES_NAME
+from tpucache.store.hashes import Hashes, check_hashes, hashes_name, keep_hashes
+from tpucache.store.history import check_times, note_time, read_times
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import Strings, encode_columns
 from tpucache.store.verify import Damage, verify_cache
@@ -354,3 +357,71 @@ def test_statistics_that_do_not_follow_are_found(published: Path, tmp_path: Path
     damage = only(verify_cache(tmp_path / "cache"))
     assert damage.name == "manifest.json"
     assert found in damage.reason
+
+
+def times_of(cache: Path) -> Path:
+    """Write the file of the times of a cache's versions, and return its path."""
+    note_time(cache, Manifest.load(cache))
+    return cache / TIMES_NAME
+
+
+def hashes_of(cache: Path) -> Path:
+    """Write the file of perceptual hashes that fit a cache's samples, and return its path."""
+    opened, draw = Cache.open(cache), np.random.default_rng(0)
+    samples = opened.manifest.samples
+    words = draw.integers(0, 1 << 60, (2, samples, 4), np.uint64)
+    thumbnails = draw.integers(0, 256, (samples, 8, 8), np.uint8)
+    keep_hashes(opened, Hashes(opened.samples.numbers, *words, np.zeros(samples, np.bool_), thumbnails))
+    return cache / hashes_name(opened.manifest)
+
+
+def test_the_files_that_no_manifest_lists_are_sound_as_they_were_written(cache: Path) -> None:
+    times_of(cache), hashes_of(cache)
+    assert verify_cache(cache) == []
+
+
+def test_each_flipped_bit_of_the_times_is_found(cache: Path) -> None:
+    path = times_of(cache)
+    for bit in range(8 * path.stat().st_size):
+        flip(path, bit // 8, bit % 8)
+        with pytest.raises((DamageError, FormatError)):
+            check_times(cache)
+        assert not read_times(cache), "a time that may be wrong is shown"
+        flip(path, bit // 8, bit % 8)
+    check_times(cache)
+    flip(path, 30)
+    assert only(verify_cache(cache)).name == TIMES_NAME
+
+
+def test_times_without_a_digest_are_sound_and_read(cache: Path) -> None:
+    path, identity = cache / TIMES_NAME, Manifest.load(cache).identity
+    content = {"format": "tpucache times", "times": {identity: "2026-01-02T03:04:05Z"}}
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    assert verify_cache(cache) == []
+    assert read_times(cache) == content["times"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "\0", '{"format": "tpucache times", "times": 1}', "{" * 5000])
+def test_a_file_that_is_none_of_times_is_damage(cache: Path, text: str) -> None:
+    (cache / TIMES_NAME).write_text(text)
+    assert only(verify_cache(cache)).name == TIMES_NAME
+
+
+@pytest.mark.parametrize("step", [61, *thorough(1)])
+def test_flipped_bits_of_the_hashes_are_found(cache: Path, step: int) -> None:
+    path = hashes_of(cache)
+    opened = Cache.open(cache)
+    for bit in range(0, 8 * path.stat().st_size, step):
+        flip(path, bit // 8, bit % 8)
+        with pytest.raises(StoreError):
+            check_hashes(opened)
+        flip(path, bit // 8, bit % 8)
+    check_hashes(opened)
+    flip(path, 0)
+    assert only(verify_cache(cache)).name == path.name
+
+
+def test_what_stands_behind_the_hashes_is_damage(cache: Path) -> None:
+    path = hashes_of(cache)
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert only(verify_cache(cache)).name == path.name

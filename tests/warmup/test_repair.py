@@ -20,7 +20,8 @@ from tpucache import repair_cache as repair_cache_of
 from tpucache.cli import main
 from tpucache.errors import BuildError, DamageError, FormatError, RecipeError, SourceError
 from tpucache.store.cache import Cache
-from tpucache.store.format import INDEX_NAME
+from tpucache.store.format import INDEX_NAME, TIMES_NAME
+from tpucache.store.hashes import hashes_name
 from tpucache.warmup import repair
 from tpucache.warmup.sources import TableOptions, TableSource
 from tpucache.warmup.sources.source import Item, Listing, Sample
@@ -269,6 +270,17 @@ def test_a_damaged_manifest_is_not_repaired(source: Path, cache: Path) -> None:
     (cache / "manifest.json").write_text("{")
     with pytest.raises(FormatError, match="manifest cannot be repaired: copy it again"):
         repair_cache(source, cache, jobs=1)
+
+
+def test_damaged_files_that_no_manifest_lists_are_removed(source: Path, cache: Path, digests: Digests) -> None:
+    before = digests(cache)
+    flip(cache / TIMES_NAME)
+    (cache / hashes_name(Manifest.load(cache))).write_bytes(b"no hashes")
+    assert {damage.name for damage in verify_cache(cache)} == {TIMES_NAME, hashes_name(Manifest.load(cache))}
+    assert {damage.name for damage in repair_cache(source, cache)} == {TIMES_NAME, hashes_name(Manifest.load(cache))}
+    assert not (cache / TIMES_NAME).exists()
+    assert verify_cache(cache) == []
+    assert digests(cache) == before
 
 
 def test_an_index_that_was_written_wrong_is_not_repaired(source: Path, cache: Path) -> None:

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from tpucache.errors import DamageError, StoreError, UsageError
+from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache, first_bands
 from tpucache.store.fields import LABEL
 from tpucache.store.files import (
@@ -358,13 +359,16 @@ def _copy_cache(
         on_progress(manifest.total_bytes - needed, manifest.total_bytes)
         claim_folder(target, claim)
 
-        def copy(entry: FileEntry, _: Callable[[int], None]) -> None:
-            if entry.name in made:
-                write_atomically(target / entry.name, made[entry.name])
-            else:
-                copy_file(source, target, entry)
+        files = {entry.name: WholeFile(source / entry.name, entry.bytes) for entry in missing if entry.name not in made}
+        with FilesAhead(files.values(), Lateness()) as ahead:
 
-        copy_missing(manifest.files, missing, copy, on_progress)
+            def copy(entry: FileEntry, _: Callable[[int], None]) -> None:
+                if entry.name in made:
+                    write_atomically(target / entry.name, made[entry.name])
+                else:
+                    copy_file(source, target, entry, ahead.chunks(files[entry.name]))
+
+            copy_missing(manifest.files, missing, copy, on_progress)
         write_atomically(target / MANIFEST_NAME, manifest.text.encode())
     remove_claim(target)
 
@@ -415,12 +419,15 @@ def check_room(target: Path, needed: int) -> None:
         )
 
 
-def copy_file(source: Path, target: Path, entry: FileEntry) -> None:
-    """Copy a file of a cache to another folder and check its SHA-256. Raises DamageError, OSError."""
+def copy_file(source: Path, target: Path, entry: FileEntry, chunks: Iterable[bytes] | None = None) -> None:
+    """Copy a file of a cache to another folder and check its SHA-256. `chunks` has the file's bytes if they are read.
+
+    Raises DamageError, OSError.
+    """
     aside = name_aside(target / entry.name)
     digest = hashlib.sha256()
     try:
-        append_chunks(aside, read_chunks(source / entry.name), digest)
+        append_chunks(aside, read_chunks(source / entry.name) if chunks is None else chunks, digest)
         if digest.hexdigest() != entry.sha256:
             raise DamageError(f"{source / entry.name} is not what the manifest says: run `tpucache verify {source}`")
         rename_durably(aside, target / entry.name)

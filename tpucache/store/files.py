@@ -216,9 +216,14 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    """Return the SHA-256 of a file's bytes in hexadecimal. Raises OSError."""
+    return sha256_of(read_chunks(path))
+
+
+def sha256_of(chunks: Iterable[bytes]) -> str:
+    """Return the SHA-256 of the bytes of all chunks together, in hexadecimal."""
     digest = hashlib.sha256()
-    for chunk in read_chunks(path):
+    for chunk in chunks:
         digest.update(chunk)
     return digest.hexdigest()
 

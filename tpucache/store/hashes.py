@@ -7,14 +7,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import StoreError
+from tpucache.errors import DamageError, StoreError
 from tpucache.store.cache import Cache
-from tpucache.store.files import write_atomically
+from tpucache.store.files import read_file, write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.store.samples import SampleTable, encode_columns
 from tpucache.types import Array
@@ -89,16 +90,36 @@ def kept_hashes(cache: Cache) -> Hashes | None:
     A damaged file, or one with the hashes of other samples, is ignored with a warning.
     """
     path = cache.directory / hashes_name(cache.manifest)
-    if not path.exists():
-        return None
     try:
-        table = SampleTable(path, cache.manifest.samples)
-        found = Hashes(*(_column(table, name) for name in _COLUMNS))
-        if not np.array_equal(found.numbers, cache.samples.numbers):
-            raise StoreError("it has the hashes of other samples")
+        return _read_hashes(path, cache) if path.exists() else None
     except StoreError as error:
         _log.warning("%s is not used, and its hashes are computed again: %s", path, error)
         return None
+
+
+def check_hashes(cache: Cache) -> None:
+    """Raise StoreError if a cache has a file of hashes that is not as it was written.
+
+    Zip has a CRC-32 of each column. All other bytes follow from the columns, so they are written again and compared.
+    """
+    path = cache.directory / hashes_name(cache.manifest)
+    if not path.exists():
+        return
+    found = _read_hashes(path, cache)
+    try:
+        is_same = read_file(path) == _file_bytes(found)
+    except OSError as error:
+        raise DamageError(f"it cannot be read: {error.strerror}") from error
+    if not is_same:
+        raise DamageError("it was changed after it was written")
+
+
+def _read_hashes(path: Path, cache: Cache) -> Hashes:
+    """Read a file of hashes. Raises StoreError if it is damaged, or has the hashes of other samples."""
+    table = SampleTable(path, cache.manifest.samples)
+    found = Hashes(*(_column(table, name) for name in _COLUMNS))
+    if not np.array_equal(found.numbers, cache.samples.numbers):
+        raise StoreError("it has the hashes of other samples")
     return found
 
 

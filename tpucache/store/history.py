@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tpucache.errors import DamageError, FormatError, StoreError, UsageError
 from tpucache.store.files import KAGGLE, is_url, read_file, refuse_too_many_files, write_atomically
@@ -169,20 +169,40 @@ def read_times(directory: str | Path) -> dict[str, str]:
     return {}
 
 
+def check_times(directory: Path) -> None:
+    """Raise DamageError if a cache has a file of creation times that is not as it was written.
+
+    Files from before 0.3 was released have no digest: a changed digit of a time is not found there.
+    """
+    data = _reading(directory)(TIMES_NAME)
+    if data is None:
+        return
+    times = parse_times(data)
+    if data not in (to_times(times), _times_text({"times": times})):
+        raise DamageError("was changed after it was written, or is not a file of times of tpucache")
+
+
 def parse_times(data: bytes | None) -> dict[str, str]:
-    """Parse the file of creation times. Returns an empty dict for any other file."""
+    """Parse the file of creation times. Returns an empty dict for any other file, and if its digest does not match."""
     try:
         content = parse_json(data or b"{}")
     except ValueError:
         return {}
     times = content.get("times") if isinstance(content, dict) and content.get("format") == _TIMES_FORMAT else None
     pairs = times.items() if isinstance(times, dict) else ()
-    return {name: text for name, text in pairs if isinstance(text, str) and _TIME.fullmatch(text)}
+    found = {name: text for name, text in pairs if isinstance(text, str) and _TIME.fullmatch(text)}
+    is_old = isinstance(content, dict) and content.keys() == {"format", "times"}  # without a digest
+    return found if is_old or data == to_times(found) else {}
 
 
 def to_times(times: Mapping[str, str]) -> bytes:
     """Return the bytes of the file of creation times."""
-    return (json.dumps({"format": _TIMES_FORMAT, "times": times}, indent=1, sort_keys=True) + "\n").encode()
+    text = _times_text({"times": times})
+    return _times_text({"times": times, "digest": hashlib.sha256(text).hexdigest()})
+
+
+def _times_text(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps({**content, "format": _TIMES_FORMAT}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:

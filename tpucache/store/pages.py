@@ -143,4 +143,5 @@ def _read_meta(file: BinaryIO, offset: int) -> tuple[int, MetaPage]:
 
 
 def _name(file: BinaryIO) -> str:
-    return str(getattr(file, "name", "LMDB file"))
+    name = getattr(file, "name", None)
+    return name if isinstance(name, str) else "the file"  # the name may also be the number of a descriptor

@@ -10,7 +10,7 @@ import functools
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
+from tpucache.store.ahead import Lateness, ReadAhead
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import FileEntry, ShardEntry
 
@@ -58,6 +59,7 @@ class ShardReader:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._proven: set[int] = set()  # open shards; one record of each was compared with its checksum
         self._distrusted: set[int] = set()  # shards whose records are all compared with checksums
+        self._lateness = Lateness()  # of opening a shard
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,6 +143,7 @@ class ShardReader:
 
     def _open_files(self, rows: Rows) -> OpenFiles:
         shards = rows["shard"].tolist()
+        self.open_all(set(shards))
         files = {shard: self.file(shard) for shard in set(shards)}
         numbers = {shard: file.number for shard, file in files.items()}
         return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
@@ -205,6 +208,10 @@ class ShardReader:
 
         If a small sample of the records is in memory already, nothing is done. Errors are ignored.
         """
+        try:
+            self.open_all(np.unique(rows["shard"]).tolist())
+        except StoreError:
+            return  # reading the record will raise a clear error
         if self.are_in_memory(rows[:: max(1, len(rows) // _PROBES)]):
             return
         for shard, start, stop in _extents(rows):
@@ -218,6 +225,8 @@ class ShardReader:
 
     def are_in_memory(self, rows: Rows) -> bool:
         """Return whether the first byte of every one of these records is in the page cache."""
+        with contextlib.suppress(StoreError):  # then it is unknown
+            self.open_all(set(rows["shard"].tolist()))
         return all(self.is_in_memory(int(row["shard"]), int(row["offset"])) for row in rows)
 
     def is_in_memory(self, shard: int, offset: int) -> bool:
@@ -242,6 +251,18 @@ class ShardReader:
                 if len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)
             return descriptor
+
+    def open_all(self, shards: Iterable[int]) -> None:
+        """Open those of these shards that are not open yet, several at once if storage takes long to answer.
+
+        Raises DamageError, FormatError, StoreError as `scatter` does.
+        """
+        missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
+        if len(missing) < 2:  # `file` opens it
+            return
+        with ReadAhead(self.file, missing, lambda shard: 0, self._lateness) as opening:
+            for shard in missing:
+                opening.load(shard)
 
     def _open_shard(self, shard: int) -> OpenFile:
         if shard >= len(self._shards):

@@ -101,8 +101,9 @@ class SampleTable(Mapping[str, Column]):
         self._proven: tuple[int, ...] = ()  # the file's status when its SHA-256 was last compared
         self._loaded: dict[str, Column] = {}
         try:
-            with open_file(path) as file:
-                size = os.fstat(file.fileno()).st_size
+            file, status = _open_table(self._path)
+            with file:
+                size = status.st_size
                 if size > most_table_bytes(samples):
                     raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
                 with zipfile.ZipFile(file) as archive:
@@ -172,8 +173,9 @@ class SampleTable(Mapping[str, Column]):
 
     def _load(self, name: str) -> Column:
         try:
-            with open_file(self._path) as file, zipfile.ZipFile(file) as archive:
-                self._prove(file)
+            file, status = _open_table(self._path)
+            with file, zipfile.ZipFile(file) as archive:
+                self._prove(file, status)
                 if f"{name}.ends.npy" in archive.namelist():
                     ends = parse_npy(archive.read(f"{name}.ends.npy"))
                     column: Column = self._strings(name, parse_npy(archive.read(f"{name}.bytes.npy")), ends)
@@ -199,12 +201,11 @@ class SampleTable(Mapping[str, Column]):
                 raise FormatError(f"{self._path}: {error}. Copy the cache again, or build it again") from error
         return column
 
-    def _prove(self, file: BinaryIO) -> None:
+    def _prove(self, file: BinaryIO, status: os.stat_result) -> None:
         """Raise DamageError unless an open file has the SHA-256 in the manifest.
 
         The size is not enough: a cache of the same photographs with other labels has a table of the same size.
         """
-        status = os.fstat(file.fileno())
         state = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         if self._sha256 is None or state == self._proven:
             return
@@ -245,6 +246,18 @@ def check_labels(labels: Array, classes: int) -> None:
         raise FormatError(f"labels reach from {low} to {high}, but the cache has {classes} classes")
 
 
+def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
+    """Open a table and return it with its status. A small one is read at once: zipfile reads it in many small pieces,
+    and storage may take long to answer each. Raises OSError.
+    """
+    file = open_file(path)
+    status = os.fstat(file.fileno())
+    if status.st_size > _CHUNK_BYTES:
+        return file, status
+    with file:
+        return io.BytesIO(file.read()), status
+
+
 def _missing(path: Path) -> DamageError:
     return DamageError(
         f"{path} is missing: open the cache again if it was relabelled or added to meanwhile, else copy the cache "
@@ -265,6 +278,8 @@ def encode_columns(columns: Mapping[str, Column]) -> bytes:
         for name, array in arrays.items():
             member = io.BytesIO()
             np.lib.format.write_array(member, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
-            # ZipInfo's default date, 1980-01-01, makes equal tables equal byte by byte.
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
+            # ZipInfo's default date, 1980-01-01, makes equal tables equal byte by byte; so does Unix as the system.
+            info = zipfile.ZipInfo(f"{name}.npy")
+            info.create_system = 3
+            archive.writestr(info, member.getvalue())
     return target.getvalue()

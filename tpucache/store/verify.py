@@ -7,6 +7,7 @@ of records, samples per class, mean and standard deviation.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +19,21 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import DamageError, FormatError
+from tpucache.errors import DamageError, FormatError, StoreError
 from tpucache.store import pages
+from tpucache.store.ahead import FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE, RecordLayout
-from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_file
-from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, encode_key, version_name
-from tpucache.store.history import load_earlier
+from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_of
+from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, TIMES_NAME, encode_key, version_name
+from tpucache.store.hashes import check_hashes, hashes_name
+from tpucache.store.history import check_times, load_earlier
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
 
 _THREADS: Final = 2
 _NAMED_RECORDS: Final = 5
+#: Larger shards are read twice, also from storage that answers late. It is more than the default size of a shard.
+_MOST_HELD: Final = 144 << 20
 _ROOT_ERROR: Final = 2.0**-50
 
 Rows = npt.NDArray[Any]
@@ -50,34 +55,75 @@ class Damage:
 def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None] = lambda entry: None) -> list[Damage]:
     """Return all damage in a cache: first in tables, then in shards in the manifest's order, then in the manifest.
 
-    Last comes damage in files that only earlier versions use. The list is empty for an undamaged cache. "cache@2" means
-    version 2 of "cache" and the versions before it.
+    Last comes damage in files that only earlier versions use, and in the files of times and of hashes, which no
+    manifest lists. The list is empty for an undamaged cache. "cache@2" means version 2 of "cache" and the versions
+    before it.
 
     `on_progress` is called after each shard. Raises NotACacheError or FormatError when there is no usable manifest.
     """
     cache = Cache.open(directory)
     directory, manifest = cache.directory, cache.manifest
-    damages = [damage for entry in manifest.tables for damage in _check_file(directory, entry, {})]
-    has_index, numbers = _has_index(cache, damages), _sample_numbers(cache, damages)
-    others = {entry.sha256: entry.name for entry in manifest.shards}
+    others, lateness = {entry.sha256: entry.name for entry in manifest.shards}, Lateness()
 
-    def check(position: int) -> list[Damage]:
-        entry = manifest.shards[position]
-        found = list(_check_file(directory, entry, others))
+    def check_index() -> tuple[list[Damage], bool]:
+        damages = _check_file(directory, manifest.index, lateness)
+        has_index = not damages and _has_index(cache, damages)
+        return damages, has_index
+
+    def check_samples() -> tuple[list[Damage], Rows | None]:
+        damages = _check_file(directory, manifest.table, lateness)
+        numbers = None if damages else _sample_numbers(cache, damages)
+        return damages, numbers
+
+    def check(position: int, file: WholeFile, files: FilesAhead) -> list[Damage]:
+        entry, held = manifest.shards[position], io.BytesIO()
+        found = list(_compare(file, entry, _holding(files.chunks(file), file, lateness, held), others))
         missing_bytes = bool(found) and "SHA-256" not in found[0].reason
+        (_, has_index), (_, numbers) = index.result(), samples.result()
         if has_index and numbers is not None and not missing_bytes:
             keys = numbers[entry.first : entry.first + entry.records]
             layout = manifest.layouts[entry.band] if manifest.value_bytes else None
-            found += _check_records(directory / entry.name, position, entry, cache.index_of(entry), keys, layout)
+            whole = held if held.tell() else None
+            found += _check_records(file.path, whole, position, entry, cache.index_of(entry), keys, layout)
         on_progress(entry)
         return found
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for found in threads.map(check, range(len(manifest.shards))):
-            damages += found
-    damages += (Damage(MANIFEST_NAME, reason) for reason in _check_manifest(cache, has_table=numbers is not None))
+    def check_share(first: int) -> list[list[Damage]]:
+        """Check every shard whose position is `first` plus a multiple of `_THREADS`."""
+        share = range(first, len(manifest.shards), _THREADS)
+        shards = [WholeFile(directory / manifest.shards[at].name, manifest.shards[at].bytes) for at in share]
+        with FilesAhead(shards, lateness) as files:
+            return [check(at, file, files) for at, file in zip(share, shards, strict=True)]
+
+    with ThreadPoolExecutor(3 + _THREADS) as threads:
+        index, samples = threads.submit(check_index), threads.submit(check_samples)
+        unknown = threads.submit(lambda: unknown_keys(read_file(directory / MANIFEST_NAME)))
+        shares = list(threads.map(check_share, range(_THREADS)))
+    damages, numbers = samples.result()
+    by_table = {manifest.index.name: index.result()[0], manifest.table.name: damages}
+    damages = [damage for entry in manifest.tables for damage in by_table[entry.name]]
+    for position in range(len(manifest.shards)):
+        damages += shares[position % _THREADS][position // _THREADS]
+    reasons = _check_manifest(cache, unknown.result(), has_table=numbers is not None)
+    damages += (Damage(MANIFEST_NAME, reason) for reason in reasons)
     damages += _check_before(directory, manifest)
+    damages += _check_others(cache, has_table=numbers is not None)
     return damages
+
+
+def _check_others(cache: Cache, *, has_table: bool) -> Iterator[Damage]:
+    """Yield the damage in the files that no manifest lists: of times, and of hashes if the samples table is sound."""
+    try:
+        check_times(cache.directory)
+    except (DamageError, FormatError) as error:
+        yield Damage(TIMES_NAME, f"is damaged: {error}. Remove it: a cache needs no times")
+    if has_table:
+        try:
+            check_hashes(cache)
+        except StoreError as error:
+            refuse_too_many_files(error.__cause__ or error)
+            name = hashes_name(cache.manifest)
+            yield Damage(name, f"is damaged: {error}. Remove it: hashes are computed again when they are needed")
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
@@ -93,7 +139,7 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
                 yield Damage(version_name(number), f"lists another {entry.name} than a later version")
         own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
-        found = [damage for entry in own for damage in _check_file(directory, entry, {})]
+        found = [damage for entry in own for damage in _check_file(directory, entry, Lateness())]
         if not any(entry in before.tables for entry in own if any(each.name == entry.name for each in found)):
             cache = Cache(directory, before)
             _has_index(cache, found)
@@ -101,10 +147,12 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
         yield from found
 
 
-def _check_manifest(cache: Cache, *, has_table: bool) -> Iterator[str]:
-    """Yield how a manifest contradicts itself, or the samples table if that is undamaged."""
+def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
+    """Yield how a manifest contradicts itself, or the samples table if that is undamaged. `unknown` are its unknown
+    keys.
+    """
     manifest, statistics = cache.manifest, cache.manifest.statistics
-    if unknown := unknown_keys(read_file(cache.directory / MANIFEST_NAME)):
+    if unknown:
         yield f"has the key {unknown[0]!r:.60}, which no version of tpucache wrote into a manifest without a digest"
     if statistics.class_counts and has_table:
         labels = np.asarray(cache.samples.labels)
@@ -134,7 +182,7 @@ def _follows(manifest: Manifest) -> bool:
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
     """Return whether a file has the size and the SHA-256 in the manifest."""
-    return not any(_check_file(directory, entry, {}))
+    return not any(_check_file(directory, entry, Lateness()))
 
 
 def _has_index(cache: Cache, damages: list[Damage]) -> bool:
@@ -204,14 +252,31 @@ def _with_deleted(
     return every, whole
 
 
-def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> Iterator[Damage]:
-    path = directory / entry.name
+def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
+    """Yield the bytes of a file. If storage answers late and the file is not too large, also write them into `held`."""
+    is_held = False
+    for number, chunk in enumerate(chunks):
+        if number == 0:  # the storage has answered
+            is_held = lateness.files > 0 and file.size <= _MOST_HELD
+        if is_held:
+            held.write(chunk)
+        yield chunk
+
+
+def _check_file(directory: Path, entry: FileEntry, lateness: Lateness) -> list[Damage]:
+    """Return whether a file is missing, has another size or another SHA-256 than the manifest says, as a damage."""
+    file = WholeFile(directory / entry.name, entry.bytes)
+    with FilesAhead([file], lateness) as files:
+        return list(_compare(file, entry, files.chunks(file), {}))
+
+
+def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others: dict[str, str]) -> Iterator[Damage]:
+    """Compare a file with the manifest. `chunks` has its bytes, `others` the names of other files by SHA-256."""
     try:
-        size = path.stat().st_size
-        if size != entry.bytes:
-            yield Damage(entry.name, f"is {size:,} bytes, the manifest says {entry.bytes:,}")
+        digest = sha256_of(chunks)
+        if file.found is not None and file.found != entry.bytes:
+            yield Damage(entry.name, f"is {file.found:,} bytes, the manifest says {entry.bytes:,}")
             return
-        digest = sha256_file(path)
     except FileNotFoundError:
         yield Damage(entry.name, "is missing")
     except OSError as error:
@@ -225,14 +290,21 @@ def _check_file(directory: Path, entry: FileEntry, others: dict[str, str]) -> It
 
 
 def _check_records(
-    path: Path, shard: int, entry: ShardEntry, rows: Rows, keys: Rows, layout: RecordLayout | None
+    path: Path,
+    whole: BinaryIO | None,
+    shard: int,
+    entry: ShardEntry,
+    rows: Rows,
+    keys: Rows,
+    layout: RecordLayout | None,
 ) -> Iterator[Damage]:
     """Compare each record with its CRC, all records with their digest, and the file's pages with the index.
 
+    `whole` has the bytes of the file if they are in memory, else None: then the file is read once more.
     If `layout` is given, records without a gap between them are one LMDB value, under the key of the first.
     """
     try:
-        with open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
+        with whole or open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order
             extents = list(pages.walk(file))
             found = [(extent.key, extent.offset, extent.length) for extent in extents]
             if entry.deleted:

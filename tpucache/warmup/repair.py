@@ -19,7 +19,8 @@ from tpucache.store.cache import Cache
 from tpucache.store.copying import earlier_tables
 from tpucache.store.fields import IMAGE, Field, RecordLayout
 from tpucache.store.files import open_file, rename_durably, sha256_file, write_atomically
-from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
+from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, TIMES_NAME, WORK_NAME
+from tpucache.store.hashes import hashes_name
 from tpucache.store.history import refuse_version
 from tpucache.store.index import encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
@@ -64,9 +65,10 @@ def repair_cache(
     """Build the damaged files of a cache again, from its source, and return the damages.
 
     The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256; all
-    other files stay untouched. The next repair finishes an interrupted one. The manifest may come from somebody else,
-    so the code of a custom augmentation, `module:name`, is imported only if `augment` names it, too. `engine` replaces
-    the `jobs` local processes. `on_verified` is called after each verified shard, `on_progress` during the build.
+    other files stay untouched, except that damaged files of times and of hashes are removed. The next repair finishes
+    an interrupted one. The manifest may come from somebody else, so the code of a custom augmentation, `module:name`,
+    is imported only if `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called
+    after each verified shard, `on_progress` during the build.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError when the source differs from the
     cache's, RecipeError for an augmentation that has changed or that `augment` does not name, DamageError when a new
@@ -76,12 +78,16 @@ def repair_cache(
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
     opened = Cache(folder, load_manifest(folder))
     source = as_asked(source, opened.manifest)
-    damages, lost = _divide(verify_cache(folder, on_verified), opened.manifest)
+    damages, others, lost = _divide(verify_cache(folder, on_verified), opened.manifest)
     outer = folder / WORK_NAME
     work = outer / REPAIR_NAME
+    if others:
+        with cache_folder(folder):
+            for each in others:
+                (folder / each.name).unlink(missing_ok=True)
     if not damages and not work.exists():
         _refuse_lost(folder, lost)
-        return []
+        return others
     case = _examine(source, opened, damages, augment) if damages else None
     with cache_folder(folder):
         work.mkdir(parents=True, exist_ok=True)
@@ -95,13 +101,18 @@ def repair_cache(
                 raise
         remove_folder(unfinished)
     _refuse_lost(folder, lost)
-    return damages
+    return damages + others
 
 
-def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage]]:
-    """Return the damages of the newest version's files, and those of files that only earlier versions have."""
+def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
+    """Return the damages of the newest version's files, of files that no manifest lists, and of earlier versions'."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
-    return [each for each in damages if each.name in own], [each for each in damages if each.name not in own]
+    unlisted = {TIMES_NAME, hashes_name(manifest)}
+    return (
+        [each for each in damages if each.name in own],
+        [each for each in damages if each.name in unlisted],
+        [each for each in damages if each.name not in own | unlisted],
+    )
 
 
 def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:

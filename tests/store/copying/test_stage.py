@@ -34,16 +34,16 @@ def test_an_interrupted_copy_continues(cache, tmp_path, monkeypatch):
     copied = []
     copy = copying.copy_file
 
-    def copy_three(source, target, entry):
+    def copy_three(source, target, entry, chunks):
         if len(copied) == 3:
             raise KeyboardInterrupt
         copied.append(entry.name)
-        copy(source, target, entry)
+        copy(source, target, entry, chunks)
 
     monkeypatch.setattr(copying, "copy_file", copy_three)
     with pytest.raises(KeyboardInterrupt):
         stage_cache(cache, tmp_path)
-    monkeypatch.setattr(copying, "copy_file", lambda s, t, entry: copied.append(entry.name) or copy(s, t, entry))
+    monkeypatch.setattr(copying, "copy_file", lambda s, t, entry, _: copied.append(entry.name) or copy(s, t, entry))
     target = stage_cache(cache, tmp_path)
     assert len(copied) == len(set(copied))
     assert verify_cache(target) == []
@@ -100,11 +100,11 @@ def test_an_interrupted_copy_is_not_continued_by_another_cache(cache, relabelled
     copy = copying.copy_file
     copied = []
 
-    def copy_tables(source, target, entry):
+    def copy_tables(source, target, entry, chunks):
         if len(copied) == 2:
             raise KeyboardInterrupt
         copied.append(entry.name)
-        copy(source, target, entry)
+        copy(source, target, entry, chunks)
 
     monkeypatch.setattr(copying, "copy_file", copy_tables)
     with pytest.raises(KeyboardInterrupt):

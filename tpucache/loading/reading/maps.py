@@ -153,6 +153,7 @@ class ShardMaps:
         """
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
+        reader.open_all(rows["shard"].tolist())
 
         def read(piece: int) -> None:
             if time.monotonic() < end:
@@ -214,6 +215,7 @@ class ShardMaps:
             if not len(rows):
                 return
             mapped = sum(self._reader.shards[shard].bytes for shard in np.flatnonzero(self._bases > 0).tolist())
+            self._reader.open_all(np.unique(rows["shard"]).tolist())
             room = available_memory() // _SHARE - mapped  # once per call: it costs as much as opening ten files
             for row in rows:
                 shard = int(row["shard"])

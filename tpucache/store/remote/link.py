@@ -103,7 +103,12 @@ class Link:
     def _failure(self, name: str, error: Exception, tries: int) -> StoreError:
         """Return the error for a file that cannot be read."""
         reason = f"{self.url}/{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if isinstance(error, PermissionError) or getattr(error, "status", None) in _REFUSED:
+        if getattr(error, "status", None) in _REFUSED:
+            return StoreError(
+                f"{reason}. The server refuses to give it: check the URL, and whether it may be read at all, or only "
+                "with a password, and go on from the last checkpoint"
+            )
+        if isinstance(error, PermissionError):
             return StoreError(
                 f"{reason}. The server refuses to give it: check that the URL and the keys or the password may read "
                 "it, and are still valid, and go on from the last checkpoint"

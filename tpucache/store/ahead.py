@@ -1,0 +1,210 @@
+"""Reads what will be needed ahead of time, in threads, if the storage takes long to answer (a network mount)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from tpucache import system
+from tpucache.store.files import CHUNK, OpenFile
+
+Wanted = TypeVar("Wanted")
+Loaded = TypeVar("Loaded")
+Self = TypeVar("Self", bound="ReadAhead[object, object]")
+
+#: The most files, or pieces of files, that are read at once, and the most bytes that are read ahead.
+MOST_FILES: Final = 32
+MOST_BYTES: Final = 64 << 20
+#: Storage answers late if it needs more seconds for one file. A local disk needs less; a thread costs a tenth of this.
+_LATE_SECONDS: Final = 0.002
+_WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
+#: If storage answers at once, only the first of this many reads is timed.
+_MEASURED_EVERY: Final = 16
+_MOST_WAITING: Final = 0.05  # as a share of a task's time
+
+
+class Lateness:
+    """Moving means of how long the storage takes to deliver one file, and how long the work on one file takes.
+
+    Both are in seconds. Concurrent threads may lose an update of a mean, which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._wait: float | None = None
+        self._work: float | None = None
+
+    def waited(self, seconds: float) -> None:
+        """Add the time that the storage took to deliver one file."""
+        self._wait = _mean(self._wait, seconds)
+
+    def worked(self, seconds: float) -> None:
+        """Add the time from one file to the next, without the waiting."""
+        self._work = _mean(self._work, seconds)
+
+    @property
+    def files(self) -> int:
+        """How many files to read at once, so that the caller need not wait; 0 if storage answers at once."""
+        return min(MOST_FILES, 2 + math.ceil(self._files_a_wait)) if self._files_a_wait else 0
+
+    @property
+    def samples_a_task(self) -> int:
+        """The least number of samples in a task, so that waiting for the first one takes a small share of its time."""
+        return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
+
+    @property
+    def _files_a_wait(self) -> float:
+        """How many files could be processed during the mean wait; 0 if that is at most `_LATE_SECONDS`."""
+        wait = self._wait or 0.0
+        return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
+
+
+class ReadAhead(Generic[Wanted, Loaded]):
+    """Loads items in a known order, several at once if storage answers late. Use it in a `with` block."""
+
+    def __init__(
+        self,
+        load: Callable[[Wanted], Loaded],
+        wanted: Iterable[Wanted],
+        size: Callable[[Wanted], int],
+        lateness: Lateness,
+    ) -> None:
+        """Prepare to load the items `wanted`, in this order, with the function `load`. This does not load them yet.
+
+        `size` returns the bytes of an item: items of at most 64 MiB together are loaded ahead. If storage answers late,
+        several threads call `load`. If not, the calling thread does. The calling thread also loads items that are not
+        in `wanted`.
+        """
+        self._load, self._size, self._lateness = load, size, lateness
+        self._left = deque(wanted)
+        self._ahead: deque[tuple[Wanted, Future[Loaded]]] = deque()
+        self._bytes = 0  # of the items loaded ahead
+        self._pool: ThreadPoolExecutor | None = None
+        self._returned: float | None = None
+        self._is_at_once = False
+        self._turns = itertools.cycle(range(_MEASURED_EVERY))
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def load(self, item: Wanted) -> Loaded:
+        """Return a loaded item, or raise the error of loading it. The items before it cannot be loaded any more."""
+        if next(self._turns) and self._is_at_once:
+            return self._load(item)
+        if self._returned is not None and not self._is_at_once:
+            self._lateness.worked(time.monotonic() - self._returned)
+        try:
+            while self._ahead and self._ahead[0][0] is not item:
+                self._take().cancel()
+            while not self._ahead and self._left and self._left[0] is not item:
+                self._left.popleft()
+            self._read_ahead()
+            if self._ahead:
+                return self._take().result()
+            if self._left:
+                self._left.popleft()
+            return self._timed(item)
+        finally:
+            self._is_at_once = not self._ahead and not self._lateness.files
+            self._returned = time.monotonic()
+
+    def _read_ahead(self) -> None:
+        """Start loading until as many items are being loaded as `Lateness.files` says."""
+        files = self._lateness.files
+        while self._left and len(self._ahead) < files:
+            size = self._size(self._left[0])
+            if self._ahead and self._bytes + size > MOST_BYTES:
+                break
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(MOST_FILES, "tpucache-load")
+            item = self._left.popleft()
+            self._ahead.append((item, self._pool.submit(self._timed, item)))
+            self._bytes += size
+
+    def _take(self) -> Future[Loaded]:
+        item, future = self._ahead.popleft()
+        self._bytes -= self._size(item)
+        return future
+
+    def _timed(self, item: Wanted) -> Loaded:
+        began, busy = time.monotonic(), time.thread_time()
+        try:
+            return self._load(item)
+        finally:
+            self._lateness.waited(max(0.0, time.monotonic() - began - (time.thread_time() - busy)))
+
+
+class WholeFile:
+    """One file that is read from its start to its end. Threads may read several pieces of it at once."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Open nothing yet. `size` is the number of bytes that the file should have."""
+        self.path, self.size = path, size
+        #: The number of bytes that the file has; None before the first read.
+        self.found: int | None = None
+        # The last piece begins at the end at the latest, so that a file that grows is read beyond `size`.
+        self.pieces = [FilePiece(self, at) for at in range(0, size + 1, CHUNK)]
+        self._opened: OpenFile | None = None
+        self._lock = threading.Lock()
+
+    def read(self, offset: int) -> bytes:
+        """Return a piece of the file; no bytes if the file has another size. Raises OSError, StoreError."""
+        with self._lock:
+            if self._opened is None:
+                self.found = self.path.stat().st_size
+                if self.found != self.size:
+                    return b""
+                self._opened = OpenFile(self.path)
+            number = self._opened.number
+        data = system.pread(number, CHUNK, offset)
+        while len(data) < CHUNK and (more := system.pread(number, CHUNK - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+class FilePiece:
+    """A piece of a file: `CHUNK` bytes from `offset` on, or fewer at the end of the file."""
+
+    __slots__ = ("file", "offset")
+
+    def __init__(self, file: WholeFile, offset: int) -> None:
+        self.file, self.offset = file, offset
+
+
+class FilesAhead(ReadAhead[FilePiece, bytes]):
+    """Reads whole files one after the other, the next pieces ahead of time if storage answers late."""
+
+    def __init__(self, files: Iterable[WholeFile], lateness: Lateness) -> None:
+        """Prepare to read files in this order."""
+        pieces = itertools.chain.from_iterable(file.pieces for file in files)
+        super().__init__(_read_piece, pieces, lambda piece: CHUNK, lateness)
+
+    def chunks(self, file: WholeFile) -> Iterator[bytes]:
+        """Yield the bytes of a file, a piece at a time; nothing if the file has another size.
+
+        Raises OSError, and StoreError when too many files are open.
+        """
+        for piece in file.pieces:
+            data = self.load(piece)
+            if data:
+                yield data
+            if len(data) < CHUNK:
+                break
+
+
+def _read_piece(piece: FilePiece) -> bytes:
+    return piece.file.read(piece.offset)
+
+
+def _mean(before: float | None, newest: float) -> float:
+    return newest if before is None else before + _WEIGHT * (newest - before)
