@@ -258,7 +258,7 @@ class ShardReader:
         Raises DamageError, FormatError, StoreError as `scatter` does.
         """
         missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
-        if len(missing) < 2:  # `file` opens it
+        if len(missing) < 2 or self.arriving is not None:  # `file` opens a single one, and knows what is arriving
             return
         with ReadAhead(self.file, missing, lambda shard: 0, self._lateness) as opening:
             for shard in missing:
