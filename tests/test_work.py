@@ -23,9 +23,9 @@ from work import THREAD_READS, file_calls, loaded_modules, package_lines, reads_
 from scripts.bench.shared_files import write_huge
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
+from tpucache.store import ahead
 from tpucache.store.fields import Field
 from tpucache.warmup.run import tasks
-from tpucache.warmup.sources import ahead
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from tpucache import system
 from tpucache.store.files import CHUNK, OpenFile
 
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
-Self = TypeVar("Self", bound="ReadAhead[object, object]")
 
 #: The most files, or pieces of files, that are read at once, and the most bytes that are read ahead.
 MOST_FILES: Final = 32
@@ -90,7 +89,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
         self._is_at_once = False
         self._turns = itertools.cycle(range(_MEASURED_EVERY))
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.ahead import Lateness, ReadAhead
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.manifest import FileEntry, ShardEntry
 
 if TYPE_CHECKING:
+    from tpucache.store.ahead import Lateness
     from tpucache.store.arriving import Arriving
 
 MAX_OPEN: Final = 256
@@ -59,7 +59,7 @@ class ShardReader:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._proven: set[int] = set()  # open shards; one record of each was compared with its checksum
         self._distrusted: set[int] = set()  # shards whose records are all compared with checksums
-        self._lateness = Lateness()  # of opening a shard
+        self._lateness: Lateness | None = None  # of opening a shard
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,7 +143,6 @@ class ShardReader:
 
     def _open_files(self, rows: Rows) -> OpenFiles:
         shards = rows["shard"].tolist()
-        self.open_all(set(shards))
         files = {shard: self.file(shard) for shard in set(shards)}
         numbers = {shard: file.number for shard, file in files.items()}
         return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
@@ -260,6 +259,9 @@ class ShardReader:
         missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
         if len(missing) < 2 or self.arriving is not None:  # `file` opens a single one, and knows what is arriving
             return
+        from tpucache.store.ahead import Lateness, ReadAhead  # not needed to open a cache
+
+        self._lateness = self._lateness or Lateness()
         with ReadAhead(self.file, missing, lambda shard: 0, self._lateness) as opening:
             for shard in missing:
                 opening.load(shard)

@@ -26,7 +26,6 @@ from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE, RecordLayout
 from tpucache.store.files import CHUNK, open_file, read_file, refuse_too_many_files, sha256_of
 from tpucache.store.format import MANIFEST_NAME, RECORD_HEAD, TIMES_NAME, encode_key, version_name
-from tpucache.store.hashes import check_hashes, hashes_name
 from tpucache.store.history import check_times, load_earlier
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry, mean_and_std, unknown_keys
 
@@ -118,6 +117,8 @@ def _check_others(cache: Cache, *, has_table: bool) -> Iterator[Damage]:
     except (DamageError, FormatError) as error:
         yield Damage(TIMES_NAME, f"is damaged: {error}. Remove it: a cache needs no times")
     if has_table:
+        from tpucache.store.hashes import check_hashes, hashes_name  # a warmup needs neither
+
         try:
             check_hashes(cache)
         except StoreError as error:

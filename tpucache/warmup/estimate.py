@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 from tpucache import kaggle
 from tpucache.errors import BuildError, SampleError
 from tpucache.recipe import Recipe
+from tpucache.store.ahead import Lateness
 from tpucache.store.codecs.dct.coefficients import BLOCK
 from tpucache.store.fields import Field, RecordLayout
 from tpucache.store.format import Part
@@ -23,7 +24,7 @@ from tpucache.store.pages import PAGE_HEADER_BYTES
 from tpucache.warmup.blocks import Chunk
 from tpucache.warmup.deadline import NEVER, Deadline
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
-from tpucache.warmup.sources.ahead import Lateness, LoadAhead
+from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.source import Sample
 
 _Item = TypeVar("_Item")

@@ -12,9 +12,10 @@ from thorough import thorough
 
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
+from tpucache.store.ahead import MOST_BYTES, MOST_FILES, Lateness
 from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
-from tpucache.warmup.sources.ahead import MOST_BYTES, MOST_FILES, Lateness, LoadAhead
+from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
