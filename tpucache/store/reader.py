@@ -207,6 +207,8 @@ class ShardReader:
 
         If a small sample of the records is in memory already, nothing is done. Errors are ignored.
         """
+        if not len(rows):
+            return
         try:
             self.open_all(np.unique(rows["shard"]).tolist())
         except StoreError:
@@ -224,8 +226,6 @@ class ShardReader:
 
     def are_in_memory(self, rows: Rows) -> bool:
         """Return whether the first byte of every one of these records is in the page cache."""
-        with contextlib.suppress(StoreError):  # then it is unknown
-            self.open_all(set(rows["shard"].tolist()))
         return all(self.is_in_memory(int(row["shard"]), int(row["offset"])) for row in rows)
 
     def is_in_memory(self, shard: int, offset: int) -> bool:
