@@ -7,7 +7,9 @@
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
 worker for each core that decodes and resizes with Pillow. Each begins in a process of its own that has just imported
-tpucache, so that workers of an earlier round help none of them. Nothing learns: it is how long batches take. With
+tpucache, so that workers of an earlier round help none of them. A round before the first one is not counted: it reads
+the photographs into the page cache, and writes the bytecode of all modules, as pip does. Without bytecode, each process
+would compile them, for about a second. Nothing learns: it is how long batches take. With
 `--device-rate`, each batch waits as long as a device of that many images a second computes. One JSON object.
 With `--late`, each round takes the first epoch alone, where each photograph opens and reads at once, and that many
 milliseconds late (see `scripts.bench late`; a C compiler is needed).
@@ -56,12 +58,12 @@ def main() -> None:
         print(json.dumps(_late(options)))
         return
     rows: list[dict[str, float]] = []
-    for number in range(options.rounds):
+    for number in range(options.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             ways = (_grown, _built, _plain)
             rows.append({name: each for way in ways for name, each in _in_fresh_process(way, words, folder).items()})
-        say(f"round {number + 1}: {json.dumps(rows[-1])}")
-    found = {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+        say(f"round {number}{'' if number else ' (not counted)'}: {json.dumps(rows[-1])}")
+    found = {name: round(statistics.median(row[name] for row in rows[1:]), 3) for name in rows[0]}
     ratios = {
         "first_epoch_of_warmup": found["growing_first_epoch"] / found["warmup"],
         "all_of_warmup_and_epochs": found["growing_all"] / (found["warmup"] + found["finished_epochs"]),
@@ -136,7 +138,9 @@ def _compute(options: argparse.Namespace) -> None:
 def _in_fresh_process(way: Way, words: Sequence[str], folder: str) -> dict[str, float]:
     """Return what a way takes in a process of its own: joblib's workers of an earlier round would start no more."""
     code = f"import sys; from scripts.bench.growing import print_way; print_way({way.__name__!r}, {folder!r}, sys.argv)"
-    done = subprocess.run([sys.executable, "-c", code, *words], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 

@@ -108,8 +108,9 @@ def _name(process: int) -> str:
 def kill(process: int, what: str, chosen: random.Random) -> bool:
     """Kill what is named among a command's processes; return whether it was there."""
     below = _children(process)
-    builders = [each for each in below if "tpucache.warmup.growing" in _name(each)]
-    workers = [each for each in below if "loky" in _name(each) and "resource_tracker" not in _name(each)]
+    named = [each for each in below if "tpucache.warmup.growing" in _name(each)]
+    workers = [worker for each in named for worker in _children(each)]  # forked from the builder, with its name
+    builders = [each for each in named if each not in workers]
     targets = {"training": [process], "builder": builders, "worker": workers, "all": [process, *below]}[what]
     if not targets:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -160,34 +161,57 @@ def test_forked_workers_of_a_dataloader_read_what_is_built_meanwhile(
     assert lines == expected
 
 
-#: The workers of the builder have started as soon as its main thread waits for them, and no sooner.
-SLOW_START = """
-import pathlib, sys, threading, time
-import joblib
-
-def start(self, tasks):
-    while "_wait_for" not in names(sys._current_frames()[threading.main_thread().ident]):
-        time.sleep(0.01)
-    pathlib.Path({started!r}).touch()
-
-def names(frame):
-    while frame:
-        yield frame.f_code.co_name
-        frame = frame.f_back
-
-joblib.Parallel.__call__ = start
-"""
+def large_folder(folder: Path) -> Path:
+    """Return a folder with enough pictures that workers start before they are listed."""
+    picture = write_picture(folder / "ant" / "0.png")
+    for number in range(LEAST_GROWING):
+        os.link(picture, picture.with_name(f"{number + 1}.png"))
+    return folder
 
 
 @pytest.mark.slow
-def test_a_builder_whose_build_is_refused_ends_when_its_workers_have_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_builder_whose_build_is_refused_ends_with_its_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_START.format(started=str(tmp_path / "started")))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    picture = write_picture(tmp_path / "photos" / "ant" / "0.png")
-    for number in range(LEAST_GROWING):
-        os.link(picture, picture.with_name(f"{number + 1}.png"))
     with pytest.raises(SampleError, match="no number"):
-        tpucache.open_or_build(tmp_path / "photos", tmp_path / "cache", RECIPE, jobs=2, labels="numbers")
-    assert (tmp_path / "started").exists()  # ended before that, they would leave their shared memory behind
+        tpucache.open_or_build(large_folder(tmp_path / "photos"), tmp_path / "cache", RECIPE, jobs=2, labels="numbers")
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_builder_whose_worker_is_killed_is_an_error_and_the_next_one_continues(tmp_path: Path) -> None:
+    photos, cache = large_folder(tmp_path / "photos"), tmp_path / "cache"
+    tpucache.build_cache(photos, tmp_path / "expected", RECIPE, jobs=1)
+    dataset = tpucache.open_or_build(photos, cache, RECIPE, jobs=2)
+    opened: Any = dataset.cache
+    builder = opened._arrivals._builder._process.pid
+    workers = Path(f"/proc/{builder}/task/{builder}/children").read_text().split()
+    if workers:  # otherwise it was faster
+        assert len(workers) == 2
+        os.kill(int(workers[0]), signal.SIGKILL)
+        with contextlib.suppress(BuildError):  # it may have been done
+            opened.wait()
+    del dataset, opened
+    gc.collect()
+    tpucache.open_or_build(photos, cache, RECIPE, jobs=2).cache.wait()
+    wait_for(lambda: not (cache / WORK_NAME).exists())
+    assert files(cache) == files(tmp_path / "expected")
+
+
+@pytest.mark.slow
+def test_records_are_read_from_the_shards_as_soon_as_the_cache_is_finished(photos: Path, tmp_path: Path) -> None:
+    dataset = tpucache.open_or_build(photos, tmp_path / "cache", RECIPE, jobs=1)
+    loader = tpucache.CachedLoader(dataset, 8, shuffle=True)
+    first = [images.copy() for images, _ in loader]
+    assert not dataset.maps  # read from the files of the build
+    dataset.cache.wait()
+    tpucache.build_cache(photos, tmp_path / "expected", RECIPE, jobs=1)
+    expected = tpucache.CachedDataset(tmp_path / "expected")
+    same = tpucache.CachedLoader(expected, 8, shuffle=True)
+    assert all(np.array_equal(images, others) for images, (others, _) in zip(first, same, strict=True))
+    for (images, labels), (others, known) in zip(loader, same, strict=True):
+        assert np.array_equal(images, others)
+        assert np.array_equal(labels, known)
+    assert dataset.maps == expected.maps
+    again = tpucache.CachedLoader(dataset, 8, shuffle=True)  # it maps the shards before the first batch
+    assert sum(len(labels) for _, labels in again) == len(dataset)

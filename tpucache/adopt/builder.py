@@ -18,11 +18,17 @@ from typing import Any, BinaryIO, Final
 from tpucache.errors import BuildError
 from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
+from tpucache.system import usable_cores
 
 #: Data sets with fewer samples are built before they are read: that is faster than starting workers.
 LEAST_GROWING: Final = 256
 
 _END_SECONDS: Final = 5.0
+#: The variables that limit the threads of libraries for arithmetic, as joblib sets them for its workers.
+_THREADS: Final = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("VECLIB_MAXIMUM_THREADS", "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+)
 
 
 def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
@@ -51,7 +57,11 @@ class BuildProcess:
         self._lock = threading.Lock()
         pipe, warnings = subprocess.PIPE, os.environ.get("PYTHONWARNINGS", "")
         # loky's resource tracker warns when it removes the shared memory of a process that was ended on purpose.
-        environment = {**os.environ, "PYTHONWARNINGS": f"{warnings},ignore:resource_tracker:UserWarning".strip(",")}
+        environment = {
+            **dict.fromkeys(_THREADS, str(max(1, usable_cores() // (others.get("jobs") or usable_cores())))),
+            **os.environ,
+            "PYTHONWARNINGS": f"{warnings},ignore:resource_tracker:UserWarning".strip(","),
+        }
         # It gets a session of its own, so that Ctrl-C reaches only the reading process, which then ends it.
         self._process = subprocess.Popen(  # noqa: S603  # it is this interpreter
             [sys.executable, "-c", COMMAND],

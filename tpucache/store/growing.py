@@ -37,7 +37,7 @@ from tpucache.store.fields import Field
 from tpucache.store.files import OpenFile, ThreadLock
 from tpucache.store.format import INDEX_DTYPE, MANIFEST_NAME, WORK_NAME
 from tpucache.store.index import Numbers, RecordIndex, Rows
-from tpucache.store.manifest import Manifest
+from tpucache.store.manifest import Manifest, ShardEntry
 from tpucache.store.reader import ShardReader
 from tpucache.store.samples import Column, SampleTable
 
@@ -254,8 +254,8 @@ class Arrivals(Arriving):
 
     @property
     def is_busy(self) -> bool:
-        """False: the builder works in other processes."""
-        return False
+        """Whether records are being built in other processes: copies of them would cost these time."""
+        return self.finished is None and self._make is None
 
     def network(self, bands: int) -> NetworkUse | None:
         """Return None: no records come over the network."""
@@ -393,9 +393,16 @@ class GrowingReader(ShardReader):
         return GrowingReader, (self._arrivals,)
 
     @property
-    def arriving(self) -> Arrivals:
-        """The places of the records, which arrive while the cache is read."""
-        return self._arrivals
+    def arriving(self) -> Arrivals | None:
+        """The places of the records, which arrive while the cache is read; None once the cache is finished."""
+        return None if self._arrivals.finished is not None else self._arrivals
+
+    @property
+    def shards(self) -> tuple[ShardEntry, ...]:
+        """The shards; none before the cache is finished."""
+        if self._arrivals.finished is not None:
+            self._take_shards(self._arrivals.finished)
+        return self._shards
 
     def file(self, shard: int) -> OpenFile:
         """Return the open file for a row's `shard` number. Raises DamageError, FormatError, StoreError."""
@@ -403,15 +410,17 @@ class GrowingReader(ShardReader):
         if found is not None:
             self._distrusted.add(shard)
             return found
-        if not self._shards:
-            manifest = self._arrivals.wait().manifest
-            self._sizes = np.array([entry.bytes for entry in manifest.shards], np.uint64)
-            self._shards = manifest.shards
+        self._take_shards(self._arrivals.wait())
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
         """Return the path of the file for a row's `shard` number."""
         return self._directory / self._arrivals.name(shard)
+
+    def _take_shards(self, finished: Cache) -> None:
+        if not self._shards:
+            self._sizes = np.array([entry.bytes for entry in finished.manifest.shards], np.uint64)
+            self._shards = finished.manifest.shards
 
 
 class GrowingCache(Cache):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import multiprocessing
 import os
 import pickle
 import sys
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 #: The Python code of the new process.
 COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
-_START_SECONDS: Final = 1.5  # less than the time for which the reading process waits when it ends this one
-
 
 @dataclass(frozen=True)
 class Request:
@@ -57,7 +57,7 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
 
     Raises BuildError for a source that cannot be pickled, OSError.
     """
-    from tpucache.warmup.run.executors import to_pickle
+    from tpucache.warmup.run.executors import Executor, to_pickle
 
     try:
         data = to_pickle(request)
@@ -66,8 +66,8 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
             f"the source cannot be sent to the process that builds: {error}. Keep paths in it, not open files or "
             "locks, or build the cache first, with build_cache"
         ) from error
-    jobs = request.others.get("jobs")
-    pickle.dump((sys.path, is_large and jobs != 1, jobs), target)
+    workers = Executor(jobs=request.others.get("jobs")).workers if is_large and sys.platform == "linux" else 1
+    pickle.dump((sys.path, workers), target)
     pickle.dump(data, target)
     target.flush()
 
@@ -77,29 +77,30 @@ def main() -> None:
 
     The answers are a Prospect, if the cache can be read while it is built, and then a Finished or an exception.
     """
+    from tpucache.warmup.run.executors import ForkedWorkers
+
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not write between the answers
-    sys.path[:], has_workers, jobs = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
-    # Workers start and import libraries while this process lists the source.
-    preparing = threading.Thread(target=_prepare_workers, args=(jobs,), name="prepare-workers", daemon=True)
-    if has_workers:
-        preparing.start()
-    packed = pickle.load(sys.stdin.buffer)  # noqa: S301
+    sys.path[:], workers = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
     is_over = threading.Event()
-    threading.Thread(target=_end_with_parent, args=(is_over, preparing), name="watch-parent", daemon=True).start()
     try:
-        request = pickle.loads(packed)  # noqa: S301
+        engine = None
+        if workers > 1:  # before this process has threads, and with the modules that workers need
+            importlib.import_module("tpucache.warmup.run.growing")
+            engine = ForkedWorkers(workers, answers.close)
+        threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()
+        request = pickle.loads(pickle.load(sys.stdin.buffer))  # noqa: S301
         source = request.source() if isinstance(request.source, functools.partial) else request.source
-        build_for_readers(source, request.cache, lambda known: _answer(answers, known), **request.others)
+        others = {**request.others, "engine": engine}
+        build_for_readers(source, request.cache, lambda known: _answer(answers, known), **others)
         is_over.set()
         _answer(answers, Finished())
     except BaseException as error:  # noqa: BLE001  # the reading process raises it
         is_over.set()
         known = error if isinstance(error, TpucacheError) else BuildError(f"{type(error).__name__}: {error}")
         _answer(answers, known)
+        _end_workers()
         raise SystemExit(1) from None
-    finally:
-        _wait_for(preparing)
 
 
 def build_for_readers(
@@ -169,26 +170,21 @@ class Maker:
 
 
 def _answer(answers: BinaryIO, message: object) -> None:
-    pickle.dump(message, answers)
-    answers.flush()
+    with contextlib.suppress(BrokenPipeError):  # the reading process has ended
+        pickle.dump(message, answers)
+        answers.flush()
 
 
-def _prepare_workers(jobs: int | None) -> None:
-    from tpucache.warmup.run.executors import prepare_workers
-
-    prepare_workers(jobs)
-
-
-def _wait_for(preparing: threading.Thread) -> None:
-    """Wait until workers have started: if they are ended earlier, they print a traceback or leave semaphores behind."""
-    if preparing.is_alive():
-        preparing.join(_START_SECONDS)
+def _end_workers() -> None:
+    """End the workers in the middle of their tasks. The tasks are done again by the next build."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
-def _end_with_parent(is_over: threading.Event, preparing: threading.Thread) -> None:
+def _end_with_parent(is_over: threading.Event) -> None:
     """End this process when the process that started it ends or closes the pipe."""
     while os.read(0, 1):
         pass
     if not is_over.is_set():
-        _wait_for(preparing)
-        os._exit(1)  # workers notice this and end, as after a kill
+        _end_workers()
+        os._exit(1)  # as after a kill

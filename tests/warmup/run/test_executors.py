@@ -1,4 +1,4 @@
-"""Workers, which joblib keeps from one run to the next, work where each run was started."""
+"""Workers: those that joblib keeps from one run to the next, and those that are forked from a builder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,11 @@ def test_a_run_that_ends_while_tasks_are_on_their_way_to_the_workers_says_nothin
 
 
 @pytest.mark.slow
-def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["Executor(jobs=2)", "ForkedWorkers(2, int)"])
+def test_workers_end_soon_after_their_parent_was_killed(workers: str, tmp_path: Path) -> None:
     code = (
-        "import os, signal\nfrom tpucache.warmup.run.executors import Executor\n"
-        "pids = set(Executor(jobs=2).run((os.getpid, ()) for _ in range(8)))\n"
+        "import os, signal\nfrom tpucache.warmup.run.executors import Executor, ForkedWorkers\n"
+        f"pids = set({workers}.run((os.getpid, ()) for _ in range(8)))\n"
         "print(*pids, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     # Into a file: a worker that was given no task does not look for its parent, and would keep a pipe open.
@@ -106,3 +108,36 @@ def test_workers_end_soon_after_their_parent_was_killed(tmp_path: Path) -> None:
             return
         time.sleep(0.05)
     pytest.fail("workers are still alive after 30 seconds")
+
+
+FORKED = """
+import os, sys, threading
+from tpucache.errors import BuildError
+from tpucache.warmup.run.executors import ForkedWorkers
+
+def refuse(number):
+    raise ValueError(number)
+
+if __name__ == "__main__":
+    closed = os.open(os.devnull, os.O_RDONLY)
+    workers = ForkedWorkers(2, lambda: os.close(closed))
+    done = [*workers.run((lambda number: (os.getpid(), number), (number,)) for number in range(40))]
+    print(sorted(number for _, number in done) == [*range(40)], os.getpid() in dict(done), "joblib" in sys.modules)
+    print([*workers.run((os.path.exists, (f"/proc/self/fd/{closed}",)) for _ in range(3))])
+    for task in ((refuse, (8,)), (print, (threading.Lock(),)), (abs, (-1,)), (os._exit, (1,))):
+        try:
+            print([*workers.run(iter([task]))])
+        except (BuildError, ValueError) as error:
+            print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_forked_workers_run_what_joblibs_run(run_forking: Callable[..., str]) -> None:
+    all_done, closed, refused, unsendable, after, dead = run_forking(FORKED).splitlines()
+    assert all_done == "True False True"  # the function has no name, so that joblib's cloudpickle sent it
+    assert closed == "[False, False, False]"
+    assert refused == "ValueError 8"
+    assert unsendable.startswith("BuildError the work cannot be sent to other processes: ")
+    assert after == "[1]"
+    assert dead.startswith("BuildError A worker process died")

@@ -77,20 +77,32 @@ class ShardMaps:
     def __init__(self, reader: ShardReader, records: int) -> None:
         """Map nothing yet. `records` is the number of records in the index."""
         self._reader = reader
-        # Addresses of the maps. The last one stands for shards that do not exist; reading these raises an error.
-        self._bases = np.zeros(len(reader.shards) + 1, np.int64)
-        self._bases[-1] = _NOT_MAPPED
         self._present = np.zeros(records, np.bool_)  # records whose pages were read and are expected to stay in memory
-        pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
-        self._first_piece = np.cumsum([0, *pieces])  # the number of each shard's first piece
-        self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read completely
-        self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
         self._how: dict[int, How] = {}  # by shard
-        self._may_map = bool(reader.shards)  # False once it is clear that no shard can be mapped
         #: No map ends inside `with MapUse(maps.uses)`, so that a thread can read maps. Keep this block short.
         self.uses: dict[MapUse, None] = {}
         self._lock = ThreadLock()
         self._bases_lock = ThreadLock()  # held only briefly
+        self._find_shards()
+
+    def _look_for_shards(self) -> None:
+        """Prepare to map the shards of a cache that was still being built before."""
+        if not self._may_map and len(self._bases) == 1 and self._reader.shards:
+            with self._lock:
+                if len(self._bases) == 1:
+                    self._find_shards()
+
+    def _find_shards(self) -> None:
+        """Prepare to map the reader's shards. While a cache is being built, it has none."""
+        reader = self._reader
+        # Addresses of the maps. The last one stands for shards that do not exist; reading these raises an error.
+        self._bases = np.zeros(len(reader.shards) + 1, np.int64)
+        self._bases[-1] = _NOT_MAPPED
+        pieces = [(entry.bytes + _PIECE - 1) >> _PIECE_BITS for entry in reader.shards]
+        self._first_piece = np.cumsum([0, *pieces])  # the number of each shard's first piece
+        self._whole = np.zeros(int(self._first_piece[-1]), np.bool_)  # pieces that were read completely
+        self._stays = np.zeros(len(self._bases), np.bool_)  # shards whose pages are expected to stay in memory
+        self._may_map = bool(reader.shards)  # False once it is clear that no shard can be mapped
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardMaps, (self._reader, len(self._present))  # a copy in another process starts empty
@@ -124,6 +136,7 @@ class ShardMaps:
 
         Raises DamageError for a row that points outside its shard, and for pages that cannot be read.
         """
+        self._look_for_shards()
         if not self._may_map:
             return np.zeros(len(rows), np.int64)
         look_if_needed()
@@ -151,6 +164,7 @@ class ShardMaps:
         Pages that are not in the page cache, or for which the time is too short, are read when they are needed. Raises
         StoreError.
         """
+        self._look_for_shards()
         end = time.monotonic() + PREPARE_SECONDS
         reader = self._reader
         reader.open_all(rows["shard"].tolist())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
+import gc
 import itertools
 import multiprocessing.resource_tracker
 import os
@@ -18,6 +18,8 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +35,7 @@ Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
 #: Tasks for each worker in a Spark job. Spark returns results only when the whole job is done.
 _SPARK_TASKS: Final = 4
-#: Tasks that are submitted for each worker of Dask or Ray, so that a worker does not wait for its next task.
+#: Tasks that are submitted for each worker of Dask or Ray, and each forked one. So none waits for its next task.
 _AHEAD: Final = 2
 _PATIENCE_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
@@ -137,7 +139,6 @@ class Executor(WorkerOptions):
         """Give tasks to worker processes on this machine."""
         import joblib
         from joblib.externals.loky.backend import resource_tracker as loky_tracker
-        from joblib.externals.loky.process_executor import BrokenProcessPool
 
         with calling("joblib"):
             workers = joblib.Parallel(n_jobs=self.jobs or -1, batch_size=1, return_as="generator_unordered")
@@ -157,16 +158,9 @@ class Executor(WorkerOptions):
                     run.wait_for(lambda: workers.n_dispatched_tasks)
                     raise
         except pickle.PicklingError as error:
-            reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # without the traceback before it
-            raise BuildError(
-                f"the work cannot be sent to other processes: {reason}. Keep paths in a source, not "
-                "open files or locks, or build with --jobs 1"
-            ) from error
+            raise _unsendable(error) from error
         except BrokenProcessPool as error:
-            raise BuildError(
-                "A worker process died, most likely for want of memory. What it had finished is kept: "
-                "run the same command again, with fewer --jobs."
-            ) from error
+            raise _worker_died() from error
         finally:
             with warnings.catch_warnings():  # joblib warns of unfinished tasks; the next run will do them
                 warnings.simplefilter("ignore", UserWarning)
@@ -240,16 +234,80 @@ class Executor(WorkerOptions):
             raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
 
 
-def prepare_workers(jobs: int | None) -> None:
-    """Start the local workers that a later run of this process will use, and let them import their modules."""
-    import joblib
+class ForkedWorkers(Executor):
+    """Runs tasks with processes that are forked from this one, with its modules. So they start at once.
 
-    run = _Place.here().run
-    with contextlib.suppress(Exception):  # the later run raises the error again
-        joblib.Parallel(n_jobs=jobs or -1, batch_size=1)(
-            joblib.delayed(run)(importlib.import_module, ("tpucache.warmup.run.growing",))
-            for _ in range(jobs or joblib.cpu_count())
-        )
+    Make it in a process that was started to build, before that has threads or runs code of others. The workers end with
+    the process, within a second after a kill.
+    """
+
+    def __init__(self, jobs: int, begin: Callable[[], None]) -> None:
+        """Fork `jobs` workers. Each calls `begin` first, to close files that it must not hold."""
+        super().__init__(jobs=jobs)
+        gc.freeze()  # the modules' objects: otherwise each worker looks through them again and again
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin_worker, (os.getpid(), begin))
+        object.__setattr__(self, "_pool", pool)
+        signals.start_processes(lambda: pool.submit(int))  # the first task starts all workers
+
+    def run(self, tasks: Iterator[Task], few: bool = False) -> Iterator[Any]:
+        """Yield results in the order in which tasks finish, as any Executor."""
+        pool: ProcessPoolExecutor = vars(self)["_pool"]
+        running: set[Future[Any]] = set()
+
+        def submit() -> None:
+            for task in itertools.islice(tasks, _AHEAD * self.workers - len(running)):
+                running.add(pool.submit(_run_pickled, _pickled_task(task)))
+
+        try:
+            submit()
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    running.remove(future)
+                    submit()  # the caller may take long with a result
+                    yield future.result()
+        except pickle.PicklingError as error:
+            raise _unsendable(error) from error
+        except BrokenProcessPool as error:
+            raise _worker_died() from error
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _begin_worker(parent: int, begin: Callable[[], None]) -> None:
+    begin()
+    _end_with(parent)
+
+
+def _run_pickled(task: bytes) -> Any:
+    function, arguments = pickle.loads(task)  # noqa: S301  # from the process that this one was forked from
+    return function(*arguments)
+
+
+def _pickled_task(task: Task) -> bytes:
+    """Pickle a task. cloudpickle is imported only for what needs it, such as classes that a notebook defines."""
+    try:
+        return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001  # pickle raises many kinds of errors; cloudpickle decides
+        try:
+            return to_pickle(task)
+        except Exception as error:
+            raise pickle.PicklingError(str(error)) from error
+
+
+def _unsendable(error: pickle.PicklingError) -> BuildError:
+    reason = str(error.__cause__ or error).strip('"\n').splitlines()[-1]  # without the traceback before it
+    return BuildError(
+        f"the work cannot be sent to other processes: {reason}. Keep paths in a source, not "
+        "open files or locks, or build with --jobs 1"
+    )
+
+
+def _worker_died() -> BuildError:
+    return BuildError(
+        "A worker process died, most likely for want of memory. What it had finished is kept: "
+        "run the same command again, with fewer --jobs."
+    )
 
 
 def to_pickle(value: object) -> bytes:

@@ -14,6 +14,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -59,6 +60,7 @@ _TASK_SAMPLES: Final = 16
 _MOST_SAMPLES: Final = 64
 _TASK_SHARE: Final = 24  # a task is at most 1/24 of the finished samples, and of the remaining ones
 _TASK_BYTES: Final = 16 << 20
+_SYNCED_AT_ONCE: Final = 4
 #: Fewer samples than this are built in this process for a moment, before workers are started.
 _FEW: Final = 64
 
@@ -161,8 +163,11 @@ class GrowingScheduler:
                 for result in executor.run(self._tasks(), few=few):
                     self._take(result, log, infos)
         if not self._is_late():
-            for result in executor.run(self._seals(), few=len(self._blocks) == 1):
-                self._take_shard(result)
+            # A disk syncs several files in little more time than one, and workers do not wait for it.
+            with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:
+                written = executor.run(self._seals(), few=len(self._blocks) == 1)
+                for shard in [pool.submit(install_shard, self._context, each) for each in written]:
+                    self._add_shard(shard.result())
         if not all(not self._left(block) for block in self._blocks.values()):
             progress = self._progress()
             raise UnfinishedError(
@@ -236,7 +241,7 @@ class GrowingScheduler:
     def _take(self, result: Any, log: Any, infos: Any) -> None:
         """Save the result of a task: first the facts about its samples, then the log's rows, which readers follow."""
         if isinstance(result, WrittenShard):
-            self._take_shard(result)
+            self._add_shard(install_shard(self._context, result))
             return
         self._samples_a_task, self._stopped = result.samples_a_task, self._stopped or not result.is_whole
         try:
@@ -257,8 +262,7 @@ class GrowingScheduler:
         self._is_made[numbers] = self._is_given[numbers] = True
         self._bytes += int(group.rows["length"].sum())
 
-    def _take_shard(self, written: WrittenShard) -> None:
-        shard = install_shard(self._context, written)
+    def _add_shard(self, shard: BuiltShard) -> None:
         self._sealed[shard.entry.block, shard.entry.part] = shard
         self._on_progress(self._progress())
 
@@ -447,7 +451,8 @@ def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], sample
     try:
         spool = _spool(context.work, context.run)
         start = os.fstat(spool.descriptor).st_size
-        _append(spool.descriptor, memoryview(b"".join(record for _, _, record in made)))
+        for _, _, record in made:
+            _append(spool.descriptor, memoryview(record))
     except OSError as error:
         raise disk_failure(context.work, error) from error
     rows["file"] = spool.file
