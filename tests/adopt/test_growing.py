@@ -202,7 +202,7 @@ def test_a_builder_whose_worker_is_killed_is_an_error_and_the_next_one_continues
 def test_records_are_read_from_the_shards_as_soon_as_the_cache_is_finished(photos: Path, tmp_path: Path) -> None:
     dataset = tpucache.open_or_build(photos, tmp_path / "cache", RECIPE, jobs=1)
     loader = tpucache.CachedLoader(dataset, 8, shuffle=True)
-    first = [images.copy() for images, _ in loader]
+    first = [images.clone() for images, _ in loader]
     assert not dataset.maps  # read from the files of the build
     dataset.cache.wait()
     tpucache.build_cache(photos, tmp_path / "expected", RECIPE, jobs=1)
