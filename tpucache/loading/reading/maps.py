@@ -85,12 +85,13 @@ class ShardMaps:
         self._bases_lock = ThreadLock()  # held only briefly
         self._find_shards()
 
-    def _look_for_shards(self) -> None:
-        """Prepare to map the shards of a cache that was still being built before."""
+    def _look_for_shards(self) -> bool:
+        """Prepare to map the shards of a cache that was still being built before. Return whether one may be mapped."""
         if not self._may_map and len(self._bases) == 1 and self._reader.shards:
             with self._lock:
                 if len(self._bases) == 1:
                     self._find_shards()
+        return self._may_map
 
     def _find_shards(self) -> None:
         """Prepare to map the reader's shards. While a cache is being built, it has none."""
@@ -136,8 +137,7 @@ class ShardMaps:
 
         Raises DamageError for a row that points outside its shard, and for pages that cannot be read.
         """
-        self._look_for_shards()
-        if not self._may_map:
+        if not self._may_map and not self._look_for_shards():
             return np.zeros(len(rows), np.int64)
         look_if_needed()
         shards = np.minimum(rows["shard"], len(self._bases) - 1).astype(np.int64)
