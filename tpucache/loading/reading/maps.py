@@ -137,7 +137,7 @@ class ShardMaps:
 
         Raises DamageError for a row that points outside its shard, and for pages that cannot be read.
         """
-        if not self._may_map and not self._look_for_shards():
+        if not self._may_map and (len(self._bases) > 1 or not self._look_for_shards()):
             return np.zeros(len(rows), np.int64)
         look_if_needed()
         shards = np.minimum(rows["shard"], len(self._bases) - 1).astype(np.int64)
