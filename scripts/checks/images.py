@@ -198,7 +198,7 @@ def use(way: str, place: Place, cache: Path) -> list[str]:
 
 def check(place: Place, paths: Sequence[Path]) -> list[str]:
     """Try each list, print the table, and return what failed."""
-    words = [sys.executable, "-m", "scripts.checks", "build", "--keep", place.folder / "dist"]
+    words: list[str | Path] = [sys.executable, "-m", "scripts.checks", "build", "--keep", place.folder / "dist"]
     subprocess.run(words, cwd=ROOT, check=True, timeout=_HOUR, stdout=subprocess.DEVNULL)
     (wheel,) = (place.folder / "dist").glob("*.whl")
     cache = make_cache(place.folder)
