@@ -43,7 +43,7 @@ def few(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "steps"), [*thorough((20, 16, 100)), (40, 16, 200), *thorough((320, 16, 260))]
+    ("count", "batch", "steps"), [*thorough((20, 16, 40)), (40, 16, 80), *thorough((320, 16, 260))]
 )
 def test_few_samples_train_without_an_option(few, tmp_path, monkeypatch, capsys, count, batch, steps):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")  # another machine may have a TPU

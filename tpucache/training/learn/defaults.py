@@ -52,7 +52,7 @@ _LEAST_OF_CORE: Final = 8
 _EPOCHS: Final = 5
 #: Samples that all epochs together show at least, and the most epochs for it: a run on few samples has more epochs.
 _SHOWN: Final = _STEPS * _LEAST_BATCH
-_MOST_EPOCHS: Final = 100
+_MOST_EPOCHS: Final = 40
 
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
@@ -158,7 +158,7 @@ def decide_settings(
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
     """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
 
-    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 100 if fewer show less
+    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 40 if fewer show less
     than 4,000 samples, and at least 250 steps if batches of 16 allow it. A device gets at most 128 samples and a core
     at least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
     """
