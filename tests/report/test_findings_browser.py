@@ -43,6 +43,7 @@ def page(browser, saved):
     opened.on("request", lambda request: asked.append(request.url))
     opened.on("dialog", lambda dialog: said.append(dialog.message))
     opened.goto(saved.as_uri())
+    opened.wait_for_function("() => document.querySelector('.card').innerText")  # cards have none before they are drawn
     yield opened
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
