@@ -123,7 +123,7 @@ class Native(NamedTuple):
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops, or None if they cannot be compiled, of which a warning tells once.
+    """Return the compiled loops, or None if they cannot be compiled; a warning says so once.
 
     If several threads call this, one compiles and the others wait.
     """

@@ -97,7 +97,7 @@ def begin(*, is_own: bool = False) -> bool:
 
 
 def end(has_begun: bool) -> None:
-    """Undo the change of `begin`, if it made one, because the program that called the command goes on.
+    """Undo the change of `begin`, if it made one, because the program that called the command continues.
 
     Raises KeyboardInterrupt for a signal that came after the command had ended: it was meant for the program.
     """
@@ -132,7 +132,7 @@ def run(function: Callable[..., Result], *arguments: Any) -> Result:
 def wait_for(function: Callable[[], Result]) -> Result:
     """Call a function that only waits, and return its result.
 
-    A `Request` is told whether the main thread is in this call, which can be interrupted at any moment.
+    A `Request` knows whether the main thread is in this call, which can be interrupted at any moment.
     """
     return function()
 

@@ -1,4 +1,4 @@
-"""Installs the wheel beside the packages of Kaggle's and Colab's images, and builds, reads and trains there.
+"""Installs the wheel next to the packages of Kaggle's and Colab's images, and builds, reads and trains there.
 
 For each list of packages it makes an environment with the listed versions, as far as the index has wheels of them. Then
 it installs tpucache as the second notebook does, to train, and as the first does, to build a cache: both have to leave
@@ -105,8 +105,8 @@ class Place:
         if not done.returncode:
             return
         if len(wanted) == 1:
-            told = " ".join(done.stderr.split())
-            reasons = [text for sign, text in _REASONS.items() if sign in told]
+            errors = " ".join(done.stderr.split())
+            reasons = [text for sign, text in _REASONS.items() if sign in errors]
             missing[wanted[0]] = reasons[0] if reasons else "does not fit the others"
             return
         half = len(wanted) // 2
@@ -243,7 +243,7 @@ def main() -> None:
             sys.exit(f"images: {error}")
     if failed:
         sys.exit("\n".join(f"images: {line}" for line in failed))
-    print("images: nothing changed version, and tpucache builds, reads and trains beside all that could be installed")
+    print("images: nothing changed version, and tpucache builds, reads and trains with all that could be installed")
 
 
 if __name__ == "__main__":

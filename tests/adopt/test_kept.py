@@ -73,12 +73,15 @@ def test_an_unfinished_cache_is_listed_as_such_and_removed(root: Path, capsys: p
     assert not directory.exists()
 
 
-def test_a_folder_with_files_that_are_not_of_a_cache_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["thesis.txt", "thesis.tmp"])
+def test_a_folder_with_files_that_are_not_of_a_cache_stays(
+    name: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = ImageFolder(root, size=8, jobs=1).directory
     gc.collect()
-    (directory / "thesis.txt").touch()
+    (directory / name).touch()
     assert main(["cached", "--clear", "all"]) == 1
-    assert "has files that are not of a cache, such as thesis.txt" in capsys.readouterr().err
+    assert f"has files that are not of a cache, such as {name}" in capsys.readouterr().err
     assert (directory / "manifest.json").exists()
 
 
@@ -96,6 +99,5 @@ def test_foreign_folders_and_links_are_neither_listed_nor_removed(
     assert [each.directory for each in list_folders()] == [directory]
     assert main(["cached", "--clear", "all"]) == 0
     assert (away / "manifest.json").exists()
-    assert sorted(path.name for path in kept.iterdir()) == [
-        *("ab12", f"link-{'0' * 16}", "notes", f"photos-{'1' * 16}", directory.parent.name)
-    ]
+    expected = {"ab12", f"link-{'0' * 16}", "notes", f"photos-{'1' * 16}", directory.parent.name}
+    assert {path.name for path in kept.iterdir()} == expected

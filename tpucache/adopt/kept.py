@@ -138,8 +138,9 @@ def _size(directory: Path) -> int:
 
 def _is_of_a_cache(name: str) -> bool:
     patterns = (SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME)
-    fixed = name in (MANIFEST_NAME, TIMES_NAME, WORK_NAME) or name.endswith(".tmp")
-    return fixed or any(each.fullmatch(name) for each in patterns)
+    is_temporary = name.startswith(".") and name.endswith(".tmp")  # as `write_atomically` names its files
+    fixed = name in (MANIFEST_NAME, TIMES_NAME, WORK_NAME)
+    return fixed or is_temporary or any(each.fullmatch(name) for each in patterns)
 
 
 class KeptCache(NamedTuple):

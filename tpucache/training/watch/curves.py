@@ -97,7 +97,7 @@ def warn_once(message: str) -> None:
 
 @contextlib.contextmanager
 def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunState) -> Iterator[None]:
-    """Return a context at the end of which, also after an error, the run's curves are written to its folder.
+    """Return a context that writes the run's curves to its folder when it ends, also after an error.
 
     Without a folder nothing is written.
     """
