@@ -323,7 +323,11 @@ class _Built(NamedTuple):
 
 
 class _Pace(NamedTuple):
-    """Seconds of a build: once, for each sample with the fewest variants, and for each additional variant."""
+    """The seconds that a build takes.
+
+    `once` is for the whole build, `sample` for each sample if the cache has the smallest number of variants that is
+    compared, and `variant` for each additional variant of a sample.
+    """
 
     once: float
     sample: float

@@ -145,6 +145,6 @@ def package_of(entry: EntryPoint) -> str:
 
 
 def package_versions(*groups: str) -> dict[str, str]:
-    """Return the versions, by name, of the installed packages with parts in these groups."""
+    """Return the versions of all packages that have entry points in these groups, by the packages' names."""
     entries = [entry for group in groups for each in installed(group).values() for entry in each]
     return dict(sorted((entry.dist.name, entry.dist.version) for entry in entries if entry.dist))

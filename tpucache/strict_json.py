@@ -133,12 +133,12 @@ class Given:
 
 @dataclass(frozen=True)
 class NotStored:
-    """A mark: files do not have this field."""
+    """Marks a dataclass's field, as in `Annotated[int, NotStored()]`: files do not have it."""
 
 
 @dataclass(frozen=True)
 class AlwaysStored:
-    """A mark: every file has this field, although it has a default."""
+    """Marks a field, as in `Annotated[int, AlwaysStored()]`: every file has it, even if it has a default."""
 
 
 class _MisfitError(Exception):

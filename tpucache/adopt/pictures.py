@@ -82,8 +82,8 @@ class PictureDataset(Dataset[Any]):
         before = self._labels()
         if labels != [before[position] for position in chosen]:
             raise UsageError(
-                f"labels of this {type(self).__name__} were changed: give others to the cache in {self.directory} by "
-                "`relabel`, or use DataLoader"
+                f"labels of this {type(self).__name__} were changed, and the cache in {self.directory} has other ones: "
+                "change them there by `tpucache relabel`, or read this dataset with DataLoader"
             )
         return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
 

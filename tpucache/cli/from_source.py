@@ -119,7 +119,7 @@ class SourceArguments:
 
 
 def refuse_without_source(options: argparse.Namespace) -> None:
-    """Raise UsageError if an option for a source's cache is given together with a cache."""
+    """Raise UsageError if the command has --cache or --build, but reads a cache: they are only for a source."""
     given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
     for name, value in given.items():
         if value is not None:

@@ -120,12 +120,13 @@ def _difference(one: Cache, two: Cache) -> str:
 
 @dataclass(frozen=True)
 class Drift:
-    """The differences between the images of two caches on average: figures without a verdict.
+    """Average figures of two caches' images. They do not say whether a difference matters.
 
-    `brightness` and `contrast` are averages over each cache's images: of the mean, and of the standard deviation, of a
-    thumbnail, 0 to 255. `sizes` are the medians of the source images' width and height, None where a cache does not
-    have them. `classes` has, for each class of both caches, the distance of their mean thumbnails (root mean square, 0
-    to 255), and the distance to expect by chance in classes of that size.
+    Each pair has the first cache's figure, then the second's. `brightness` is the mean of an image's thumbnail, and
+    `contrast` its standard deviation, 0 to 255, both averaged over the images. `sizes` has the median width and height
+    of the source images, None for a cache without them. `classes` has two numbers for each class that is in both
+    caches: the distance between the two mean thumbnails of this class (root mean square, 0 to 255), and the distance to
+    expect by chance in classes of that size.
     """
 
     brightness: tuple[float, float]

@@ -108,12 +108,12 @@ def feed(
 
 
 def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, int]:
-    """Return `rank` and `world_size` for this process's loader: the slice of every global batch that its devices need.
+    """Return `rank` and `world_size` for a loader that reads only the samples that this process's devices need.
 
-    Use it as `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`; the
-    default is a sharding over all devices. Processes along an axis of the mesh other than that of the batch have the
-    same rank. Raises UsageError where the devices of some processes need samples of more than one slice, or where the
-    sharding has no device of this process.
+    Use it as `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`,
+    where `batch` is the size of the global batch. The default is a sharding over all devices. Processes whose devices
+    need the same samples have the same rank: this happens if the mesh has an axis that does not divide the batch.
+    Raises UsageError if the samples of two processes overlap in part, or if the sharding has no device of this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)

@@ -44,7 +44,7 @@ Size = int | tuple[int, int]
 
 
 class Resize(NamedTuple):
-    """The size of the images to make, in pixels, and `Recipe.fit`, which fits an image of another shape to it."""
+    """The size of the images to make, in pixels, and how an image of another shape gets it (see `Recipe.fit`)."""
 
     height: int
     width: int
@@ -111,7 +111,7 @@ class PackedDecoder(ABC):
     @property
     @abstractmethod
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """The axes of the rows and of the columns of each plane."""
+        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
@@ -167,7 +167,7 @@ class CoefficientDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """The axes of the rows and of the columns of each plane."""
+        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         return [
             (
                 Axis(self.layout.height, BLOCK * plane.block_rows, plane.step, self.frequencies),
@@ -202,7 +202,7 @@ class Yuv420Decoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """The axes of the rows and of the columns of each plane."""
+        """How the numbers of each plane give the image's pixels: down the rows, and across the columns (see `Axis`)."""
         height, width = self.stored
         luma, chroma = (
             (Axis(height, shape[0], step), Axis(width, shape[1], step))

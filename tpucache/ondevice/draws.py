@@ -163,7 +163,10 @@ def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: 
 
 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
-    """Return the random generator of one stream of a view. The first stream of the first view uses only the seed."""
+    """Return a random generator seeded with `source`, the (seed, step), and with the view and the stream's number.
+
+    Of the first view, the first stream is seeded with `source` alone.
+    """
     key = (view, number) if view or number else ()
     # RandomState's distributions never change between releases of NumPy; a Generator's may.
     return np.random.RandomState(np.random.Philox(np.random.SeedSequence(source, spawn_key=key)))

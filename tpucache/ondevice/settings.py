@@ -92,7 +92,7 @@ class AugmentSettings:
         if not 0 <= self.magnitude <= MOST_MAGNITUDE:
             raise UsageError(f"magnitude is between 0 and {MOST_MAGNITUDE}, not {self.magnitude}")
         if self.magnitude != _MAGNITUDE and not self.rand_augment:
-            raise UsageError("magnitude needs rand_augment: give it the number of operations")
+            raise UsageError("magnitude needs rand_augment: set rand_augment to the number of operations")
         if self.rand_augment and self.trivial_augment:
             raise UsageError("rand_augment and trivial_augment both choose operations at random: leave one of them out")
         for name in ("mixup", "cutmix"):

@@ -247,7 +247,7 @@ def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
 
 
 def _places(pixels: npt.NDArray[Any], least: float, most: float) -> npt.NDArray[np.int64]:
-    """Return the index, of 256 equal steps from `least` to `most`, for each number."""
+    """Return the bin of each number, 0 to 255: the range from `least` to `most` is divided into 256 equal bins."""
     shares = (pixels.astype(np.float64) - least) / max(most - least, np.finfo(np.float64).tiny)
     return np.asarray(np.minimum(shares * _VALUES, _VALUES - 1), np.int64)
 

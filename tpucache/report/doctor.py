@@ -197,9 +197,9 @@ class Library:
 
 
 def find_libraries() -> tuple[Library, ...]:
-    """Return the libraries that tpucache may use.
+    """Return the libraries in `_USES`, with their versions.
 
-    A library that tpucache only reports and does not use is left out if it is not installed.
+    A library for which `_USES` names no use is left out if it is not installed.
     """
     found = (Library(name, _version(name), use) for name, use in _USES.items())
     return tuple(library for library in found if library.version or library.needed_for)

@@ -387,10 +387,10 @@ def _resolve(path: Path) -> Path:
     try:
         resolved = path.expanduser().resolve()
     except (OSError, RuntimeError) as error:
-        raise UsageError(f"{path} cannot be followed to a folder: {error}") from error
+        raise UsageError(f"{path} cannot be resolved: {error}") from error
     # Up to Python 3.12 resolving a loop of links raises; later it leaves the link in the path.
     if any(each.is_symlink() for each in (resolved, *resolved.parents)):
-        raise UsageError(f"{path} cannot be followed to a folder: its links lead in a loop")
+        raise UsageError(f"{path} cannot be resolved: its links form a loop")
     return resolved
 
 

@@ -297,7 +297,7 @@ class Arrivals(Arriving):
     def _pause(self) -> None:
         """Wait a moment. Raises the error of a build that failed."""
         if signals.is_leaving():
-            raise StoreError(f"{self.directory}: nobody waits for it any more, because the command is interrupted")
+            raise StoreError(f"{self.directory}: waiting for records was given up, because the command was interrupted")
         now = time.monotonic()
         if now - self._checked > _CHECK_SECONDS:
             self._is_own = self._builder is not None and self._builder.check()

@@ -127,7 +127,7 @@ def _column(table: SampleTable, name: str) -> Array:
     dtype, shape = _COLUMNS[name]
     column = table.get(name)
     if not isinstance(column, np.ndarray) or column.dtype != dtype or column.shape[1:] != shape:
-        raise StoreError(f"it has no column {name!r} of hashes")
+        raise StoreError(f"its column {name!r} is missing, or has another dtype or shape than hashes have")
     return column
 
 

@@ -48,7 +48,10 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Save the current manifest as an earlier version's, and return the next version's history. Raises OSError."""
+    """Save the manifest `before` in a file for its version, and return the history of the version that follows it.
+
+    `command` is the command that makes the new version. Raises OSError.
+    """
     name = version_name(before.number)
     write_atomically(folder / name, before.text.encode(), folder / WORK_NAME / f"{name}.tmp")
     return History(before.number + 1, command, (*before.parents, before.identity))

@@ -131,7 +131,9 @@ class Fetcher:
                     self._changed.wait(_POLL)
                     has_waited = True
             if signals.is_leaving():  # otherwise the process could not end while a server does not answer
-                raise StoreError(f"{self._link.url}: nobody waits for it any more, because the command is interrupted")
+                raise StoreError(
+                    f"{self._link.url}: waiting for records was given up, because the command was interrupted"
+                )
         if has_waited:
             with self._changed:
                 self.statistics.waited += time.monotonic() - began

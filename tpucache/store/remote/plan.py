@@ -46,9 +46,10 @@ class FetchPlan:
     def __init__(
         self, windows: Iterator[Rows], pieces: Pieces, further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
-        """Store an iterator over the index rows that will be read, in order, a few thousand at a time.
+        """Store the order in which the loader will read records.
 
-        `further` yields the same windows again, then those of later epochs.
+        `windows` yields arrays of a few thousand index rows, in this order. `further` returns a new iterator over the
+        same windows, followed by those of later epochs; a forecast is made from it if the disk is full.
         """
         self._windows, self._pieces = windows, pieces
         self._next: deque[tuple[int, RecordRun]] = deque()
@@ -200,7 +201,10 @@ class Forecast:
     """
 
     def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:
-        """Read the windows of several epochs, until `most_uses` uses of pieces are listed."""
+        """Read windows, which are arrays of index rows, to find when each piece is needed.
+
+        A window that needs a piece is one use of it. Stops at the last window, or when there are `most_uses` uses.
+        """
         self._pieces_of: list[Numbers] = []
         uses = 0
         for rows in windows:

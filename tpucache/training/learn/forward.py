@@ -135,11 +135,11 @@ def model_name(settings: TrainSettings) -> str:
 
 
 def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
-    """Return the settings with a decision whose means and deviations normalise the images, if `normalise` is "auto".
+    """Return the settings with "model", "imagenet" or "cache" in place of "auto" in `normalise`.
 
-    A timm model that begins with weights has them in its `pretrained_cfg`; these are used where they fit the images. A
-    cache that is still being built has none yet: 8-bit colour images use ImageNet's. Otherwise, and where the settings
-    give `mean` and `std`, the decision is "cache".
+    It is "model" for a timm model that begins with weights, if the mean and deviation in its `pretrained_cfg` fit the
+    images. It is "imagenet" for 8-bit colour images of a cache that is still being built, because such a cache has no
+    mean and deviation yet. In all other cases, and if the settings give both `mean` and `std`, it is "cache".
     """
     if settings.normalise != "auto":
         return settings

@@ -222,7 +222,10 @@ def _imported(name: str) -> Any:
 
 
 def _read_ids(run: Path) -> dict[str, str]:
-    """Return the ids in a run's file of trackers. Raises TrainingError for a file that holds no ids."""
+    """Return the id that each tracker ("wandb", "mlflow") gave to a run, from a file in the run's folder.
+
+    Without the file, return {}. Raises TrainingError for a file with other content.
+    """
     path = run / IDS_NAME
     try:
         with path.open("rb") as file:

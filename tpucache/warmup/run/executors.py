@@ -61,7 +61,10 @@ class _Place:
         return cls(os.getpid(), folder, tuple(sys.path))
 
     def run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Run a task in this working directory. joblib reuses workers for later runs, which may have another one."""
+        """Run a task with the working directory and `sys.path` of the process that started the run.
+
+        Each task sets them anew: joblib keeps its workers, and a later run may begin in another directory.
+        """
         if os.getpid() != self.process:
             _end_with(self.process)
             if self.folder is not None:

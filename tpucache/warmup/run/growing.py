@@ -87,7 +87,10 @@ def _sort_key(part: Part) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples of one block that a task has built: their facts, and a row of the log for each sample and part."""
+    """The samples of one block that a task has built.
+
+    `rows` has a row of the log for each of their records, and `info` everything else about them.
+    """
 
     block: int
     info: ChunkInfo

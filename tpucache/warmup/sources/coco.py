@@ -142,7 +142,7 @@ class BoxSource(DerivedSource):
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return the other source's item with the image's boxes. Raises SampleError."""
+        """Load a sample from `source`, and return it with the boxes of its image. Raises SampleError."""
         item = self.source.load(sample)
         coco = _coco_of(self.path)
         name = coco.find(sample.path)

@@ -70,7 +70,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
         rest = widen(rest, int(np.count_nonzero(is_value)))
     values, rest = _expand(is_value, rest)
     if len(rest):
-        raise ValueError(f"{len(rest):,} more bytes than bits in the masks")
+        raise ValueError(f"{len(rest):,} more non-zero bytes than bits that are set in the mask")
     out[:] = values[: len(out)]
 
 

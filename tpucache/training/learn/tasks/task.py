@@ -107,9 +107,10 @@ def unfit(name: str, wanted: str, labels: Array) -> UsageError:
 
 
 def class_weights(wanted: str | Sequence[float] | None, outputs: int, counts: Array, over: Any) -> torch.Tensor | None:
-    """Return class weights, float32 (outputs,): `over` / `counts` for "balanced", the given list, or None for None.
+    """Return class weights, float32 (outputs,), or None if `wanted` is None.
 
-    Raises UsageError for any other value.
+    "balanced" divides `over`, a number or one number for each class, by `counts`, the samples of each class; a class
+    without samples gets 1. A list is used as it is. Raises UsageError for any other value.
     """
     if wanted is None:
         return None
