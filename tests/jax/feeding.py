@@ -75,7 +75,7 @@ def threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(WORKERS)]
 
 
-def test_batches_of_a_cache_that_is_built_meanwhile_are_those_of_the_finished_one(tmp_path):
+def test_batches_and_losses_on_a_cache_that_is_built_meanwhile_are_those_on_the_finished_one(tmp_path):
     rng, photos, told = np.random.default_rng(3), tmp_path / "photos", []
     for number in range(24):
         (photos / str(number % 2)).mkdir(parents=True, exist_ok=True)
@@ -85,16 +85,30 @@ def test_batches_of_a_cache_that_is_built_meanwhile_are_those_of_the_finished_on
     build.start()
     wait_for(lambda: told)
     growing = CachedDataset(GrowingCache(tmp_path / "cache", told[0]))
-
-    def batches(dataset):
-        sharding = SingleDeviceSharding(jax.devices()[0])
-        given = feed(CachedLoader(dataset, 8, shuffle=True), sharding)
-        return [(np.asarray(images), np.asarray(labels)) for images, labels in given]
-
-    found = batches(growing)
+    found = two_epochs(growing)
     build.join()
-    for one, other in zip(found, batches(CachedDataset(tmp_path / "cache")), strict=True):
+    expected = two_epochs(CachedDataset(tmp_path / "cache"))
+    assert len(found) == len(expected) == 6
+    for one, other in zip(found, expected, strict=True):
         assert all(map(np.array_equal, one, other))
+    assert found[-1][2] != found[0][2]
+
+
+def two_epochs(dataset):
+    """Fit a linear classifier; return the images, labels, loss and weights of each step."""
+
+    def loss_of(weights, images, labels):
+        scores = jax.nn.log_softmax(images.reshape(len(images), -1) / 255 @ weights)
+        return -scores[np.arange(len(images)), labels].mean()
+
+    step = jax.jit(jax.value_and_grad(loss_of))
+    loader, weights, found = CachedLoader(dataset, 8, shuffle=True), np.zeros((8 * 8 * 3, 2), np.float32), []
+    for _ in range(2):
+        for images, labels in feed(loader, SingleDeviceSharding(jax.devices()[0])):
+            loss, gradient = step(weights, images, labels)
+            weights = weights - 0.1 * np.asarray(gradient)
+            found.append((np.asarray(images), np.asarray(labels), float(loss), weights))
+    return found
 
 
 @pytest.mark.parametrize("finish", ["host", "device"])
