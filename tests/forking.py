@@ -23,6 +23,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from patience import PATIENCE
+
 
 class Forks:
     """Runs programs in forks of the process that reads its requests at this place, which any process may write to."""
@@ -34,7 +36,7 @@ class Forks:
         self,
         arguments: Sequence[str],
         environment: Mapping[str, str],
-        timeout: float = 240,
+        timeout: float = PATIENCE,
         cwd: Path | None = None,
         finalise: bool = False,
         grace: float = 30.0,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 #: Seconds that bound what would hang, everywhere. A test's own limit is longer, so that its message is this one.
-PATIENCE: Final = 240.0
+PATIENCE: Final = 480.0
 
 
 def wait_for(condition: Callable[[], object]) -> None:

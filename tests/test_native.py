@@ -274,7 +274,7 @@ def compile_slowly():
 native.compile_loops = compile_slowly
 thread = threading.Thread(target=native.native)
 thread.start()
-begun.wait(10)
+begun.wait()
 if not (child := os.fork()):
     native.native()
     os._exit(0)

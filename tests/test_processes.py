@@ -45,7 +45,7 @@ def test_a_process_that_a_test_leaves_behind_is_killed_and_fails_it(ended, monke
     with pytest.raises(pytest.fail.Exception, match=f"{left}: sleep 100"):
         processes.end_all_but(known)
     if not ended:
-        child.wait(timeout=10)
+        child.wait(timeout=PATIENCE)
     else:
         os.waitpid(left, 0)
     processes.end_all_but(known)

@@ -4,6 +4,7 @@
     python -m scripts.bench growing PHOTOGRAPHS --codec dct-lz4 --epochs 5
     python -m scripts.bench growing PHOTOGRAPHS --device-rate 2000
     python -m scripts.bench growing PHOTOGRAPHS --late 30
+    python -m scripts.bench growing PHOTOGRAPHS --train cnn
 
 Each round takes, in new folders: `warmup` and then its epochs; `open_or_build` and as many epochs; a DataLoader with a
 worker for each core that decodes and resizes with Pillow. Each begins in a process of its own that has just imported
@@ -13,6 +14,9 @@ would compile them, for about a second. Nothing learns: it is how long batches t
 `--device-rate`, each batch waits as long as a device of that many images a second computes. One JSON object.
 With `--late`, each round takes the first epoch alone, where each photograph opens and reads at once, and that many
 milliseconds late (see `scripts.bench late`; a C compiler is needed).
+With `--train`, each round takes two ways of commands, from the start of the first to the end of the last: `tpucache
+train PHOTOGRAPHS`, which builds the cache meanwhile; and `tpucache warmup` and then `tpucache train CACHE`. Both train
+this model on the CPU, with batches of `--batch-size`.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device-rate", type=float, default=float("inf"), metavar="N", help="images/s of a device")
     parser.add_argument("--late", type=float, metavar="MS", help="compare with storage that answers so late")
+    parser.add_argument("--train", metavar="MODEL", help="compare the commands, which train this model")
     return parser.parse_args(words)
 
 
@@ -56,6 +61,9 @@ def main() -> None:
     options = _parse(words)
     if options.late is not None:
         print(json.dumps(_late(options)))
+        return
+    if options.train is not None:
+        print(json.dumps(_trained(options)))
         return
     rows: list[dict[str, float]] = []
     for number in range(options.rounds + 1):
@@ -117,6 +125,34 @@ def _late(options: argparse.Namespace) -> dict[str, float]:
         "late": round(late, 1),
         "ratio": round(late / at_once, 3),
     }
+
+
+def _trained(options: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds of training on the photographs, and of warmup and then training, and their ratio."""
+    found: dict[str, list[float]] = {"train": [], "warmup_and_train": []}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    recipe = ["--size", str(options.size), "--codec", options.codec]
+    build_options = ["--build", " ".join(recipe)]
+    training = ["--model", options.train, "--epochs", str(options.epochs), "--batch-size", str(options.batch_size)]
+    training += ["--backend", "torch"]
+
+    def seconds(*commands: Sequence[str | Path]) -> float:
+        began = time.perf_counter()
+        for words in commands:
+            command = [sys.executable, "-m", "tpucache", *map(str, words)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment)
+        return time.perf_counter() - began
+
+    photographs = options.photographs.resolve()
+    for number in range(options.rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            cache, run = Path(folder, "cache"), Path(folder, "run")
+            found["train"].append(seconds(["train", photographs, "--run", run, *build_options, *training]))
+            build = ["warmup", photographs, cache, *recipe]
+            found["warmup_and_train"].append(seconds(build, ["train", cache, "--run", run.with_name("two"), *training]))
+        say(f"round {number}: {json.dumps({name: round(each[-1], 3) for name, each in found.items()})}")
+    one, two = (statistics.median(each[1:]) for each in found.values())
+    return {"train": round(one, 3), "warmup_and_train": round(two, 3), "ratio": round(one / two, 3)}
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from tpucache import CachedDataset, CachedLoader, DamageError, Recipe, build_cache, stage_cache
 from tpucache import system as system_module
@@ -80,7 +81,7 @@ def changing(shard: Path, change: str, whole: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for(program: subprocess.Popen[bytes]) -> None:
-    assert program.wait(timeout=60) == 0
+    assert program.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.parametrize("in_memory", ["auto", False])
@@ -132,7 +133,7 @@ def test_a_copy_that_has_begun_ends_before_its_map(
 
     def slow_copy(*arguments: Any, **options: Any) -> None:
         has_begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE)
         copy_rows(*arguments, **options)
 
     def noted_stop(maps: ShardMaps, shard: int) -> Any:
@@ -151,9 +152,9 @@ def test_a_copy_that_has_begun_ends_before_its_map(
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert has_begun.wait(60)
+    assert has_begun.wait(PATIENCE)
     program = changing(copy / VICTIM, "empty", cache / VICTIM)
-    assert stopped.wait(60)
+    assert stopped.wait(PATIENCE)
     for _ in range(3):  # looks of the watching thread
         leases._WATCH.look()
     assert mapped_in(copy) == 3  # also the map that is to end
@@ -197,7 +198,7 @@ def test_nothing_is_left_of_a_dataset_that_is_closed(copy: Path) -> None:
     assert (held(copy), mapped_in(copy), leases_of(os.getpid())) == (0, 0, before)
     if not leases._WATCH.maps:  # nothing of other tests
         for thread in watching():
-            thread.join(60)
+            thread.join(PATIENCE)
         assert watching() == []
 
 
