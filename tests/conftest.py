@@ -245,13 +245,21 @@ def run_with_torch(torch_forks: Any) -> Callable[..., subprocess.CompletedProces
     return run
 
 
+#: What a program that may fork does first. Where there is one core, torch warns of two workers of a DataLoader.
+_BEFORE_FORKING = """
+import processes, warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")
+processes.fork_alone()
+"""
+
+
 @pytest.fixture(scope="session")
 def run_forking(run_with_torch: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
     """The function `run_forking(code, *arguments)`: what a Python prints that may fork as long as it has one thread."""
 
     def run(code: str, *arguments: object) -> str:
-        begin = "import processes, warnings\nwarnings.simplefilter('error')\nprocesses.fork_alone()"
-        done = run_with_torch(f"{begin}\n{code}", *arguments)
+        done = run_with_torch(f"{_BEFORE_FORKING}\n{code}", *arguments)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 

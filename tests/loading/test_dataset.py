@@ -133,7 +133,6 @@ from tpucache import CachedDataset
 
 if __name__ == "__main__":
     processes.fork_alone()
-    warnings.filterwarnings("ignore", "This DataLoader will create 2 worker")  # torch, where there is one core
     warnings.simplefilter("error")
     turning, here = (CachedDataset(sys.argv[2], "epoch", indices=range(20)) for _ in range(2))
     loader = DataLoader(turning, 10, num_workers=1, persistent_workers=True, multiprocessing_context=sys.argv[1])
