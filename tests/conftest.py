@@ -34,6 +34,7 @@ import forking
 import hypothesis
 import numpy as np
 import pytest
+from meeting import pytest_runtest_protocol  # noqa: F401  # a hook of pytest
 from once import once
 from PIL import Image
 from processes import adopt_orphans, children, end_all_but, refuse_forks
