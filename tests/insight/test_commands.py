@@ -114,7 +114,7 @@ def test_compare_of_other_codecs_compares_pictures_alone(caches: Path, capsys: p
     assert status == 1
     assert first["exact"] == {
         "compared": False,
-        "reason": "their records have other fields, sizes or codecs",
+        "reason": "the two caches have records of different fields, sizes or codecs",
         "count": 0,
         "pairs": [],
     }
@@ -171,8 +171,8 @@ def test_folds_follow_a_column_of_groups(caches: Path, tmp_path: Path, capsys: p
         (["--groups", "duplicates", "t.csv"], "--groups and --stratify are for --make-folds"),
         (["--make-folds", "3", "--label-col", "x"], "the options for a table's columns need a .csv"),
         (["--make-folds", "3", "--groups", "patient"], "has no column 'patient' for groups"),
-        (["--make-folds", "1"], "they make 2 to 20 folds, not 1"),
-        (["--make-folds", "99"], "they make 2 to 20 folds, not 99"),
+        (["--make-folds", "1"], "make 2 to 20 folds, not 1"),
+        (["--make-folds", "99"], "make 2 to 20 folds, not 99"),
     ],
 )
 def test_what_makes_no_folds_changes_nothing(

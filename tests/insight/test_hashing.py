@@ -124,7 +124,7 @@ def test_bands_of_frequencies_are_all_read(tmp_path: Path) -> None:
 def test_records_without_images_are_refused(tmp_path: Path) -> None:
     tokens = [np.arange(8, dtype=np.int32)] * 3
     build_cache(Arrays(tokens, "tokens"), tmp_path / "cache", Recipe(size=16), jobs=1)
-    with pytest.raises(UsageError, match="no images to hash: its records have tokens"):
+    with pytest.raises(UsageError, match="no images to hash, only the fields tokens"):
         hashes(tmp_path / "cache")
 
 

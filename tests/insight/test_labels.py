@@ -78,8 +78,8 @@ def test_labels_of_several_classes_are_read(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "is no table of predictions"),
-        ("id,label\n1,2\n", "its columns begin with sample,path,label,prediction"),
-        ("sample,path,label,prediction,a\n0,x,a\n", "row 2: it has not as many cells as the heading, 5"),
+        ("id,label\n1,2\n", "the first columns of such a table are sample, path, label, prediction"),
+        ("sample,path,label,prediction,a\n0,x,a\n", "row 2 has not as many cells as the heading, 5"),
         ("sample,path,label,prediction,a\n0,x,a,a,much\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n-1,x,a,a,1\n", "something other than numbers"),
         ("sample,path,label,prediction,a\n99999999999999999999,x,a,a,1\n", "something other than numbers"),
@@ -100,7 +100,7 @@ def test_a_run_without_a_table_and_labels_that_are_no_classes_are_refused(tmp_pa
     with pytest.raises(UsageError, match="a run that `train --folds` has finished"):
         read_predictions(tmp_path)
     for value, message in (
-        (3, "labels that are numbers have no suspects"),
+        (3, "only labels that are classes have suspects"),
         (1, "the label '3.5', which is none of its 1"),
     ):
         (tmp_path / "table.csv").write_text(f"sample,path,label,prediction,value\n0,x,3.5,3,{value}\n")

@@ -136,13 +136,13 @@ def test_a_selection_gets_folds_of_its_own_samples() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 1}, "6 samples are 6 samples: they make 2 to 6 folds, not 1"),
+        ({"count": 1}, "6 samples make 2 to 6 folds, not 1"),
         ({"count": 7}, "2 to 6 folds, not 7"),
-        ({"count": 3, "groups": np.zeros(6)}, "6 samples are 1 groups of samples"),
-        ({"groups": "who"}, "cache has no column 'who' for groups: it has label"),
+        ({"count": 3, "groups": np.zeros(6)}, "6 samples in 1 groups make 2 to 1 folds, not 3"),
+        ({"groups": "who"}, "cache has no column 'who' for groups: its columns are .*label"),
         ({"stratify": "who"}, "cache has no column 'who' for stratify"),
         ({"groups": np.zeros(5)}, r"groups has shape \(5,\), and needs a value for each of 6 samples"),
-        ({"groups": np.zeros((6, 2))}, "they need one value a sample"),
+        ({"groups": np.zeros((6, 2))}, "one value for each sample"),
     ],
 )
 def test_what_makes_no_folds_is_refused(arguments: dict[str, object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The commands of the wing `insight`: compare, suspects, and the folds of `relabel --make-folds`."""
+"""The commands `compare` and `suspects`, and the folds of `relabel --make-folds`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _LARGE_GROUP: Final = 0.01
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Find pictures that are in several caches, and differences between the caches; exit status 1 if pictures are
-    found.
+    """Find pictures that are in several caches, and differences between the caches.
+
+    The exit status is 1 if two of the caches have a picture in common, or pictures that look alike.
     """
     from tpucache.insight.comparison import compare as compare_two
     from tpucache.loading.find import open_cache
@@ -65,7 +66,7 @@ def _hashes(cache: Cache, threads: int | None) -> Hashes:
 
 
 def _sample(cache: Cache, position: int) -> dict[str, Any]:
-    """Return a sample of a pair as JSON values."""
+    """Return the number, path and label of a sample as JSON values; a label that is a class is its name."""
     labels, classes = cache.samples.labels, cache.manifest.classes
     label: Any = None
     if labels is not None:
@@ -117,7 +118,7 @@ def _search_dict(found: Pairs) -> dict[str, Any]:
 
 
 def _search_text(found: Pairs) -> str:
-    """Return how pairs were searched, and what the search may miss, as text."""
+    """Return how pairs were searched, and which pairs the search may miss, as text."""
     text = f"at most {found.threshold} of 256 bits apart"
     if found.search == "exact":
         text += ", all images compared"
@@ -172,7 +173,10 @@ def _pair_lines(one: Cache, two: Cache, pairs: Any, count: int, more: Sequence[s
 
 
 def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], list[str]]:
-    """Divide a cache into folds; return its manifest, and the result as JSON values and as lines."""
+    """Divide the samples of a cache into folds, and write them to its column `fold`.
+
+    Return the cache's new manifest, and the result as JSON values and as lines of text.
+    """
     from tpucache.insight.comparison import confirm_copies
     from tpucache.insight.matching import groups as join
     from tpucache.insight.matching import pairs
@@ -259,7 +263,7 @@ def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def add(commands: Any) -> None:
-    """Add compare and suspects."""
+    """Add the commands `compare` and `suspects` to the command line."""
     command = add_command(commands, compare, "cache/train cache/test")
     command.add_argument(
         "caches",

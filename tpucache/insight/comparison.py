@@ -1,4 +1,4 @@
-"""Compares two caches: pictures that are in both, and differences between their images."""
+"""Compares two caches: finds pictures that are in both, and average differences between their images."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Positions = npt.NDArray[np.int64]
 #: Settings of a recipe that do not change the bytes of a clean record.
 _NOT_IN_RECORDS: Final = {"variants", "augment", "augmentation", "seed", "shard_mb"}
 
-#: The correlation of details from which on pictures count as copies. Copies of 63 photographs (encoded again, halved,
-#: brighter or mirrored) have at least 0.96; 238 pairs of different photographs that look alike have at most 0.64.
+#: Pictures whose details have at least this correlation count as copies. Copies of 63 photographs (encoded again,
+#: halved, brighter or mirrored) have at least 0.96; 238 pairs of different photographs that look alike at most 0.64.
 _SAME_DETAILS: Final = 0.9
 _CONFIRMED_AT_ONCE: Final = 512  # pairs of pictures
 
-#: The number of comparisons of hashes, and of comparisons of details, that takes a few seconds.
+#: So many comparisons of hashes, and so many comparisons of details, take a few seconds.
 _QUICK: Final = 1_000_000_000
 _QUICK_PAIRS: Final = 2048
 
@@ -39,8 +39,8 @@ _QUICK_PAIRS: Final = 2048
 class Exact:
     """Samples of two caches whose clean records are equal byte for byte.
 
-    `first` and `second` are their positions in the two caches, int64 (m,). `reason` says why nothing was compared; it
-    is "" if records were compared.
+    `first` and `second` are their positions in the two caches or datasets, int64 (m,). `reason` says why nothing was
+    compared; it is "" if records were compared.
     """
 
     first: Positions
@@ -52,11 +52,11 @@ class Exact:
 
 
 def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
-    """Return the samples of two caches, or of one, that have the same clean record.
+    """Return the samples of two caches, or of one cache, that have the same clean record.
 
-    Lengths and checksums of all records are compared, then the bytes of records with equal ones. Among several equal
-    records of one cache, each is paired with the first. If the two caches were made with different settings or
-    libraries, their records of one picture differ, so nothing is compared.
+    Lengths and checksums of all records are compared, then the bytes of those records where both are equal. Among
+    several equal records of the cache `one`, the first is paired with each of the equal records. If the two caches were
+    made with different settings or libraries, their records of one picture differ, so nothing is compared.
 
     Raises DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
     """
@@ -70,7 +70,8 @@ def exact_copies(one: Samples, two: Samples | None = None) -> Exact:
 class _Records:
     """The clean records of samples.
 
-    `bands` has their rows of the index in each band, and `keys` their lengths and CRC-32s in the first band.
+    `bands` has, for each band, the records' rows of the cache's index. `keys` has the length (high 32 bits) and the
+    CRC-32 (low 32 bits) of each record in the first band.
     """
 
     cache: Cache
@@ -79,7 +80,7 @@ class _Records:
 
     @classmethod
     def of(cls, dataset: Samples) -> _Records:
-        """Return the clean records of a dataset's samples."""
+        """Return the clean records of a dataset's samples, or those of the first variant where no variant is clean."""
         cache, positions = opened(dataset)
         chosen = np.arange(cache.manifest.samples) if positions is None else positions
         variant, layouts = cache.manifest.variants[0], cache.manifest.layouts
@@ -88,12 +89,15 @@ class _Records:
         return cls(cache, bands, lengths << np.uint64(32) | sums)
 
     def read(self, place: int) -> list[bytes]:
-        """Return the bytes of a record in each band."""
+        """Return the bytes of the record at this position, one bytes object for each band."""
         return [bytes(self.cache.reader.read(rows[place])) for rows in self.bands]
 
 
 def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
-    """Return the pairs of records with equal keys and equal bytes."""
+    """Return the pairs of records with equal lengths, equal checksums and equal bytes.
+
+    With `is_one_set`, `one` and `two` are the same, and a record is not paired with itself.
+    """
     order = np.argsort(one.keys, kind="stable")
     places = np.searchsorted(one.keys[order], two.keys)
     is_there = places < len(order)
@@ -108,14 +112,14 @@ def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
 
 
 def _difference(one: Cache, two: Cache) -> str:
-    """Return why the same picture may have different records in two caches; "" if its records are the same."""
+    """Return why the records of one picture may differ between two caches; "" if they are the same."""
     if one.manifest.fields != two.manifest.fields:
-        return "their records have other fields, sizes or codecs"
+        return "the two caches have records of different fields, sizes or codecs"
     if one.manifest.variants[0] != two.manifest.variants[0]:
-        return "one of them lacks the clean variant"
+        return "the two caches have different first variants: one of the caches lacks the clean variant"
     first, second = one.manifest.recipe, two.manifest.recipe
     others = sorted(str(name) for name in {*first, *second} - _NOT_IN_RECORDS if first.get(name) != second.get(name))
-    return f"they were made with another {', '.join(others)}" if others else ""
+    return f"the two caches were made with different settings: {', '.join(others)}" if others else ""
 
 
 @dataclass(frozen=True)
@@ -147,10 +151,11 @@ class Drift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`: equal records, pictures that look alike, and average differences.
+    """The result of `compare`.
 
-    `near` has no pair that is in `exact`. `is_copy`, bool (m,), is the result of a second test: which of the pairs in
-    `near` are copies.
+    `exact` are the samples with equal records. `near` are the pairs of pictures that look alike; it has no pair that is
+    in `exact`. `is_copy`, bool (m,), says for each pair in `near` whether a second test confirms that it is a copy.
+    `drift` has the average differences between the caches.
     """
 
     exact: Exact
@@ -174,8 +179,8 @@ def compare(
 ) -> Comparison:
     """Return the pictures that two caches have in common, and the average differences between the caches.
 
-    `hashed` are the hashes of both, if they exist already; otherwise they are computed. Raises the errors of `hashes`,
-    `pairs` and `exact_copies`.
+    `threshold` and `search` are those of `pairs`. `hashed` are the hashes of both caches, if they exist already;
+    otherwise they are computed. Raises the errors of `hashes`, `pairs` and `exact_copies`.
     """
     first, second = hashed or (hashes(one), hashes(two))
     exact = exact_copies(one, two)
@@ -187,11 +192,11 @@ def compare(
 
 
 def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> npt.NDArray[np.bool_]:
-    """Return which of the pictures that look alike are copies, by details that hashes do not have: bool (m,).
+    """Return which of the pairs that look alike are copies, by details that hashes do not have: bool (m,).
 
-    It confirms copies that were encoded again, made smaller or brighter, or mirrored. Copies that were cut, rotated or
-    marked may stay unconfirmed. Raises DamageError or FormatError for records that cannot be read, and the errors of
-    opening a cache.
+    `alike` are pairs of images of `one` and `two`, or of `one` alone. Copies that were encoded again, made smaller or
+    brighter, or mirrored are confirmed. Copies that were cropped, rotated or drawn on may stay unconfirmed. Raises
+    DamageError or FormatError for records that cannot be read, and the errors of opening a cache.
     """
     sets = [opened(each) for each in (one, one if two is None else two)]
     found = np.zeros(len(alike), np.bool_)
@@ -210,10 +215,11 @@ def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> np
 class Leak:
     """How many validation samples are copies of training samples, and how many others look like one.
 
-    `compared` is "hashes" where hashes and then details of pictures were compared, "records" where only records were.
-    `path` is the path of one of the copies, or "". `alike` is the number of other validation samples that look like a
-    training sample. `closest` is the closest pair of these: the paths of the validation and the training sample, and
-    the number of bits, of 256, in which their hashes differ.
+    `samples` is the number of validation samples that are copies, and `path` is the path of one of them, or "".
+    `compared` is "hashes" where hashes and then details of pictures were compared, "records" where only records were
+    compared. `alike` is the number of other validation samples that look like a training sample. `closest` is the
+    closest pair of these: the path of the validation sample, the path of the training sample, and the number of bits,
+    of 256, in which their hashes differ.
     """
 
     samples: int
@@ -224,10 +230,11 @@ class Leak:
 
 
 def find_leak(train: Samples, valid: Samples) -> Leak | None:
-    """Return how many validation samples are copies of training samples; the search takes only seconds.
+    """Return how many validation samples are copies of training samples, or None if this cannot be compared quickly.
 
-    If both caches have stored hashes, and are not too large for a quick search, these are compared, then the details of
-    the closest pairs. Otherwise the checksums of records are compared. Returns None if that is not possible either.
+    If both caches have stored hashes, and are not too large for a quick search, hashes are compared, then the details
+    of the closest pairs. Otherwise the records are compared. None is returned if records cannot be compared, because
+    the caches were made with different settings or libraries.
     """
     sets = opened(train), opened(valid)
     known = [kept_hashes(cache) for cache, _ in sets]
@@ -245,9 +252,9 @@ def find_leak(train: Samples, valid: Samples) -> Leak | None:
 
 
 def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
-    """Return the leak, given the pairs of pictures that look alike.
+    """Return the leak between two datasets. `alike` are the pairs of their pictures that look alike, the closest first.
 
-    Only the closest `_QUICK_PAIRS` of them are tested for being copies.
+    Only the closest `_QUICK_PAIRS` pairs are tested for being copies.
     """
     columns = {name: getattr(alike, name)[:_QUICK_PAIRS] for name in ("first", "second", "distance", "is_mirrored")}
     is_copy = np.zeros(len(alike), np.bool_)
@@ -263,7 +270,7 @@ def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
 
 
 def _path(dataset: Samples, number: np.int64) -> str:
-    """Return the path of a sample of a dataset."""
+    """Return the path of the sample at position `number` of a dataset."""
     cache, at = opened(dataset)
     return cache.samples.paths[int(number if at is None else at[number])]
 
@@ -284,7 +291,10 @@ def _drift(*sets: tuple[Samples, Hashes]) -> Drift:
 
 
 def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Array]]:
-    """Return each class's mean thumbnail, and the variance of that mean."""
+    """Return each class's mean thumbnail, and the variance of that mean, by the class's name.
+
+    Classes of fewer than two samples are left out. The result is empty for a cache without classes.
+    """
     cache, positions = opened(dataset)
     labels, names = cache.samples.labels, cache.manifest.classes
     if labels is None or not names:
@@ -299,7 +309,7 @@ def _by_class(dataset: Samples, thumbnails: Array) -> dict[str, tuple[Array, Arr
 
 
 def _median_size(dataset: Samples) -> tuple[float, float] | None:
-    """Return the median width and height of the source images; None where the cache does not have them."""
+    """Return the median width and height of the source images in pixels; None where the cache does not have them."""
     cache, positions = opened(dataset)
     sides = []
     for name in (WIDTH, HEIGHT):

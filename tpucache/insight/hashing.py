@@ -1,4 +1,4 @@
-"""Perceptual hashes of clean images, which are close for copies of a picture."""
+"""Perceptual hashes of clean images: copies of a picture have hashes that differ in few bits."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LUMA: Final = (77, 150, 29)  # of 256: ITU-R BT.601
 
 _FINE: Final = 256  # averages are rounded to this fraction of a level
 
-_BLANK_STD: Final = 2.0  # of 0 to 255
-_USUAL_STD: Final = 64.0  # of photographs, of 0 to 255
+_BLANK_STD: Final = 2.0  # an image of values 0 to 255 with a smaller standard deviation is blank
+_USUAL_STD: Final = 64.0  # the standard deviation of photographs whose values are 0 to 255
 _BATCH_BYTES: Final = 4 << 20
-_AHEAD: Final = 2  # batches for each thread
+_AHEAD: Final = 2  # batches for each thread that are started at once
 
 
 def hashes(
@@ -47,18 +47,18 @@ def hashes(
 ) -> Hashes:
     """Return a perceptual hash of each clean image of a dataset, an opened cache, or a cache's folder or URL.
 
-    If the cache's folder has hashes, they are read. Otherwise `threads` threads (default: one for each core) compute
-    them from the records. They are stored in the folder if `keep` is set, the folder can be written and all samples
+    If the cache's folder has stored hashes, they are read. Otherwise `threads` threads (default: one for each core)
+    compute them from the records. With `keep`, they are then stored in the folder, if it can be written and all samples
     were hashed. `on_progress` is called with the number of images done and of all images.
 
     The hash is pHash (Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010) with 256
-    bits: the image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
+    bits. The image is averaged to 32x32 grey values and cosine-transformed; each bit says whether one of the lowest
     16x16 frequencies is above their median. The decoder and the codec change a few bits, so that a hash compares
-    pictures and does not identify a file. Images may have any channels and depth. Without a clean variant, the first
-    one is hashed.
+    pictures and does not identify a file. Images may have any number of channels and any depth. Without a clean
+    variant, the first variant is hashed.
 
-    Raises UsageError for records without images, DamageError or FormatError for damaged ones, and the errors of opening
-    a cache.
+    Raises UsageError for records without images, DamageError or FormatError for damaged records, and the errors of
+    opening a cache.
     """
     cache, positions = opened(dataset)
     kept = kept_hashes(cache)
@@ -72,12 +72,13 @@ def hashes(
 
 
 def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Callable[[int, int], None]) -> Hashes:
-    """Hash the clean images at some positions, several batches at a time."""
+    """Return the hashes of the clean images at `positions`; `threads` threads hash batches of images."""
     manifest = cache.manifest
     image = manifest.fields[0]
     if image.name != IMAGE:
         raise UsageError(
-            f"{cache.place} has no images to hash: its records have {', '.join(each.name for each in manifest.fields)}"
+            f"{cache.place} has no images to hash, only the fields {', '.join(each.name for each in manifest.fields)}: "
+            "give a cache of images"
         )
     rows = cache.rows(manifest.variants[0], positions)
     unit, base = 1.0, 0.0
@@ -112,11 +113,10 @@ def _read_grids(cache: Cache, rows: Positions) -> npt.NDArray[np.float64]:
 
 
 def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
-    """Return the fine structure of clean images: float64 (n, 32, 32) with a norm of 1, or of 0 for an image without
-    any.
+    """Return the fine structure of the clean images at `positions`, float64 (n, 32, 32), each with a norm of 1.
 
-    It is an image's grey averages, each minus the mean of itself and its neighbours. Hashes do not have it: they have
-    only the lowest frequencies.
+    An image without fine structure has norm 0. The fine structure are an image's 32x32 grey averages, each minus the
+    mean of itself and its eight neighbours. Hashes do not contain it: they have only the lowest frequencies.
     """
     grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
     padded = np.pad(grids, ((0, 0), (1, 1), (1, 1)), mode="edge")
@@ -141,7 +141,7 @@ def _thumbnails(grids: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
 
 
 def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iterator[int]:
-    """Yield the results of `work` for all `starts`, in order. Only a few calls are begun ahead."""
+    """Yield the results of `work` for all `starts`, in order. Only a few calls are started ahead."""
     with ThreadPoolExecutor(threads, "tpucache-hash") as pool:
         waiting: deque[Future[int]] = deque()
         try:
@@ -157,10 +157,10 @@ def _in_threads(work: Callable[[int], int], starts: range, threads: int) -> Iter
 
 
 def grey_grids(images: Array) -> npt.NDArray[np.float64]:
-    """Return images (n, height, width, channels) averaged over a grid, in grey: float64 (n, 32, 32), in the images'
-    scale.
+    """Return images (n, height, width, channels) averaged to 32x32 grey values, float64 (n, 32, 32).
 
-    Three channels of 8 bits are red, green and blue, and grey is their luma. Other channels are averaged.
+    The values are in the images' scale. Three channels of 8 bits are red, green and blue, and grey is their luma. In
+    other images, the channels are averaged.
     """
     levels, unit, low = images, np.ones(1), np.zeros(1)
     if images.dtype not in (np.uint8, np.uint16):
@@ -190,8 +190,8 @@ def phash(grids: npt.NDArray[np.float64]) -> tuple[Words, Words]:
 def _averages(values: Array) -> npt.NDArray[np.float64]:
     """Return the means of (n, length, m) over 32 equal parts of the length, times 256, rounded: float64 (n, 32, m).
 
-    A value that lies in two parts counts for both, each with its share. To be fast, values are first summed in runs. If
-    the runs do not divide a part evenly, they are at most a quarter as long as a part.
+    A value that lies in two parts counts for both, each with its share. To be fast, neighbouring values are first
+    summed in runs. If the length is not a multiple of 32, a run is at most a quarter as long as a part.
     """
     count, length, width = values.shape
     run = length // _GRID if length % _GRID == 0 else max(1, length // (4 * _GRID))
@@ -226,7 +226,7 @@ def _cosines() -> npt.NDArray[np.float64]:
 
 
 def _above_median(found: npt.NDArray[np.float64]) -> Words:
-    """Return which of (n, 256) values are above their row's median, as bits: uint64 (n, 4)."""
+    """Return a bit for each of (n, 256) values, uint64 (n, 4): whether the value is above the median of its row."""
     middle = np.partition(found, (BITS // 2 - 1, BITS // 2), axis=1)[:, BITS // 2 - 1 : BITS // 2 + 1]
     packed = np.packbits(2 * found > middle.sum(1, keepdims=True), axis=1)
     words: Words = packed.view("<u8").astype(np.uint64)
@@ -234,7 +234,10 @@ def _above_median(found: npt.NDArray[np.float64]) -> Words:
 
 
 def _to_levels(images: Array) -> tuple[npt.NDArray[np.uint16], Array, Array]:
-    """Return images as integers from 0, and for each image the step between two integers and its lowest value."""
+    """Return images as integers from 0, uint16, and for each image the step between two integers and its lowest value.
+
+    An image's values are then about step * integer + lowest value.
+    """
     values = np.nan_to_num(images.astype(np.float64), posinf=0.0, neginf=0.0)
     low = values.min((1, 2, 3), keepdims=True)
     contrast = values.max((1, 2, 3), keepdims=True) - low

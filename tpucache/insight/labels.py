@@ -25,12 +25,13 @@ _ONE: Final = 1e-3  # rounded probabilities may miss a sum of 1 by this much
 
 @dataclass(frozen=True)
 class Suspects:
-    """Samples ranked by how improbable their labels are, the most improbable first, to be looked through.
+    """Samples ranked by how improbable their labels are, the most improbable first. A person should check them.
 
-    `positions` are rows of the predictions, int64 (m,); samples without a label are left out. `scores`, float64 (m,),
-    are 1 minus the probability of the label, and `classes`, int64 (m,), are the most probable class. If a sample can
-    have several classes, its label has a 0 or 1 for each of them: the score is that of the least probable 0 or 1, and
-    the class is that of this 0 or 1.
+    `positions` are the samples' rows in the predictions, int64 (m,); samples without a label are left out. `scores`,
+    float64 (m,), are 1 minus the probability of the label, and `classes`, int64 (m,), are the most probable classes.
+
+    If a sample can have several classes, its label is a 0 or 1 for each class. Then the score is 1 minus the
+    probability of the least probable 0 or 1, and the class is the one of this 0 or 1.
     """
 
     positions: Integers
@@ -42,11 +43,11 @@ class Suspects:
 
 
 def suspects(predictions: Array, labels: Array) -> Suspects:
-    """Rank samples by how improbable their labels are to models that were trained without them.
+    """Rank samples by how improbable their labels are to models that were trained without these samples.
 
-    `predictions` are probabilities (n, classes), such as those of `read_predictions`. `labels` are class numbers (n,),
-    -1 for none, or 0 and 1 for each class (n, classes). Do not use predictions of a model's own training samples: it
-    has learned their labels.
+    `predictions` are probabilities (n, classes), such as the `probabilities` of `read_predictions`. `labels` are class
+    numbers (n,), -1 for none, or 0 and 1 for each class (n, classes). Do not use a model's predictions of its own
+    training samples: it has learned their labels.
 
     The score is 1 - p(label), "self-confidence" in Kuan and Mueller, "Model-agnostic label quality scoring to detect
     real-world label errors" (2022). Raises UsageError for shapes that do not fit, and for values that are no
@@ -79,10 +80,11 @@ def suspects(predictions: Array, labels: Array) -> Suspects:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A table of predictions, as `predict` and runs of all folds write it, with n rows, one for each sample.
+    """A table of predictions, as `predict` and `train --folds` write it, with n rows, one for each sample.
 
-    `numbers` are the samples' numbers, uint64 (n,). `labels` and `predictions` are the table's texts. `probabilities`,
-    float64 (n, classes), has a column for each class.
+    `path` is the table's file. `numbers` are the samples' numbers, uint64 (n,), and `paths` the paths of their files.
+    `labels` and `predictions` are the texts in the table. `probabilities`, float64 (n, classes), has a column for each
+    of `classes`.
     """
 
     path: Path
@@ -97,10 +99,11 @@ class Predictions:
         return len(self.numbers)
 
     def label_numbers(self) -> Array:
-        """Return the labels in the form that `suspects` takes: class numbers int64 (n,), or 0 and 1 (n, classes), bool.
+        """Return the labels in the form that `suspects` takes: int64 (n,) or bool (n, classes).
 
-        If each sample's probabilities add up to 1, each has one class. Raises UsageError for labels that are no
-        classes, and for predictions that are no probabilities.
+        If each sample's probabilities add up to 1, each sample has one class, and the result has class numbers, -1 for
+        none. Otherwise the result says for each class whether the sample has it. Raises UsageError for labels that are
+        no classes, and for predictions that are no probabilities.
         """
         _check_probabilities(self.probabilities)
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -120,20 +123,23 @@ class Predictions:
     def _check(self, unknown: Iterable[str]) -> None:
         for name in unknown:
             raise UsageError(
-                f"{self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: suspects "
-                "are for labels that are classes"
+                f"{self.path} has the label {name!r:.100}, which is none of its {len(self.classes)} classes: give a "
+                "table whose labels are classes"
             )
 
 
 def _check_probabilities(values: Array) -> None:
     if not np.all((values >= 0) & (values <= 1)):  # also refuses NaN
-        raise UsageError("predictions are no probabilities, 0 to 1: labels that are numbers have no suspects")
+        raise UsageError(
+            "predictions are no probabilities, 0 to 1: give predictions of classes, because only labels that are "
+            "classes have suspects"
+        )
 
 
 def read_predictions(table: str | Path) -> Predictions:
-    """Read a table of predictions: a CSV, or the out-of-fold table in the folder of a run of all folds.
+    """Return the predictions in a CSV file, or in the out-of-fold table of a folder that `train --folds` has filled.
 
-    Raises UsageError for a file that is no such table or cannot be read.
+    Raises UsageError for a file that is no table of predictions or cannot be read.
     """
     path = Path(table)
     path = path / OUT_OF_FOLD_NAME if path.is_dir() else path
@@ -142,26 +148,33 @@ def read_predictions(table: str | Path) -> Predictions:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except FileNotFoundError as error:
         raise UsageError(
-            f"there is no {path}: give the table of predictions, or a run that `train --folds` has finished"
+            f"there is no {path}: give a table of predictions, or the folder of a run that `train --folds` has finished"
         ) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a table of predictions: {error!s:.300}") from error
     if not rows or tuple(rows[0][: len(PREDICTION_COLUMNS)]) != PREDICTION_COLUMNS:
-        raise UsageError(f"{path} is no table of predictions: its columns begin with {','.join(PREDICTION_COLUMNS)}")
+        raise UsageError(
+            f"{path} is no table of predictions: the first columns of such a table are {', '.join(PREDICTION_COLUMNS)}"
+        )
     heading, *rows = rows
     wrong = next((line for line, row in enumerate(rows, 2) if len(row) != len(heading)), None)
     if wrong is not None:
-        raise UsageError(f"{path}, row {wrong}: it has not as many cells as the heading, {len(heading)}")
+        raise UsageError(
+            f"{path}: row {wrong} has not as many cells as the heading, {len(heading)}: give a complete table"
+        )
     texts = list(zip(*rows, strict=True)) or [()] * len(heading)
     try:
         numbers = np.array([int(text) for text in texts[0]], np.uint64)
         values = [[float(text) for text in column] for column in texts[len(PREDICTION_COLUMNS) :]]
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{path} has something other than numbers where numbers belong: {error!s:.200}") from error
+        raise UsageError(
+            f"{path} has something other than numbers in the column {PREDICTION_COLUMNS[0]} or in a column of a class: "
+            f"{error!s:.200}"
+        ) from error
     paths, labels, predictions = ([from_cell(text) for text in column] for column in texts[1 : len(PREDICTION_COLUMNS)])
     classes = tuple(map(from_heading, heading[len(PREDICTION_COLUMNS) :]))
     if len(set(classes)) < len(classes):
-        raise UsageError(f"{path} has a class twice")
+        raise UsageError(f"{path} has a class twice: give a table with one column for each class")
     if len(np.unique(numbers)) < len(numbers):
         raise UsageError(f"{path} has a sample twice: give a table with one row for each sample")
     probabilities = np.array(values, np.float64).reshape(len(classes), len(rows)).T

@@ -20,7 +20,8 @@ Words = npt.NDArray[np.uint64]
 
 Search = Literal["auto", "exact", "bands"]
 
-#: Copies (encoded again, resized, brighter, mirrored) differ in at most this many bits, and few other pictures do.
+#: The hashes of copies (encoded again, resized, brighter, mirrored) differ in at most this many bits, and those of few
+#: other pictures do.
 THRESHOLD: Final = 48
 
 _LARGEST_THRESHOLD: Final = 96
@@ -28,14 +29,14 @@ _MOST_PAIRS: Final = 20_000_000
 #: The number of comparisons up to which all images are compared with each other: about a minute on one core.
 _MOST_COMPARED: Final = 20_000_000_000
 
-#: The share of the search that is done, and pairs: their numbers in both sets, and their distances.
+#: The share of the search that is done, and pairs: the numbers of their hashes in both sets, and their distances.
 Task = tuple[float, Positions, Positions, Array]
 
 _ROWS: Final = 8
 _COLUMNS: Final = 8192  # with this size, a block stays in a processor's cache
 
 _FLIPS: Final = 2
-_MOST_CANDIDATES: Final = 1 << 22  # compared at once
+_MOST_CANDIDATES: Final = 1 << 22  # pairs that are compared at once
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,15 @@ class Pairs:
 
     `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
     in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). Where
-    `is_mirrored`, bool (m,), it is the distance to the mirror image of the second. `samples` has the number of images
-    in each set.
+    `is_mirrored`, bool (m,), is True, it is the distance to the mirror image of the second. `samples` has the number of
+    images in each set, and `threshold` is the largest distance.
 
-    Several images with equal hashes are each paired with the first of them: a thousand equal ones are 999 pairs.
+    Several images with equal hashes are each paired with the first of them: a thousand images with equal hashes are 999
+    pairs.
 
-    `search` is "exact" if all images were compared, or "bands". By bands, the share `share` of the pairs at the
-    threshold is found, if bits differ at random, and more of closer pairs. `blank` is the number of images left out.
+    `search` is "exact" if all images were compared, or "bands". By bands, the share `share` of the pairs whose distance
+    is `threshold` is found, if bits differ at random, and more of closer pairs. `blank` is the number of images that
+    were left out because they have almost no contrast.
     """
 
     first: Positions
@@ -77,17 +80,18 @@ def pairs(
 ) -> Pairs:
     """Return which images of a set look alike, or which images of a set look like images of the `other` set.
 
-    Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; the hash of a mirror image
-    counts, too. Blank images are left out. `search` "exact" compares all images. "bands" compares those that differ in
-    at most two bits in one of several bands of bits, as most copies do. "auto" is exact up to about 10^5 images.
-    `on_progress` is called with the share that is done, 0 to 1.
+    Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; an image is also compared
+    with mirror images. Images with almost no contrast are left out. With `search` "exact", all images are compared.
+    With "bands", only those are compared that differ in at most two bits in one of several bands of bits, as most
+    copies do. "auto" is exact up to about 10^5 images. `on_progress` is called with the share that is done, 0 to 1.
 
-    Raises UsageError for another threshold, and for more than 20 million pairs.
+    Raises UsageError for a threshold or a search that is not possible, and for too many pairs: from 10 to 20 million
+    on.
     """
     if not 0 <= threshold <= _LARGEST_THRESHOLD:
         raise UsageError(f"a threshold is 0 to {_LARGEST_THRESHOLD} bits of {BITS}, not {threshold}")
     one, two = _Distinct.of(hashes), None if other is None else _Distinct.of(other)
-    compared = len(one) * (len(one) if two is None else 2 * len(two))  # both ways around
+    compared = len(one) * (len(one) if two is None else 2 * len(two))  # with images and with mirror images
     if search == "auto":
         search = "exact" if compared <= _MOST_COMPARED else "bands"
     if search not in _SEARCHES:
@@ -120,8 +124,9 @@ def pairs(
 class _Distinct:
     """The images of a set that are not blank, with one entry for equal hashes, in the order of their first positions.
 
-    `members` has the positions of all images, hash by hash. `starts` has the place in `members` where each hash begins,
-    and the end of the last one.
+    `words` and `mirrored` are the hashes of the images and of their mirror images, uint64 (n, 4). `members` has the
+    positions of all images, hash by hash. `starts`, (n + 1,), has the index in `members` where each hash begins, and
+    the end of the last one.
     """
 
     words: Words
@@ -131,7 +136,10 @@ class _Distinct:
 
     @classmethod
     def of(cls, hashes: Hashes) -> _Distinct:
-        """Return the distinct images of hashes."""
+        """Return the distinct images of `hashes`.
+
+        Images with the same hash whose mirror images also have the same hash are one entry.
+        """
         positions = np.flatnonzero(~hashes.is_blank)
         both = np.concatenate([hashes.words, hashes.mirrored], axis=1)[positions]
         order = np.lexsort(both.T)  # stable: equal hashes stay in the order of their positions
@@ -157,14 +165,17 @@ class _Distinct:
     def others(self, numbers: Positions) -> tuple[Positions, Positions]:
         """Return the positions of the images with the hashes `numbers`, except the first image of each hash.
 
-        The second array has, for each of them, the place of its hash in `numbers`.
+        The second array has, for each of these images, the index of its hash in `numbers`.
         """
         starts, counts = self.starts[numbers] + 1, np.diff(self.starts)[numbers] - 1
         return self.members[_ranges(starts, counts)], np.repeat(np.arange(len(numbers)), counts)
 
 
 def _ranges(starts: Positions, counts: Positions) -> Positions:
-    """Return the numbers of several ranges, one range after another."""
+    """Return the integers of several ranges, one range after another.
+
+    Range i has `counts[i]` integers from `starts[i]` on.
+    """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)
@@ -179,7 +190,11 @@ class _Found:
         self._count = 0
 
     def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
-        """Add pairs. They may have been added before. Raises UsageError when there are too many."""
+        """Add pairs of images, some of which may have been added before.
+
+        `rows` and `columns` are the numbers of the distinct hashes of the first and the second image. Raises UsageError
+        when there are too many pairs.
+        """
         part = np.empty((len(rows), 4), np.int64)
         part[:, 0], part[:, 1], part[:, 2], part[:, 3] = rows, columns, distances, is_mirrored
         self._parts.append(part)
@@ -190,9 +205,9 @@ class _Found:
                 raise UsageError(f"more than {_MOST_PAIRS // 2:,} pairs of images look alike: give a lower threshold")
 
     def closest(self) -> Array:
-        """Return each pair once, with its smallest distance: two numbers, the distance, and whether one is mirrored.
+        """Return each pair once, with its smallest distance: int64 (m, 4).
 
-        The rows are int64 (m, 4).
+        The columns are the numbers of the two hashes, their distance, and whether it is the distance to a mirror image.
         """
         whole = np.concatenate([np.empty((0, 4), np.int64), *self._parts])
         whole = whole[np.lexsort(whole.T[[3, 2, 1, 0]])]
@@ -203,7 +218,7 @@ class _Found:
 
 
 def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
-    """Turn pairs of distinct hashes into pairs of positions, and add the pairs of images with equal hashes."""
+    """Return pairs of positions, int64 (m, 4), from pairs of distinct hashes, and add the pairs of equal hashes."""
     rows, columns = found[:, 0], found[:, 1]
     if two is None:
         further, places = one.others(np.arange(len(one)))
@@ -219,9 +234,9 @@ def _all_of(found: Array, one: _Distinct, two: _Distinct | None) -> Array:
 
 
 def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the pairs of hashes that differ in at most `threshold` bits, and the share that is done.
+    """Yield the share that is done, and pairs of hashes that differ in at most `threshold` bits.
 
-    Half of the bits are compared first: most pairs differ in too many of them.
+    Half of the 256 bits are compared first: most pairs differ in more than `threshold` of them.
     """
     turned = np.ascontiguousarray(two.T)
     bits = np.empty((_ROWS, _COLUMNS), np.uint64)
@@ -243,7 +258,10 @@ def _exact(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 def _close(
     one: Words, two: Words, rows: Positions, columns: Positions, threshold: int, is_one_set: bool
 ) -> tuple[Positions, Positions, Array]:
-    """Return the pairs whose hashes differ in at most `threshold` bits; within one set, each pair in one order only."""
+    """Return the pairs (`rows`, `columns`) whose hashes differ in at most `threshold` bits, and their distances.
+
+    Within one set, a pair is kept only where the row is smaller than the column.
+    """
     if is_one_set:
         is_first = rows < columns
         rows, columns = rows[is_first], columns[is_first]
@@ -256,7 +274,7 @@ def _close(
 
 
 def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
-    """Count the set bits of each word."""
+    """Write the number of set bits of each word to `out`, an array of the same shape."""
     if hasattr(np, "bitwise_count"):  # numpy 2
         np.bitwise_count(words, out=out)
         return
@@ -269,11 +287,11 @@ def count_bits(words: Words, out: npt.NDArray[np.uint8]) -> None:
 
 
 def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator[Task]:
-    """Yield the pairs of hashes that differ in at most `threshold` bits, and in at most two bits of one of several
-    bands.
+    """Yield the share that is done, and pairs of hashes that differ in at most `threshold` bits.
 
-    For each band there is a table of images by the values of its bits. Each value is looked up with none, one and two
-    of its bits changed (multi-index hashing: Norouzi, Punjani and Fleet, 2012).
+    Only pairs are found that differ in at most two bits of one of several bands. For each band there is a table of
+    images by the values of its bits. Each value is looked up with none, one and two of its bits changed (multi-index
+    hashing: Norouzi, Punjani and Fleet, 2012).
     """
     width, bands = _band_bits(len(two))
     order = np.random.RandomState(np.random.MT19937(0)).permutation(BITS)  # neighbours in frequency are alike
@@ -302,9 +320,9 @@ def _bands(one: Words, two: Words, threshold: int, is_one_set: bool) -> Iterator
 
 
 def _parts(counts: Positions) -> Iterator[slice]:
-    """Yield slices of looked-up values.
+    """Yield slices of looked-up values, each with about as many candidates as are compared at once.
 
-    Each has about as many candidates, `counts` for each value, as are compared at once.
+    `counts` has the number of candidates for each value.
     """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -314,13 +332,16 @@ def _parts(counts: Positions) -> Iterator[slice]:
 
 
 def _band_bits(images: int) -> tuple[int, int]:
-    """Return the number of bits in a band, with which few images share a value by chance, and the number of bands."""
+    """Return the number of bits in a band, and the number of bands, for a set of this many images.
+
+    A band has so many bits that few images share a value by chance.
+    """
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width
 
 
 def _values(words: Words, places: Positions) -> Positions:
-    """Return the bits of hashes at some places, as numbers: int64 (n,)."""
+    """Return the bits of hashes at the bit positions `places`, as one number for each hash: int64 (n,)."""
     values = np.zeros(len(words), np.int64)
     for bit, place in enumerate(places.tolist()):
         values |= ((words[:, place // 64] >> np.uint64(place % 64)) & np.uint64(1)).astype(np.int64) << bit
@@ -331,7 +352,10 @@ _SEARCHES: Final[dict[str, Callable[[Words, Words, int, bool], Iterator[Task]]]]
 
 
 def found_share(threshold: int, images: int) -> float:
-    """Return the share of pairs that a search by bands finds, if `threshold` random bits differ."""
+    """Return the share of pairs that a search by bands finds, if `threshold` random bits differ.
+
+    `images` is the number of images in the set that is searched.
+    """
     width, bands = _band_bits(images)
     ways = sum(math.comb(threshold, flips) * math.comb(BITS - threshold, width - flips) for flips in range(_FLIPS + 1))
     return 1 - (1 - ways / math.comb(BITS, width)) ** bands
@@ -340,7 +364,7 @@ def found_share(threshold: int, images: int) -> float:
 def groups(pairs: Pairs) -> Positions:
     """Return the group of each image, as the position of the group's first member: int64 (n,).
 
-    A group has all images that pairs connect, directly or through other images. For pairs between two sets, the
+    A group consists of all images that pairs connect, directly or through other images. For pairs between two sets, the
     positions of the second set follow those of the first.
     """
     first, second = pairs.first, pairs.second + (pairs.samples[0] if len(pairs.samples) > 1 else 0)

@@ -1,4 +1,4 @@
-"""The page of findings: pictures that look alike, leaks, suspects and extremes, side by side."""
+"""The page of findings: pictures that look alike, leaks, suspects and extremes, shown side by side."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
 
-_MOST: Final = 2000  # findings of a kind on the page
-_EXTREMES: Final = 24  # samples at each end of a scale
-_BYTES: Final = 28_000_000  # of pictures and texts: a larger page gets no further finding
-_BASE64: Final = 4 / 3  # the factor by which it enlarges
-_SIDE: Final = 128  # of a picture, in pixels, at most
+_MOST: Final = 2000  # findings of each kind on the page, at most
+_EXTREMES: Final = 24  # samples that are shown of each end of a scale, at most
+_BYTES: Final = 28_000_000  # the size of pictures and texts from which on a page gets no further finding
+_BASE64: Final = 4 / 3  # the factor by which base64 enlarges bytes
+_SIDE: Final = 128  # the longer side of a picture, in pixels, at most
 _BLOCK: Final = 16  # pixels: a block of JPEG with colours at half resolution
 _ACROSS, _DOWN = 8, 8  # pictures in a sprite
 _QUALITY: Final = 75
-_SMALL: Final = 64  # the pixels of images up to this size are shown as squares
-_CLASSES: Final = 5000  # that the page offers as labels, at most
+_SMALL: Final = 64  # images with sides up to this many pixels are enlarged without smoothing
+_CLASSES: Final = 5000  # classes that the page offers as labels, at most
 
 _CONFLICTS: Final = "look alike, different label"
 _ALIKE: Final = "look alike, same label"
@@ -68,17 +68,16 @@ def report_findings(
     threshold: int = THRESHOLD,
     on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Page:
-    """Return a page of findings about a cache's images, as pictures side by side, for looking through and correcting
-    labels.
+    """Return a page of findings about a cache's images, shown side by side, to check and correct labels.
 
-    It shows pictures that look alike, with different labels or with the same one; pictures that look like one of the
-    cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all folds, or the
-    run's folder); and the darkest, brightest and faintest images. Two pictures look alike if their hashes differ in at
-    most `threshold` of 256 bits (see `tpucache.insight`). At most 2,000 findings of each kind are shown.
+    It shows pictures that look alike, with different labels or with the same label; pictures that look like a picture
+    of the cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all folds,
+    or the run's folder); and the darkest, brightest and faintest images. Two pictures look alike if their hashes differ
+    in at most `threshold` of 256 bits (see `tpucache.insight`). At most 2,000 findings of each kind are shown.
 
-    Ticks on the page become a table with the columns path and label, for `relabel`. The page is one file, needs no
-    server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is called with the name of
-    the current work, the amount done and the whole amount.
+    The ticks that are made on the page become a table with the columns path and label, for the command `relabel`. The
+    page is one file, needs no server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is
+    called with the name of the current work, the amount done and the whole amount.
 
     Raises UsageError for records without images and predictions of other samples, the errors of opening a cache, and
     DependencyError without jinja2 or Pillow.
@@ -113,12 +112,15 @@ def report_findings(
 
 
 class _Set:
-    """A cache whose samples are on the page, and the hashes of their images."""
+    """A cache whose samples are on the page, and the hashes of their images.
+
+    Methods take a sample's position in the set.
+    """
 
     def __init__(self, records: Records, found: Hashes, cache: str | Path | CachedDataset) -> None:
         is_whole = isinstance(cache, (str, Path))
         self.records, self.hashes, self.place = records, found, str(cache if is_whole else records.directory)
-        #: The samples. A place in this set is the position of the sample in this dataset.
+        #: The dataset or cache of the samples. The position of a sample in the set is its position in this dataset.
         self.dataset: Cache | CachedDataset = records.cache if isinstance(cache, (str, Path)) else cache
         self.positions = records.positions
         self.classes = records.manifest.classes
@@ -126,11 +128,13 @@ class _Set:
 
     @classmethod
     def open(cls, cache: str | Path | CachedDataset, on_progress: Callable[[str, int, int], None]) -> _Set:
-        """Open a cache and hash its images. Raises UsageError where it has none."""
+        """Open a cache and hash its images. Raises UsageError where the cache has no images."""
         records = Records(cache)
         if records.image is None:
             names = ", ".join(each.name for each in records.manifest.fields)
-            raise UsageError(f"{records.directory} has no images to compare, only the fields {names}")
+            raise UsageError(
+                f"{records.directory} has no images to compare, only the fields {names}: give a cache of images"
+            )
         found = hashes(cache, on_progress=lambda done, total: on_progress(f"hash {records.name}", done, total))
         return cls(records, found, cache)
 
@@ -143,17 +147,17 @@ class _Set:
         return self.records.name
 
     def path(self, at: int) -> str:
-        """Return the path of the sample at this place in the set."""
+        """Return the path of the sample at position `at` in the set."""
         return self.records.table.paths[int(self.positions[at])]
 
     def original(self, at: int) -> str:
-        """Return the size of a sample's original image in pixels, as text; empty where it is not known."""
+        """Return the size of a sample's original image in pixels, as text; "" where the size is not known."""
         sides = [self.records.table.get(name) for name in (WIDTH, HEIGHT)]
         values = [int(side[self.positions[at]]) for side in sides if isinstance(side, np.ndarray)]
         return f"{values[0]:,} x {values[1]:,} pixels" if len(values) == len(sides) and min(values) > 0 else ""
 
     def label(self, at: int) -> str:
-        """Return the label of the sample at this place as in a table for `relabel`; "" if it has none."""
+        """Return the label of the sample at position `at` as in a table for `relabel`; "" if the sample has no label."""
         if self._labels is None:
             return ""
         label = np.asarray(self._labels[int(self.positions[at])])
@@ -165,14 +169,14 @@ class _Set:
         return ",".join(f"{value:.6g}" for value in values)
 
     def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
-        """Return, for each pair of samples, whether their labels differ."""
+        """Return, for pairs of samples at the positions `first` and `second`, whether their labels differ: bool (m,)."""
         if self._labels is None:
             return np.zeros(len(first), np.bool_)
         labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]
         return np.asarray((labels[first] != labels[second]).any(1), np.bool_)
 
     def is_numbers(self) -> bool:
-        """Return whether labels are numbers, not classes."""
+        """Return whether the labels are numbers, not classes."""
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
@@ -185,7 +189,11 @@ class _Set:
 
 
 class _Finding(NamedTuple):
-    """Samples (number of the set, place in it), the new label proposed for each, and a text about them."""
+    """Samples that are shown together.
+
+    `samples` has, for each sample, the number of its set and its position in the set. `labels` has the new label that
+    is proposed for each sample, and `text` says what was found.
+    """
 
     samples: Sequence[tuple[int, int]]
     labels: Sequence[str]
@@ -194,9 +202,11 @@ class _Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class _Kind:
-    """The findings of one kind, the most important first. There are `count` of them; `make` makes one when it is shown.
+    """The findings of one kind, the most important first. There are `count` findings; `make(i)` makes finding number i.
 
-    `is_finding` is False for a kind that every cache has, such as its darkest images; it is not counted.
+    `title` and `note` are the heading and the explanation on the page. `is_pair` says whether a finding has two
+    samples. `is_finding` is False for a kind that every cache has, such as its darkest images; the page does not count
+    its findings.
     """
 
     title: str
@@ -208,7 +218,7 @@ class _Kind:
 
 
 def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
-    """Yield the pictures that look alike with different labels, then those with the same label."""
+    """Yield two kinds: pictures that look alike with different labels, and those with the same label."""
     differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
         (
@@ -229,7 +239,7 @@ def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
 
 
 def _leaks(sets: Sequence[_Set], alike: Pairs) -> _Kind:
-    """Return the pictures of one cache that look like one of the other."""
+    """Return the kind of findings of pictures of the first set that look like a picture of the second set."""
 
     def make(row: int) -> _Finding:
         one, two = int(alike.first[row]), int(alike.second[row])
@@ -257,20 +267,25 @@ def _is_copy(alike: Pairs, row: int, sets: Sequence[_Set]) -> bool:
 
 
 def _suspects(own: _Set, table: Predictions) -> _Kind:
-    """Return samples ranked by how improbable their labels are. Raises UsageError for predictions of other samples."""
+    """Return the kind of findings of samples ranked by how improbable their labels are.
+
+    Raises UsageError for predictions of other samples.
+    """
     labels = table.label_numbers()
     found = suspects(table.probabilities, labels)
     places = {int(number): place for place, number in enumerate(own.records.table.numbers[own.positions].tolist())}
     unknown = next((number for number in table.numbers.tolist() if number not in places), None)
     if unknown is not None:
         raise UsageError(
-            f"{table.path} has the sample {unknown}, which {own.place} lacks: give predictions for that cache"
+            f"{table.path} has the sample {unknown}, which {own.place} lacks: give predictions for the samples of "
+            f"{own.place}"
         )
     rows = found.positions.tolist()
     wrong = next((row for row in rows if table.paths[row] != own.path(places[int(table.numbers[row])])), None)
     if wrong is not None:
         raise UsageError(
-            f"{table.path} has {table.paths[wrong]!r:.200} where {own.place} has another path: give predictions of it"
+            f"{table.path} has the path {table.paths[wrong]!r:.200} for sample {int(table.numbers[wrong])}, and "
+            f"{own.place} has another path: give predictions for the samples of {own.place}"
         )
 
     def make(number: int) -> _Finding:
@@ -289,7 +304,10 @@ def _suspects(own: _Set, table: Predictions) -> _Kind:
 
 
 def _extremes(own: _Set) -> _Kind:
-    """Return blank images, files whose name has a wrong suffix, and both ends of each known scale."""
+    """Return the kind of findings of unusual images.
+
+    These are blank images, files whose name has a wrong suffix, and the images at both ends of each known scale.
+    """
     found = [(at, "blank: next to no contrast") for at in np.flatnonzero(own.hashes.is_blank)[:_EXTREMES].tolist()]
     found += itertools.islice(_wrong_suffixes(own), _EXTREMES)
     for (low, high), values, to_text in _scales(own):
@@ -308,7 +326,7 @@ def _extremes(own: _Set) -> _Kind:
 
 
 def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
-    """Yield the samples whose files have a suffix of another type, and a text with both types."""
+    """Yield the position of each sample whose file has the suffix of another file type, and a text with both types."""
     kinds = own.records.table.get(TYPE)
     if not isinstance(kinds, Strings):
         return
@@ -319,7 +337,10 @@ def _wrong_suffixes(own: _Set) -> Iterator[tuple[int, str]]:
 
 
 def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float], str]]]:
-    """Yield the scales of images: the names of both ends, each sample's value, and the format of a value."""
+    """Yield the known scales of images: the names of both ends, each sample's value, and the format of a value.
+
+    A value that is not known is NaN.
+    """
     table = own.records.table
 
     def column(name: str) -> Array | None:
@@ -340,7 +361,12 @@ def _scales(own: _Set) -> Iterator[tuple[tuple[str, str], Array, Callable[[float
 
 @dataclass
 class _Sprites:
-    """The pictures of a set, drawn into sprites of 64 pictures when they are needed."""
+    """The pictures of a set, drawn when they are needed into JPEGs of 64 pictures each (sprites).
+
+    `size` is the width and height of a picture in pixels, and `tile` those of the area that it gets in a sprite.
+    `sources` are the JPEG files, with `bytes` bytes in all. `places` has the number of each drawn picture by the
+    sample's position.
+    """
 
     records: Records
     positions: Array
@@ -353,12 +379,12 @@ class _Sprites:
 
     @classmethod
     def of(cls, own: _Set) -> _Sprites:
-        """Return the sprites of a set, without pictures."""
+        """Return the sprites of a set, with no picture drawn yet."""
         from tpucache.report.draw import fitted_size
 
         image = own.records.image
         if image is None:
-            raise UsageError(f"{own.place} has no images")
+            raise UsageError(f"{own.place} has no images to show: give a cache of images")
         side = min(_SIDE, max(image.shape[:2]))
         width, height = fitted_size(image.shape, side)
         tile = (-(-width // _BLOCK) * _BLOCK, -(-height // _BLOCK) * _BLOCK)
@@ -366,7 +392,7 @@ class _Sprites:
 
     @calling("Pillow")
     def add(self, at: int) -> None:
-        """Draw the picture of a sample, unless it is drawn already."""
+        """Draw the picture of the sample at position `at`, unless it is drawn already."""
         from PIL import Image
 
         from tpucache.report.draw import draw_record
@@ -385,7 +411,7 @@ class _Sprites:
 
     @calling("Pillow")
     def close(self) -> None:
-        """Compress the sprite that is being drawn."""
+        """Compress the sprite that is being drawn, if there is one."""
         if self._open is not None:
             target = io.BytesIO()
             self._open.save(target, "jpeg", quality=_QUALITY)
@@ -395,7 +421,7 @@ class _Sprites:
 
 
 class _Shown:
-    """The findings on the page, as many as there is room for, and their samples."""
+    """The findings on the page, as many as there is room for, and the samples that they show."""
 
     def __init__(self, sets: Sequence[_Set]) -> None:
         self._sets = sets
@@ -406,7 +432,10 @@ class _Shown:
     def choose(
         self, kinds: Sequence[_Kind], on_progress: Callable[[str, int, int], None]
     ) -> Sequence[Sequence[_Finding]]:
-        """Return the findings that there is room for, taken from each kind in turn, and draw their pictures."""
+        """Return the findings of each kind that there is room for, and draw their pictures.
+
+        They are taken from each kind in turn.
+        """
         kept: list[list[_Finding]] = [[] for _ in kinds]
         counts = [min(_MOST, kind.count) for kind in kinds]
         total, done = sum(counts), 0
@@ -431,17 +460,17 @@ class _Shown:
         return kept
 
     def _texts(self, own: int, at: int) -> tuple[str, str, str]:
-        """Return the path and the label of a sample, and the size of its original."""
+        """Return the path and the label of a sample, and the size of its original image, as texts."""
         of = self._sets[own]
         return of.path(at), of.label(at), of.original(at)
 
     def sources(self) -> list[str]:
-        """Return all sprites in base64, set by set."""
+        """Return all sprites as base64 texts, those of the first set first."""
         every = itertools.chain.from_iterable(each.sources for each in self._sprites)
         return [base64.b64encode(source).decode() for source in every]
 
     def to_json(self, kinds: Sequence[_Kind], kept: Sequence[Sequence[_Finding]]) -> dict[str, Any]:
-        """Return the data from which the page's script makes its cards."""
+        """Return the data from which the page's script makes a card for each finding, as JSON values."""
         firsts = itertools.accumulate((len(each.sources) for each in self._sprites), initial=0)
         return {
             "kind": "image/jpeg",
@@ -495,7 +524,7 @@ def _note(kind: _Kind, shown: int) -> str:
 
 
 def _state(sets: Sequence[_Set], alike: Pairs) -> str:
-    """Return how pictures were compared, as text."""
+    """Return a text that says how pictures were compared, and how many images were left out."""
     parts = [f"Pictures are alike where their hashes of {_HASH_BITS} bits differ by at most {alike.threshold}."]
     if alike.search != "exact":
         parts.append(f"In a set of this size, {alike.share:.0%} of such pairs or more are found.")
@@ -505,12 +534,15 @@ def _state(sets: Sequence[_Set], alike: Pairs) -> str:
 
 
 def _likeness(distance: int) -> str:
-    """Return how alike two pictures are, in per cent and in bits of their hashes; unrelated pictures differ in half."""
+    """Return how alike two pictures are as text, in per cent and in bits of their hashes.
+
+    Unrelated pictures, which differ in half of the bits, are 0% alike.
+    """
     return f"{max(0.0, 1 - distance / (_HASH_BITS / 2)):.0%} alike: {distance} of {_HASH_BITS} bits differ"
 
 
 def _table_name(own: _Set) -> str:
-    """Return the name of the table that is downloaded for a set."""
+    """Return the name of the file in which a set's corrected labels are downloaded."""
     return f"{''.join(one if one.isalnum() or one in '-_' else '-' for one in own.name)[:60] or 'cache'}-labels.csv"
 
 
@@ -519,6 +551,6 @@ def _command(own: _Set) -> str:
 
 
 def _script_hash() -> str:
-    """Return the hash of the page's script; a browser runs only a script with this hash."""
+    """Return the SHA-256 hash of the page's script in base64; a browser runs only the script with this hash."""
     script = fill_template("findings.js", {}, _PACKAGE)
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The samples that functions of `insight` take: those of a dataset, or all of a cache."""
+"""The samples that functions of `insight` take: those of a dataset, or all samples of a cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Positions = npt.NDArray[np.int64]
 
 
 def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
-    """Return the cache of a dataset, and the positions of the dataset's samples in the cache; None for all in order."""
+    """Return the cache of a dataset, and the positions of the dataset's samples in that cache.
+
+    The positions are None if the dataset has all samples of the cache, in the cache's order.
+    """
     if isinstance(dataset, (str, Path)):
         return open_cache(dataset), None
     if isinstance(dataset, Cache):
@@ -33,9 +36,10 @@ def opened(dataset: Samples) -> tuple[Cache, Positions | None]:
 
 
 def findings(dataset: Samples) -> facts.Findings:
-    """Return possible problems of the cache of a dataset, of an opened cache, or of a cache's folder or URL.
+    """Return possible problems of a cache, given by a dataset of it, an opened cache, or its folder or URL.
 
-    They concern all samples of the cache. No record is read. Raises the errors of opening a cache.
+    The problems concern all samples of the cache, also those that the dataset leaves out. No record is read. Raises the
+    errors of opening a cache.
     """
     cache, _ = opened(dataset)
     return facts.findings(cache)

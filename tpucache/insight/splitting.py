@@ -1,4 +1,4 @@
-"""Divides a cache into folds for a cross-validation, with equal shares of each class, and without splitting groups."""
+"""Divides a cache into folds for a cross-validation, with equal shares of each class, and keeps groups together."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[np.int64]
 
-_BINS: Final = 10  # of numbers, with about equally many samples each
-_WHOLE: Final = 1 << 32  # the weight of all samples of a class; as integers, weights have the same sum on every machine
+_BINS: Final = 10  # numbers are divided into bins with about equally many samples each
+_WHOLE: Final = 1 << 32  # the weight of all samples of a class; integers have the same sum on every machine
 
 
 def folds(
@@ -33,14 +33,14 @@ def folds(
 ) -> Integers:
     """Return the fold of each sample of a dataset, an opened cache, or a cache's folder or URL: int64 (n,), from 0.
 
-    All samples of a group are in one fold. `groups` is a column of the samples table, or an array (n,) with a value for
-    each sample, such as `tpucache.insight.groups` returns; a sample whose value is missing (empty, or NaN) is a group
-    of its own.
+    There are `count` folds. All samples of a group are in one fold. `groups` is a column of the samples table, or an
+    array (n,) with a value for each sample, such as `tpucache.insight.groups` returns; samples with the same value are
+    a group, and a sample whose value is missing (empty, or NaN) is a group of its own.
 
-    As far as groups allow, the folds have equally many samples with each value of `stratify`, a column or an array
-    (n,). Without groups, counts differ by at most one. Labels of several classes a sample, (n, m), are balanced class
-    by class; numbers that are not classes, in ten bins. With None, and with "label" where there are no labels, only the
-    sizes of the folds are balanced.
+    As far as groups allow, the folds have equally many samples with each value of `stratify`, which is a column or an
+    array (n,). Without groups, counts differ by at most one. If a sample can have several classes, (n, m), they are
+    balanced class by class. Numbers that are not classes are divided into ten bins, which are balanced. If `stratify`
+    is None, or "label" for a cache without labels, only the sizes of the folds are balanced.
 
     The same samples, groups, values and seed give the same folds on every machine.
 
@@ -58,8 +58,8 @@ def folds(
         marks = _marks(_values(cache, positions, total, stratify, "stratify"), has_classes)
     most = int(units.max()) + 1 if total else 0
     if not 2 <= count <= most:
-        what = "samples" if groups is None else "groups of samples"
-        raise UsageError(f"{total:,} samples are {most:,} {what}: they make 2 to {most:,} folds, not {count}")
+        what = "" if groups is None else f" in {most:,} groups"
+        raise UsageError(f"{total:,} samples{what} make 2 to {most:,} folds, not {count}")
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(total)
     return _divide(units, marks, count, order)
 
@@ -77,9 +77,10 @@ def column_groups(dataset: Samples, name: str) -> Integers:
 
 
 def _values(cache: Cache, positions: Integers | None, total: int, given: str | Array, what: str) -> Array:
-    """Return a column of the samples table, or an array, after checking that it has a value for each sample.
+    """Return a value for each of `total` samples: a column of the samples table, or the given array.
 
-    `given` is the column's name or the array, and `what` names the option in errors. Raises UsageError.
+    `given` is the column's name or the array, and `what` is what errors call it. Raises UsageError for a missing
+    column, and for an array of another length.
     """
     if not isinstance(given, str):
         values = np.asarray(given)
@@ -87,7 +88,9 @@ def _values(cache: Cache, positions: Integers | None, total: int, given: str | A
             raise UsageError(f"{what} has shape {values.shape}, and needs a value for each of {total:,} samples")
         return values
     if given not in cache.samples:
-        raise UsageError(f"{cache.place} has no column {given!r} for {what}: it has {', '.join(cache.samples)}")
+        raise UsageError(
+            f"{cache.place} has no column {given!r} for {what}: its columns are {', '.join(cache.samples)}"
+        )
     column = cache.samples[given]
     values = column if isinstance(column, np.ndarray) else np.array(list(column), np.str_)
     return values if positions is None else values[positions]
@@ -99,7 +102,7 @@ def _units(values: Array) -> Integers:
     Samples with the same value are a group; a sample with a missing value is a group of its own.
     """
     if values.ndim != 1:
-        raise UsageError(f"groups have shape {values.shape}: they need one value a sample")
+        raise UsageError(f"groups have shape {values.shape}: give an array (n,) with one value for each sample")
     is_missing = values == "" if values.dtype.kind == "U" else values != values  # noqa: PLR0124  # only NaN differs from itself
     _, found = np.unique(values, return_inverse=True)
     found = np.where(is_missing, len(values) + np.arange(len(values)), found.reshape(-1))
@@ -109,7 +112,10 @@ def _units(values: Array) -> Integers:
 
 @dataclass(frozen=True)
 class _Marks:
-    """The classes of samples: the sample `samples[i]` has the class `classes[i]`. `count` is the number of classes."""
+    """The classes of samples: the sample `samples[i]` has the class `classes[i]`.
+
+    A sample may have several classes, or none. `count` is the number of classes.
+    """
 
     samples: Integers
     classes: Integers
@@ -117,7 +123,12 @@ class _Marks:
 
 
 def _marks(values: Array, has_classes: bool) -> _Marks:
-    """Return the classes of samples from their values: (n,), or (n, m) with a class or several bins for each column."""
+    """Return the classes of samples from their values, (n,) or (n, m).
+
+    If `has_classes`, or all values are 0 or 1, each of m columns is a class, and a sample has those whose value is
+    above 0. Otherwise the numbers of each column are divided into bins, which are used like classes. Values (n,) that
+    are not floats are classes themselves.
+    """
     if values.ndim == 1 and values.dtype.kind != "f":
         names, found = np.unique(values, return_inverse=True)
         return _Marks(np.arange(len(values)), found.reshape(-1).astype(np.int64), len(names))
@@ -136,10 +147,10 @@ def _marks(values: Array, has_classes: bool) -> _Marks:
 
 
 def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Integers:
-    """Return the fold of each sample.
+    """Return the fold of each sample, int64 (n,).
 
-    `units` are the numbers of the samples' groups, and `count` is the number of folds. Where groups are equal in size
-    and class, their order in `order`, a permutation of the samples, decides.
+    `units` are the numbers of the samples' groups, and `count` is the number of folds. Among groups of equal size and
+    class, those come first whose samples come first in `order`, a permutation of the samples.
     """
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)
@@ -178,7 +189,7 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
 
 
 def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers, Integers]]:
-    """Return the classes of each group, with the number of its samples in each."""
+    """Return the classes of each of `count` groups, and how many of the group's samples each of these classes has."""
     keys, counts = np.unique(units[marks.samples] * max(1, marks.count) + marks.classes, return_counts=True)
     owners, classes = np.divmod(keys, max(1, marks.count))
     ends = np.searchsorted(owners, np.arange(count + 1))
@@ -187,7 +198,7 @@ def _contents(units: Integers, marks: _Marks, count: int) -> list[tuple[Integers
 
 
 def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
-    """Return each key with its values. Equal keys must stand next to each other."""
+    """Return each key with the values that belong to it. Equal keys must be neighbours."""
     if not len(keys):
         return []
     starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -195,8 +206,9 @@ def _runs(keys: Integers, values: Integers) -> list[tuple[int, Integers]]:
 
 
 def _level(levels: Integers, sizes: Integers, more: int) -> Integers:
-    """Return how many of `more` samples each fold gets so that levels become equal; the smallest folds get the
-    remainder.
+    """Return how many of `more` samples each fold gets, so that the folds' levels become as equal as possible.
+
+    The smallest folds by `sizes` get the remainder.
     """
     low, high = int(levels.min()), int(levels.max()) + more
     while low < high:  # search for the highest level to which all folds can be filled

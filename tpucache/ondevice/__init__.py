@@ -1,7 +1,7 @@
-"""The device's work on whole batches, in operators that torch and JAX share. It imports no torch_xla and reads no
-files.
+"""Decode, normalise and augment whole batches on the accelerator, with operators that torch and JAX share.
 
-Importing this package loads no other module: each public name is imported when it is first used (PEP 562).
+No module here imports torch_xla or reads a file. Importing this package loads no other module: each public name is
+imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

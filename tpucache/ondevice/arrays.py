@@ -15,13 +15,17 @@ Array = Any  # a torch.Tensor, or a jax.Array
 
 
 class ArrayLibrary(NamedTuple):
-    """`functions` is the module `torch` or `jax.numpy`; `constant` moves a numpy array to the device."""
+    """The array functions of torch, JAX or numpy, and a function that moves constants to the device.
+
+    `functions` is the module `torch`, `jax.numpy` or `numpy`. `constant` takes a float32 numpy array and returns it as
+    an array on the device.
+    """
 
     functions: Any
     constant: Callable[[npt.NDArray[np.float32]], Array]
 
     def cast(self, array: Array, dtype: str) -> Array:
-        """Return an array as another dtype, such as "float32"."""
+        """Return `array` converted to `dtype`, a dtype's name such as "float32"."""
         target = getattr(self.functions, dtype)
         converted: Array = array.to(target) if hasattr(array, "to") else array.astype(target)
         return converted

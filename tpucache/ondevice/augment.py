@@ -1,7 +1,7 @@
 """Augmentation of whole batches on the device.
 
-Random numbers are drawn on the host and uploaded with the batch. The graph leaves out augmentations that are off.
-Shapes are static, and nothing is read back.
+Random numbers are drawn on the host and uploaded with the batch. The compiled graph leaves out augmentations that are
+off. Shapes are static, and nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from tpucache.ondevice.resample import blur_weights, crop_weights, resampled, sp
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
 
-#: Moves the rows of a batch down by a number of rows; the last rows come to the front.
+#: Returns a batch with its rows moved down by a number of rows; the last rows come to the front.
 Roll = Callable[[Array, int], Array]
 
 _BYTES: Final = "|u1"
 
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
-#: Red, green and blue: where hue plus this, in sixths of a turn, is from 1 to 3, the channel is the smallest one.
+#: A number for red, green and blue. Where a pixel's hue plus this number, in sixths of a turn, is from 1 to 3, the
+#: channel is the pixel's smallest one.
 _SIXTHS: Final = (5, 3, 1)
 #: The value of white by dtype; for other dtypes it is not known.
 _WHITE: Final = {"|u1": 255, "<u2": 65535}
 
 
 class BatchAugment:
-    """Applies AugmentSettings to whole batches on the device, with the random numbers of `draw`."""
+    """Changes whole batches on the device as AugmentSettings say, by the random numbers of `draw`."""
 
     def __init__(
         self,
@@ -46,14 +47,17 @@ class BatchAugment:
         library: ArrayLibrary,
         dtype: str = _BYTES,
     ) -> None:
-        """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
+        """Take each channel's mean and standard deviation, in the images' own scale, and the images' size and dtype.
 
         Raises UsageError for settings that images of this size, dtype or number of channels cannot have.
         """
         if settings.rotate and height != width:
             raise UsageError(f"rotate turns only square images, not {height}x{width}: leave rotate out")
         if settings.shift >= min(height, width):
-            raise UsageError(f"a shift of {settings.shift} pixels leaves nothing of {height}x{width}")
+            raise UsageError(
+                f"a shift of {settings.shift} pixels leaves nothing of images of {height}x{width}: "
+                "choose a smaller shift"
+            )
         self.settings, self._dtype = settings, dtype
         self._reach = tilt_reach(settings.tilt, height, width)
         self._library, self._functions = library, library.functions
@@ -63,11 +67,10 @@ class BatchAugment:
         self._rows, self._columns = (library.constant(np.arange(side, dtype=np.float32)) for side in (height, width))
 
     def fields(self, fields: Mapping[str, Array], draws: Array | None = None) -> dict[str, Array]:
-        """Return a batch's fields, with the image normalised and, given `draws`, augmented; a mask moves with its
-        image.
+        """Return a batch's fields with the image normalised and, given `draws`, augmented; a mask moves with its image.
 
-        An image is (batch, height, width, channels), a mask (batch, height, width, 1). With `draws`, every field has
-        one row for each view of each sample.
+        A given image is (batch, height, width, channels), a mask (batch, height, width, 1). The returned image is
+        float32 (batch, channels, height, width). With `draws`, every field has one row for each view of each sample.
         """
         if draws is None:
             return {**fields, IMAGE: self.plain(fields[IMAGE])}
@@ -85,14 +88,14 @@ class BatchAugment:
         return self._functions.stack([array] * self.settings.views, 1).reshape(-1, *array.shape[1:])
 
     def plain(self, images: Array) -> Array:
-        """Only normalise: (batch, height, width, channels) -> float32 (batch, channels, height, width)."""
+        """Return images (batch, height, width, channels) normalised only: float32 (batch, channels, height, width)."""
         return self._normalise(images)
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Move pixels, apply random operations, blur, change colours, normalise and erase; from NHWC to NCHW.
+        """Return augmented and normalised images, float32 (batch, channels, height, width), one for each view.
 
-        Returns float32 (batch, channels, height, width), one image for each view. An erased rectangle has the mean
-        colour.
+        `images` are (batch, height, width, channels). In this order, pixels are moved, changed by the random
+        operations, blurred, changed in colour, normalised and erased. An erased rectangle has the mean colour.
         """
         draws = self._by_view(draws)
         images = self._functions.moveaxis(images, 3, 1)
@@ -112,7 +115,7 @@ class BatchAugment:
         return pixels
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Move masks (batch, height, width) of class numbers 0 to 255 like their images; the dtype stays.
+        """Return masks (batch, height, width) of class numbers 0 to 255, moved like their images; the dtype stays.
 
         Where images are interpolated, the nearest class is taken. Pixels that random operations move in from outside
         the image have class 255.
@@ -124,11 +127,11 @@ class BatchAugment:
         return self._library.cast(moved[:, 0], str(masks.dtype).removeprefix("torch."))
 
     def mix(self, images: Array, targets: Array, draws: Array, roll: Roll | None = None) -> tuple[Array, Array]:
-        """Mix each image with the sample before it in the batch, and its float targets in the same proportion.
+        """Mix each image with the image of the sample before it in the batch, and its targets in the same proportion.
 
-        Targets are (batch, outputs), or (batch, outputs, height, width), which are cut like their images. Mix-up: Zhang
-        et al., arXiv:1710.09412; cut-mix: Yun et al., arXiv:1905.04899. If the batch is a slice of a larger one, `roll`
-        rolls the rows of the larger batch and returns the slice.
+        Targets are floats (batch, outputs), or (batch, outputs, height, width), which are cut like their images.
+        Mix-up: Zhang et al., arXiv:1710.09412; CutMix: Yun et al., arXiv:1905.04899. If the batch is a slice of a
+        larger batch, give `roll`: it moves the rows of the larger batch and returns the slice of the result.
         """
         if not self.settings.mixes:
             return images, targets
@@ -143,10 +146,11 @@ class BatchAugment:
         return images * share + others * (1 - share), targets * own + other_targets * (1 - own)
 
     def _move(self, images: Array, draws: Array, dtype: str = _BYTES, *, nearest: bool = False) -> Array:
-        """Transpose, reverse, shift, tilt and crop (batch, channels, height, width).
+        """Return images (batch, channels, height, width) transposed, reversed, shifted, tilted and cropped.
 
         Transposing, reversing and shifting keep every value, of type `dtype`, exactly. Tilting and cropping
-        interpolate; integers are rounded to integers.
+        interpolate, and integers are then rounded to integers; with `nearest`, they take the value of the nearest
+        pixel.
         """
         settings, functions = self.settings, self._functions
         if settings.rotate:
@@ -157,7 +161,7 @@ class BatchAugment:
         if by_columns:
             images = functions.where(flag(draws, drawn.COLUMNS_REVERSED), functions.flip(images, (3,)), images)
         if settings.shift:
-            # Matrices with one 1 in each row move bytes exactly, even in bfloat16, and a TPU is fast at such products.
+            # Multiplying by matrices with one 1 in each row moves bytes exactly, even in bfloat16. It is fast on a TPU.
             rows = self._one_hot(self._rows, draws[:, drawn.DOWN])
             columns = self._one_hot(self._columns, draws[:, drawn.RIGHT]).swapaxes(2, 3)
             parts = [rows @ part @ columns for part in self._parts(self._float(images), dtype)]
@@ -178,8 +182,9 @@ class BatchAugment:
         return self._functions.round(pixels) if np.dtype(dtype).kind in "iu" else pixels
 
     def _parts(self, pixels: Array, dtype: str) -> list[Array]:
-        """Return float32 arrays that add up to `pixels` and that bfloat16 holds exactly; pixels have values of type
-        `dtype`.
+        """Return float32 arrays that add up to `pixels`, each with values that bfloat16 holds exactly.
+
+        `pixels` have values of type `dtype`.
         """
         if dtype == _BYTES:
             return [pixels]
@@ -189,20 +194,26 @@ class BatchAugment:
         return split(pixels, 3)
 
     def _inside(self, boxes: Array) -> Array:
-        """Return 1 where the centre of a pixel lies in its sample's box, else 0: float32 (batch, 1, height, width)."""
+        """Return 1 where the centre of a pixel lies in its sample's box, else 0: float32 (batch, 1, height, width).
+
+        `boxes` are top, bottom, left and right as shares of the image's sides, (batch, 4).
+        """
         rows = _between(self._rows, boxes[:, 0:1], boxes[:, 1:2])
         columns = _between(self._columns, boxes[:, 2:3], boxes[:, 3:4])
         return self._float((rows[:, :, None] & columns[:, None, :])[:, None])
 
     def _one_hot(self, places: Array, shift: Array) -> Array:
-        """Return float32 (batch, 1, n, n): a matrix that moves n rows by `shift` and reflects them at the border."""
+        """Return float32 (batch, 1, n, n): a matrix that moves n rows by `shift` and reflects them at the border.
+
+        `places` are the numbers 0 to n - 1, and `shift` is (batch,).
+        """
         last = len(places) - 1
         source = abs(places - shift[:, None])
         source = last - abs(last - source)
         return self._float(source[:, :, None] == places)[:, None]
 
     def _by_view(self, draws: Array) -> Array:
-        """Return all random numbers of each view, given those that `draw` or `pack` returned."""
+        """Return all random numbers of each view, (batch x views, columns), from the result of `draw` or of `pack`."""
         count = drawn.columns_of(self.settings)
         if draws.shape[1] == self.settings.views * count:
             return draws.reshape(-1, count)
@@ -222,28 +233,32 @@ def _between(places: Array, low: Array, high: Array) -> Array:
 
 
 class BatchColours:
-    """Changes brightness, contrast (around the image's mean luma), saturation, hue and grey, in this order.
+    """Changes brightness, contrast, saturation and hue, and removes colours, in this order.
 
-    Hue is that of HSV, as in torchvision: the largest and the smallest channel of a pixel keep their values. Pixels
-    stay between black and white where their dtype determines white.
+    Contrast changes around the image's mean luma. Hue is that of HSV, as in torchvision: the largest and the smallest
+    channel of a pixel keep their values. If any setting but `grey` is on, pixels are limited to the range from black to
+    white, where the dtype determines white.
     """
 
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
         """Take the number of channels and the images' dtype.
 
-        Raises UsageError for settings that need 3 channels, or a dtype whose white is known.
+        Raises UsageError for settings that need 3 channels, and for brightness where the dtype's white is not known.
         """
         for name in ("saturation", "hue", "grey"):
             if getattr(settings, name) and channels != 3:
-                raise UsageError(f"{name} needs 3 channels, not {channels}: leave it out")
+                raise UsageError(f"{name} needs 3 channels, not {channels}: leave {name} out")
         self._settings, self._functions, self._white = settings, library.functions, _WHITE.get(dtype)
         if settings.brightness and self._white is None:
-            raise UsageError(f"brightness needs numbers from black to white, not {np.dtype(dtype)}: leave it out")
+            raise UsageError(
+                f"brightness needs images of uint8 or uint16, whose white is known, not {np.dtype(dtype)}: "
+                "leave brightness out"
+            )
         self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
         self._sixths = library.constant(np.array(_SIXTHS, np.float32).reshape(1, 3, 1, 1))
 
     def __call__(self, pixels: Array, draws: Array) -> Array:
-        """Return the changed pixels, float32 (batch, channels, height, width)."""
+        """Return the changed pixels, float32 (batch, channels, height, width) like `pixels`."""
         settings = self._settings
         if settings.brightness:
             pixels = pixels * number(draws, drawn.BRIGHTNESS)
@@ -261,7 +276,10 @@ class BatchColours:
         return self._functions.clip(pixels, 0, self._white) if changes and self._white is not None else pixels
 
     def _turned(self, pixels: Array, turn: Array) -> Array:
-        """Return pixels with their hue moved by sixths of a turn: 0 is red, 2 green, 4 blue, and 6 red again."""
+        """Return pixels with their hue moved by `turn`, which is in sixths of a turn.
+
+        In these units, hue 0 is red, 2 is green, 4 is blue, and 6 is red again.
+        """
         functions = self._functions
         red, green, blue = (pixels[:, channel : channel + 1] for channel in range(3))
         largest = functions.maximum(functions.maximum(red, green), blue)
@@ -279,12 +297,12 @@ class BatchColours:
 
 
 def number(draws: Array, column: int) -> Array:
-    """Return a column of the draws as (batch, 1, 1, 1)."""
+    """Return a column of the random numbers `draws` as (batch, 1, 1, 1)."""
     return draws[:, column].reshape(-1, 1, 1, 1)
 
 
 def flag(draws: Array, column: int) -> Array:
-    """Return a column of the draws as bool (batch, 1, 1, 1)."""
+    """Return whether a column of the random numbers `draws` is above 1/2, as bool (batch, 1, 1, 1)."""
     return number(draws, column) > 0.5
 
 
@@ -295,7 +313,7 @@ class BatchNormalise:
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], library: ArrayLibrary) -> None:
-        """Take the mean and standard deviation of each channel; a channel without spread is only centred."""
+        """Take the mean and standard deviation of each channel; a channel whose deviation is 0 is only centred."""
         scale = [1.0 / spread if spread else 1.0 for spread in std]
         shift = [-m * s for m, s in zip(mean, scale, strict=True)]
         self._library = library
@@ -304,16 +322,19 @@ class BatchNormalise:
         )
 
     def __call__(self, images: Array) -> Array:
-        """Return the normalised batch."""
+        """Return images (batch, height, width, channels) normalised: float32 (batch, channels, height, width)."""
         return self.pixels(self._library.cast(self._library.functions.moveaxis(images, 3, 1), "float32"))
 
     def pixels(self, images: Array) -> Array:
-        """Normalise a batch of pixel values that is float32 (batch, channels, height, width) already."""
+        """Return pixel values normalised that are float32 (batch, channels, height, width) already."""
         return images * self._scale + self._shift
 
 
 def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where records with these fields cannot be normalised, or changed as the settings ask."""
+    """Raise UsageError where records with fields of these `names` cannot be normalised, or changed as the settings say.
+
+    With `settings` None, nothing is checked.
+    """
     if settings is None:
         return
     if IMAGE not in names:
@@ -322,17 +343,24 @@ def check_fields(settings: AugmentSettings | None, names: Container[str]) -> Non
     if settings.moves and points:
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: leave flip, vertical_flip, shift, rotate, "
-            "tilt, crop, rand_augment and trivial_augment out, or move them in warmup's variants"
+            "tilt, crop, rand_augment and trivial_augment out, or make these changes in warmup's variants"
         )
 
 
 def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None, names: Container[str]) -> None:
-    """Raise UsageError where labels or masks cannot be mixed as the settings ask."""
+    """Raise UsageError where the settings mix samples, and these labels or masks cannot be mixed.
+
+    `names` are the names of the records' fields.
+    """
     if settings is None or not settings.mixes:
         return
     if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:
-        raise UsageError("mixup and cutmix mix classes, and samples of this cache have none: leave them out")
+        raise UsageError(
+            "mixup and cutmix mix classes, and samples of this cache have none: leave mixup and cutmix out"
+        )
     if MASK in names:
-        raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave them out")
+        raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave mixup and cutmix out")
     if labels.ndim == 1 and labels.dtype.kind == "f":
-        raise UsageError("mixup and cutmix mix classes, and this cache's labels are numbers: leave them out")
+        raise UsageError(
+            "mixup and cutmix mix classes, and this cache's labels are numbers: leave mixup and cutmix out"
+        )

@@ -1,10 +1,11 @@
 """RandAugment and TrivialAugment of whole batches of bytes: each image gets its own operations, in one graph.
 
-A shear consists of shifts by fixed lengths, a translation is one shear, and a rotation three (resample.py). Brightness,
-colour, contrast and sharpness mix an image with another one. Equalize needs a histogram and a table of 256 numbers. A
-TPU has no fast gather or scatter, so both are products with 16 + 16 rows of ones and zeros, one row for each value of a
-pixel's high and low 4 bits. Their operands are exact in bfloat16, and their sums in float32. At most one of eight
-neighbouring images is equalized, so that these rows are made for an eighth of the images.
+A shear consists of shifts by fixed lengths, a translation is one shear, and a rotation is three shears (resample.py).
+Brightness, colour, contrast and sharpness mix an image with a second image. Equalize needs a histogram and a table of
+256 numbers. A TPU has no fast gather or scatter. So both are computed by matrix multiplications with 16 + 16 rows of
+ones and zeros: one row for each value of a pixel's high 4 bits, and one for each value of its low 4 bits. Their
+operands are exact in bfloat16, and their sums in float32. At most one of eight neighbouring images is equalized, so
+that these rows are made for an eighth of the images.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from tpucache.ondevice.settings import AugmentSettings
 
 _WHITE: Final = 255
 _HALF: Final = 16  # values of 4 bits
-#: A value that is below an integer by less than this is rounded up to it, so that all devices round down to the same
-#: integers.
+#: A value that is below an integer by less than this becomes that integer, so that all devices, which compute slightly
+#: different values, round down to the same integers.
 _NEARLY: Final = 2.0**-10
-#: The number in masks that means no class; it fills what comes in from outside the image.
+#: The number in masks that means "no class". Pixels that come in from outside the image get it.
 _NO_CLASS: Final = 255
 _LUMA: Final = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 class AutoAugment:
-    """Applies the operations of `draw_operations` to images of bytes, and moves masks with their images."""
+    """Applies the random operations that `draw_operations` chose to images of bytes; masks move with their images."""
 
     def __init__(
         self, settings: AugmentSettings, height: int, width: int, channels: int, library: ArrayLibrary, dtype: str
     ) -> None:
-        """Take the images' size, channels and dtype. Raises UsageError unless they have 1 or 3 channels of bytes.
+        """Take the images' size, channels and dtype. Raises UsageError unless images are uint8 with 1 or 3 channels.
 
         Other dtypes do not have the 8 bits that posterize needs, or the 256 values that equalize counts.
         """
         name = "trivial_augment" if settings.trivial_augment else "rand_augment"
         if np.dtype(dtype) != np.uint8:
-            raise UsageError(f"{name} needs images of bytes, not of {np.dtype(dtype)}: leave it out")
+            raise UsageError(f"{name} needs images of bytes, not of {np.dtype(dtype)}: leave {name} out")
         if channels not in (1, 3):
-            raise UsageError(f"{name} needs images of 1 or 3 channels, not {channels}: leave it out")
+            raise UsageError(f"{name} needs images of 1 or 3 channels, not {channels}: leave {name} out")
         self._library, self._functions = library, library.functions
         self._height, self._width = height, width
         self._reach, self._count = op.reach_of(settings, height, width), settings.operations
@@ -56,17 +57,19 @@ class AutoAugment:
         self._luma = library.constant(np.array(_LUMA, np.float32).reshape(1, 3, 1, 1))
 
     def images(self, images: Array, draws: Array) -> Array:
-        """Return changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
+        """Return the changed images, float32 (batch, channels, height, width) with integers from 0 to 255.
 
-        The given `images` have such numbers, too, in any dtype.
+        The given `images` have integers from 0 to 255, too, in any dtype. `draws` has the numbers of each image's
+        operations, (batch, operations x COLUMNS).
         """
         for numbers in self._operations(draws):
             images = self._toned(self._float(self._moved(images, numbers, 0, nearest=False)), numbers)
         return images
 
     def masks(self, masks: Array, draws: Array) -> Array:
-        """Return masks (batch, 1, height, width) moved like their images, uint8; pixels from outside the image have
-        class 255.
+        """Return masks (batch, 1, height, width) moved like their images, as uint8.
+
+        Pixels that come from outside the image have class 255.
         """
         for numbers in self._operations(draws):
             masks = self._moved(masks, numbers, _NO_CLASS, nearest=True)
@@ -76,7 +79,10 @@ class AutoAugment:
         return [draws[:, at * op.COLUMNS : (at + 1) * op.COLUMNS] for at in range(self._count)]
 
     def _moved(self, pixels: Array, numbers: Array, outside: int, *, nearest: bool) -> Array:
-        """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`."""
+        """Return images rotated and sheared, uint8; pixels from outside the image have the value `outside`.
+
+        With `nearest`, a value between pixels is that of the nearest pixel, else it is interpolated.
+        """
         library, functions, reach = self._library, self._functions, self._reach
         pixels = library.cast(pixels, "uint8")
         if reach.side:
@@ -84,7 +90,7 @@ class AutoAugment:
             pixels = functions.where(_flag(numbers, op.TRANSPOSED), pixels.swapaxes(2, 3), pixels)
             pixels = functions.where(_flag(numbers, op.ROWS_REVERSED), functions.flip(pixels, (2,)), pixels)
             pixels = functions.where(_flag(numbers, op.COLUMNS_REVERSED), functions.flip(pixels, (3,)), pixels)
-        # The first two shears also compute the columns that the last one moves in.
+        # The first two shears also compute the columns that the last shear moves into the image.
         pixels = bordered(library, pixels, reach.rows + reach.last, outside)
         row_moves, column_moves = numbers[:, op.ROW_SLOPE], numbers[:, op.COLUMN_SLOPE]
         pixels = sheared_bytes(library, pixels, row_moves, numbers[:, op.ROW_START], reach.rows, nearest=nearest)
@@ -100,20 +106,24 @@ class AutoAugment:
         return pixels
 
     def _squared(self, pixels: Array, outside: int) -> Array:
-        """Return images centred in the square in which they rotate; an odd pixel goes to the bottom and right."""
+        """Return images centred in the square in which they rotate.
+
+        If the number of new rows or columns is odd, the bottom or the right side gets one more than the opposite side.
+        """
         rows, columns = self._reach.side - self._height, self._reach.side - self._width
         pixels = bordered(self._library, pixels, (columns + 1) // 2, outside)[..., columns % 2 :]
         pixels = bordered(self._library, pixels.swapaxes(2, 3), (rows + 1) // 2, outside)[..., rows % 2 :]
         return pixels.swapaxes(2, 3)
 
     def _toned(self, pixels: Array, numbers: Array) -> Array:
-        """Return float32 pixels after the operations that change values: mix, posterize, solarize, stretch and
-        equalize.
+        """Return float32 pixels after the operations that change values.
+
+        In this order, these are mixing, posterize, solarize, autocontrast and equalize.
         """
         functions = self._functions
         grey = functions.floor((pixels * self._luma).sum(1, keepdims=True) + _NEARLY) if _is_rgb(pixels) else pixels
         mean = grey.mean((1, 2, 3)).reshape(-1, 1, 1, 1)
-        # A change of colour leaves a grey image unchanged.
+        # A change of colour mixes an image with its grey version, so that it leaves a grey image unchanged.
         other = grey * _number(numbers, op.GREY) + mean * _number(numbers, op.MEAN)
         other = other + _smoothed(functions, pixels) * _number(numbers, op.SMOOTH)
         pixels = self._cut(pixels + (other - pixels) * (1 - _number(numbers, op.KEPT)))
@@ -129,8 +139,9 @@ class AutoAugment:
         return self._equalized_some(pixels, _flag(numbers, op.EQUALIZED))
 
     def _equalized_some(self, pixels: Array, is_chosen: Array) -> Array:
-        """Return pixels with the chosen images equalized. `is_chosen` has at most one image for each view in a group of
-        neighbours.
+        """Return pixels with the chosen images equalized. `is_chosen` is bool (batch, 1, 1, 1).
+
+        Of each view, at most one image in a group of neighbours is chosen.
         """
         shape, functions = pixels.shape, self._functions
         size = math.gcd(len(pixels) // self._views, op.GROUP)
@@ -148,7 +159,7 @@ class AutoAugment:
         low = flat - high * _HALF
         of_high = self._float(high == self._values[:, :_HALF])
         is_low = self._float(low == self._values[:, :_HALF])
-        # Count pixels with the same high bits and smaller low bits; in the last column, all with these high bits.
+        # Count pixels with the same high bits and smaller low bits. The last column counts all with these high bits.
         less = of_high @ self._float(low < self._values).swapaxes(1, 2)
         rows = less[..., _HALF:]
         less = less[..., :_HALF] + (self._before * rows.swapaxes(1, 2)).sum(2, keepdims=True)
@@ -171,7 +182,10 @@ class AutoAugment:
 
 
 def _smoothed(functions: Any, pixels: Array) -> Array:
-    """Return means of 3 x 3 pixels, rounded, in which the middle one counts 5 times; the border is kept."""
+    """Return the images, with each inner pixel replaced by the rounded mean of its 3 x 3 pixels.
+
+    The pixel itself counts 5 times in this mean. The border is kept.
+    """
     if min(pixels.shape[2:]) < 3:
         return pixels
     rows = pixels[:, :, :-2] + pixels[:, :, 1:-1] + pixels[:, :, 2:]
@@ -186,7 +200,7 @@ def _is_rgb(pixels: Array) -> bool:
 
 
 def _number(numbers: Array, column: int) -> Array:
-    """Return a column of an operation's numbers as (batch, 1, 1, 1)."""
+    """Return a column of the numbers that describe an operation, as (batch, 1, 1, 1)."""
     return numbers[:, column].reshape(-1, 1, 1, 1)
 
 

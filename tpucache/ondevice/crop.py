@@ -1,8 +1,8 @@
 """Random resized crops of packed images: a part of each sample is resized while it is decoded.
 
-A crop is a matrix for rows and a matrix for columns, for each sample. Each is a product of two matrices: Lanczos'
-weights for the pixels of the part, as Pillow has them (so that nothing aliases), and the matrix that computes these
-pixels from a plane's numbers. No pixel outside the result is computed.
+For each sample, a crop is computed by a matrix for rows and a matrix for columns. Each of the two is the product of two
+matrices: Lanczos' weights for the pixels of the crop, as Pillow has them (so that nothing aliases), and the matrix that
+computes these pixels from a plane's numbers. No pixel outside the result is computed.
 
 The device computes the weights. The eight pixels of a block lie along the first dimension, so that no tensor ends in a
 dimension of 8: the transform is a sum of arrays.
@@ -30,12 +30,12 @@ _SMALL: Final = 1e-4  # the sine of a smaller number is the number itself
 
 
 class CropDecoder:
-    """Decodes a part of each packed image to the size of `resize`, and mirrors it where the draws say so."""
+    """Decodes a random part of each packed image, resizes it, and mirrors it where the random numbers say so."""
 
     def __init__(self, decoder: PackedDecoder, resize: Resize) -> None:
-        """Take the decoder for whole images. `resize` says how large crops become; its `fit` has no effect on crops."""
+        """Take the decoder for whole images, and the size of the resized crops; `resize.fit` has no effect on crops."""
         self._decoder, self._sizes = decoder, (resize.height, resize.width)
-        #: The name of the constant that holds the pixels of an axis.
+        #: For each Axis, the name of the constant that has the numbers of its pixels.
         self._names = {
             axis: f"pixels{number}" for number, axis in enumerate(dict.fromkeys(itertools.chain(*decoder.axes)))
         }
@@ -47,10 +47,10 @@ class CropDecoder:
         }
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants, draws: Array) -> Array:
-        """Return uint8 (B, channels, height, width) for a packed batch and the random numbers of `draw`, one view.
+        """Return the crops of a packed batch, uint8 (batch, channels, height, width).
 
-        A crop consists of whole pixels of the stored image. The column CROPPED of the draws says which, and
-        COLUMNS_REVERSED says which crops are mirrored.
+        `draws` are the random numbers of `draw`, for one view. A crop consists of whole pixels of the stored image: the
+        columns CROPPED of `draws` say which, and the column COLUMNS_REVERSED says which crops are mirrored.
         """
         top, height, left, width = (draws[:, drawn.CROPPED.start + at] for at in range(4))
         row_places, column_places = constants["row_places"], constants["column_places"]
@@ -73,9 +73,10 @@ class CropDecoder:
 
 
 def _pixels(axis: Axis) -> Matrix:
-    """Return the pixels of an axis, float32 (n, 1, 1, blocks), with the pixels of a block along the first dimension.
+    """Return the numbers of an axis's pixels, float32 (n, 1, 1, blocks), those of a block along the first dimension.
 
-    Where a sample is two pixels wide, it also contributes to the next pixel on either side, so these are included.
+    Where a sample is two pixels wide, it also contributes to the next pixel on either side, so these pixels are
+    included.
     """
     block = 1 if axis.frequencies is None else BLOCK
     beyond = axis.step - 1
@@ -85,10 +86,10 @@ def _pixels(axis: Axis) -> Matrix:
 
 
 def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts: Array, sizes: Array) -> Array:
-    """Return float32 (B, n, numbers): the weights of a plane's numbers for each of the n output pixels.
+    """Return the weights of a plane's numbers in each of the n output pixels: float32 (batch, n, numbers).
 
-    `at` are the `_pixels` of the axis. `places` has the output pixels' positions, (n,) or (B, n), from 0; they may be
-    in reversed order. Along this axis, the crop begins at pixel `starts` and has `sizes` pixels, both (B,).
+    `at` are the `_pixels` of the axis. `places` has the output pixels' positions, (n,) or (batch, n), from 0; they may
+    be in reversed order. Along this axis, the crop begins at pixel `starts` and has `sizes` pixels, both (batch,).
     """
     functions, beyond = library.functions, axis.step - 1
     scale = sizes[:, None] / places.shape[-1]
@@ -106,9 +107,9 @@ def _weights(library: ArrayLibrary, axis: Axis, at: Array, places: Array, starts
 
 
 def _lanczos(functions: Any, angles: Array) -> Array:
-    """Return sinc(x) * sinc(x / 3), 0 beyond the lobes, for a non-negative pi * x / 3; it computes only one sine.
+    """Return sinc(x) * sinc(x / 3) for `angles`, which are pi * x / 3 and not negative; 0 where x is 3 or more.
 
-    This uses sin(3 a) = 3 sin(a) - 4 sin(a)^3; the filter is 0 at the end of its lobes.
+    This needs only one sine, because sin(3 a) = 3 sin(a) - 4 sin(a)^3.
     """
     angles = functions.clip(angles, _SMALL, math.pi)
     sines = functions.sin(angles)
@@ -117,9 +118,10 @@ def _lanczos(functions: Any, angles: Array) -> Array:
 
 
 def _waves(functions: Any, pixels: Array, frequencies: int) -> list[Array]:
-    """Return the lowest frequencies of blocks of eight pixels, which lie along the first dimension.
+    """Return the lowest frequencies of blocks of eight pixels, one array for each frequency.
 
-    Even waves are symmetric and odd ones antisymmetric, so that each frequency is a sum of four terms.
+    The pixels of a block lie along the first dimension. Even waves are symmetric and odd ones antisymmetric, so that
+    each frequency is a sum of four terms.
     """
     half = BLOCK // 2
     first, second = pixels[:half], functions.flip(pixels[half:], (0,))

@@ -1,12 +1,12 @@
 """Decoders for packed batches, written once for torch and JAX.
 
 They are made for a TPU. A TPU works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
-transposed or shuffled. Its matrix product rounds operands to bfloat16 and adds in float32, so each operand is passed as
-two numbers that bfloat16 holds nearly exactly. On any device, the result is within one level of that of products in
-float32.
+transposed or shuffled. A TPU's matrix multiplication rounds operands to bfloat16 and adds in float32, so each operand
+is passed as two numbers that bfloat16 holds nearly exactly. On any device, the result is within one level of that of
+float32 matrix multiplications.
 
-An image of another size needs no further step: the constants already include Lanczos' weights for its rows and columns.
-From coefficients, a smaller image needs only the low frequencies.
+An image of another size needs no further step: the constant matrices already include Lanczos' weights for its rows and
+columns. From coefficients, a smaller image needs only the low frequencies.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tpucache.store.codecs.dct.coefficients import BLOCK, CoefficientLayout, Pla
 from tpucache.store.codecs.yuv420 import plane_shapes
 from tpucache.store.fields import Field
 
-# Numbers are split into a multiple of one of these, which needs 8 bits and a sign, and a rest. Coefficients are
-# integers within 2048, so both parts are exact; after the first of two products, numbers are within 1024.
+# A number is split into a rest and a multiple of one of these units; the multiple needs 8 bits and a sign. Coefficients
+# are integers within 2048, so both parts are exact. After the first of two multiplications, numbers are within 1024.
 _OF_COEFFICIENTS: Final = 8.0
 _OF_HALF_DONE: Final = 4.0
 
@@ -52,7 +52,10 @@ class Resize(NamedTuple):
 
 
 def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
-    """Return the Resize that makes images of this size from a field. Raises UsageError for an impossible size."""
+    """Return the Resize that makes images of this size from those of `field`.
+
+    Raises UsageError for a size or a fit that is not possible.
+    """
     sides = size if isinstance(size, tuple) else (size, size)
     if fit not in get_args(Fit):
         raise UsageError(f"fit is one of {', '.join(get_args(Fit))}, not {fit!r}")
@@ -69,10 +72,11 @@ def to_resize(field: Field, size: Size, fit: Fit) -> Resize:
 
 
 class Axis(NamedTuple):
-    """How the numbers along a side of a plane give the pixels of the image.
+    """One side of a stored plane of an image: how the plane's numbers along this side give the image's pixels.
 
-    Along this side, the image has `pixels`, and the plane has `samples`, each covering `step` pixels. The plane's
-    numbers are the samples themselves, or the lowest `frequencies` of each block of eight.
+    Along this side, the image has `pixels` pixels, and the plane has `samples` samples, each covering `step` pixels.
+    The plane's numbers are the samples themselves where `frequencies` is None, else the lowest `frequencies`
+    frequencies of each block of eight samples.
     """
 
     pixels: int
@@ -81,7 +85,7 @@ class Axis(NamedTuple):
     frequencies: int | None = None
 
     def matrix(self) -> npt.NDArray[Any]:
-        """Return float64 (pixels, numbers): the weight of each number in each pixel."""
+        """Return the weight of each of the plane's numbers in each pixel, float64 (pixels, numbers)."""
         if self.frequencies is None:
             made = np.eye(self.samples)
         else:
@@ -92,7 +96,7 @@ class Axis(NamedTuple):
 
 
 class PackedDecoder(ABC):
-    """Makes images from packed batches, with static shapes, in the stored size or in another one."""
+    """Makes images from packed batches, with static shapes, in the stored size or resized."""
 
     def __init__(self, stored: tuple[int, int], resize: Resize | None) -> None:
         #: The stored size of an image in pixels, (height, width).
@@ -101,7 +105,7 @@ class PackedDecoder(ABC):
         self.constants: dict[str, Matrix] = {}
         sides = _sides(stored, resize)
         for number, (rows, columns) in enumerate(self.axes):
-            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # otherwise they are pixels already
+            if rows.frequencies is not None or rows.step > 1 or resize is not None:  # else the numbers are pixels
                 down, across = (side.weights @ axis.matrix() for side, axis in zip(sides, (rows, columns), strict=True))
                 self.constants.update(_constants_of(_float32(down), _float32(across.T), number))
         above, beside = (side.is_inside for side in sides)
@@ -115,12 +119,15 @@ class PackedDecoder(ABC):
 
     @abstractmethod
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's planes, as the numbers of their axes: float32 (B, rows, columns), integers within 2048."""
+        """Return the numbers of each plane of a batch, float32 (batch, rows, columns), integers from -2048 to 2047.
+
+        They are the numbers that the plane's Axes describe: samples centred at 0, or coefficients.
+        """
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return float32 (B, channels, height, width) from the pixels of the planes, centred at 0, by JFIF's matrix.
+        """Return images, float32 (batch, channels, height, width), from the pixels of their planes, by JFIF's matrix.
 
-        `middle` is the level that 0 stands for: 128, or 0 in pixels of black padding.
+        The pixels are centred at 0. `middle` is the level that 0 stands for: 128, or 0 in pixels of black padding.
         """
         luma = planes[0] + middle
         if len(planes) == 1:
@@ -131,7 +138,10 @@ class PackedDecoder(ABC):
         return colours
 
     def decode(self, library: ArrayLibrary, packed: Array, constants: Constants) -> Array:
-        """Return uint8 (B, channels, height, width) for a packed batch."""
+        """Return the images of a packed batch, uint8 (batch, channels, height, width).
+
+        `constants` has the constants of this decoder, as arrays on the device.
+        """
         planes = [
             transformed(library, plane, *(_parts_of(constants, f"{side}{number}") for side in ("rows", "columns")))
             if f"rows{number}" in constants
@@ -141,7 +151,7 @@ class PackedDecoder(ABC):
         return to_bytes(library, self.colours(library, planes, constants.get("white", 128)))
 
     def decode_here(self, packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return uint8 (B, height, width, channels) for a packed batch, computed on the host by numpy."""
+        """Return the images of a packed batch, uint8 (batch, height, width, channels), computed on the host."""
         library = ArrayLibrary(np, lambda constant: constant)
         planes = []
         for number, plane in enumerate(self.planes(library, packed, self.constants)):
@@ -152,10 +162,13 @@ class PackedDecoder(ABC):
 
 
 class CoefficientDecoder(PackedDecoder):
-    """Decodes quantised coefficients, uint8 (B, N)."""
+    """Decodes packed images of quantised DCT coefficients, uint8 (batch, bytes)."""
 
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
-        """Take the layout of the packed bytes, and the number of frequencies of each block to use (default: all)."""
+        """Take the layout of the packed bytes, and how many frequencies of each block to use in each direction.
+
+        By default all of them are used.
+        """
         self.layout = layout
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
         super().__init__((layout.height, layout.width), resize)
@@ -177,11 +190,14 @@ class CoefficientDecoder(PackedDecoder):
         ]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's dequantised coefficients. Raises UsageError for packed images of another length."""
+        """Return the dequantised coefficients of each plane of a batch, float32 (batch, rows, columns).
+
+        Raises UsageError for packed images that do not have the layout's number of bytes.
+        """
         if packed.shape[1] != self.layout.nbytes:
             raise UsageError(
                 f"packed images have {packed.shape[1]:,} bytes, and this decoder takes {self.layout.nbytes:,}: "
-                "make the decoder from the batch's own dataset, in its resolution"
+                "make the decoder from the dataset that the batch comes from, in the same resolution"
             )
         matrices = _matrices(library, packed, self.layout)
         planes = []
@@ -194,7 +210,7 @@ class CoefficientDecoder(PackedDecoder):
 
 
 class Yuv420Decoder(PackedDecoder):
-    """Decodes raw 4:2:0 planes, uint8 (B, N)."""
+    """Decodes packed images of raw 4:2:0 planes, uint8 (batch, bytes)."""
 
     def __init__(self, height: int, width: int, resize: Resize | None = None) -> None:
         self.luma, self.chroma = plane_shapes(height, width)
@@ -211,7 +227,7 @@ class Yuv420Decoder(PackedDecoder):
         return [luma, chroma, chroma]
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's samples, centred at 0."""
+        """Return the samples of each plane of a batch, centred at 0: float32 (batch, rows, columns)."""
         values = library.cast(packed, "float32") - 128
         first = self.luma[0] * self.luma[1]
         second = first + self.chroma[0] * self.chroma[1]
@@ -220,7 +236,7 @@ class Yuv420Decoder(PackedDecoder):
 
 
 class PixelDecoder(PackedDecoder):
-    """Resizes pixels, uint8 (B, channels, height, width)."""
+    """Resizes images that are stored as pixels, uint8 (batch, channels, height, width)."""
 
     def __init__(self, field: Field, resize: Resize | None = None) -> None:
         height, width, self.channels = field.shape
@@ -228,28 +244,28 @@ class PixelDecoder(PackedDecoder):
 
     @property
     def axes(self) -> list[tuple[Axis, Axis]]:
-        """The axes of the rows and of the columns of each channel."""
+        """For each channel, the Axis of its height and the Axis of its width."""
         height, width = self.stored
         return [(Axis(height, height), Axis(width, width))] * self.channels
 
     def planes(self, library: ArrayLibrary, packed: Array, constants: Constants) -> list[Array]:
-        """Return a batch's channels, centred at 0."""
+        """Return the channels of a batch, centred at 0: float32 (batch, height, width) each."""
         values = library.cast(packed, "float32") - 128
         return [values[:, channel] for channel in range(self.channels)]
 
     def colours(self, library: ArrayLibrary, planes: list[Array], middle: Array | int) -> Array:
-        """Return the channels with `middle` added to them."""
+        """Return the channels with `middle` added to them, float32 (batch, channels, height, width)."""
         return library.functions.stack([plane + middle for plane in planes], 1)
 
 
 def field_decoder(field: Field, resize: Resize | None = None) -> PackedDecoder | None:
-    """Return the decoder of a field's packed form, or the resizer of its pixels; None if neither is needed."""
+    """Return the decoder of a field's packed form, or a resizer of its pixels; None if neither is needed."""
     is_packed = isinstance(CODECS[field.codec], PackedCodec)
     return packed_or_pixels(field, resize) if is_packed or resize is not None else None
 
 
 def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecoder:
-    """Return the decoder of a field's packed form, or of its pixels where it has none."""
+    """Return the decoder of a field's packed form, or a PixelDecoder where its codec has no packed form."""
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
         return PixelDecoder(field, resize)
@@ -262,7 +278,7 @@ def packed_or_pixels(field: Field, resize: Resize | None = None) -> PackedDecode
 
 
 def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matrix]:
-    """Return a plane's constants by name, each in two parts; see `_parts_of`."""
+    """Return the two matrices of plane `number` by name, each as a coarse part and a rest; see `_parts_of`."""
     made = {}
     for name, matrix in ((f"rows{number}", rows), (f"columns{number}", columns)):
         made[name] = to_bfloat16(matrix)
@@ -271,20 +287,20 @@ def _constants_of(rows: Matrix, columns: Matrix, number: int) -> dict[str, Matri
 
 
 def _parts_of(constants: Constants, name: str) -> tuple[Array, Array]:
-    """Return the coarse part of a constant, and the rest."""
+    """Return the two parts of the constant `name`, which add up to it: the coarse part and the rest."""
     return constants[name], constants[f"{name}_rest"]
 
 
 def transformed(library: ArrayLibrary, matrix: Array, rows: tuple[Array, Array], columns: tuple[Array, Array]) -> Array:
-    """Return `rows @ matrix @ columns`, with each operand in two parts: a coarse one and the rest."""
+    """Return `rows @ matrix @ columns`. `rows` and `columns` are each a coarse part and a rest."""
     half = _product(library.functions, split_parts(library, matrix, _OF_COEFFICIENTS), columns)
     return _product(library.functions, rows, split_parts(library, half, _OF_HALF_DONE))
 
 
 def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Array]) -> Array:
-    """Return the product of two operands, each given as a coarse part and a rest.
+    """Return the matrix product of two operands, each given as a coarse part and a rest.
 
-    The product of the two rests is left out: it is below bfloat16's rounding.
+    The product of the two rests is left out: it is smaller than bfloat16's rounding.
     """
     coarse, rest = left
     wide: Array = functions.matmul(coarse, right[0])
@@ -292,10 +308,10 @@ def _product(functions: Any, left: tuple[Array, Array], right: tuple[Array, Arra
 
 
 def _with_means(library: ArrayLibrary, low: Array, high: Array, plane: Plane, ones: Array) -> Array:
-    """Return coefficients from their low and high bits.
+    """Return a plane's coefficients from their low and high bits.
 
-    The means of blocks are stored as differences along a row of blocks; `ones` is the triangular matrix that adds them
-    up.
+    The means of blocks are stored as differences along a row of blocks; `ones` is the triangular matrix that adds these
+    differences up.
     """
     functions, rows, columns = library.functions, plane.block_rows, plane.block_columns
     # Separately, both parts are integers that bfloat16 holds exactly.
@@ -311,7 +327,10 @@ def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
 
 
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
-    """Return the low and high bits of each plane's coefficients, (B, rows, columns), from the bands' packed bytes."""
+    """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each.
+
+    They are read from the packed bytes, which are stored band by band.
+    """
     found: list[list[Array]] = []
     at = 0
     for band in layout.parts:
@@ -339,7 +358,10 @@ def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -
 
 
 def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
-    """Return a matrix extended by the next band's two blocks: one to its right, and one below both."""
+    """Return a matrix extended by the two blocks of the next band.
+
+    The first block goes to the right of the matrix, the second below the matrix and the first block.
+    """
     functions = library.functions
     return functions.concatenate([functions.concatenate([matrix, blocks[0]], 2), blocks[1]], 1)
 
@@ -347,7 +369,10 @@ def _beside(library: ArrayLibrary, matrix: Array, blocks: list[Array]) -> Array:
 def _spread(
     library: ArrayLibrary, nibbles: Array, low: list[Array], parts: list[Submatrix], plane: Plane, wide: list[Submatrix]
 ) -> list[Array]:
-    """Return blocks like those of `low` with high bits at the places of their coefficients, and 0 at others."""
+    """Return blocks shaped like those of `low`, with high bits where coefficients have stored ones, and 0 elsewhere.
+
+    `wide` are the submatrices whose coefficients have stored high bits, and `nibbles` are these bits.
+    """
     functions, at = library.functions, 0
     starts = {part.rows.start: part for part in wide}
     blocks = []
@@ -365,27 +390,31 @@ def _spread(
 
 
 def split_parts(library: ArrayLibrary, values: Array, unit: float) -> tuple[Array, Array]:
-    """Return numbers in two parts: multiples of `unit`, which is a power of two, and the rest."""
+    """Return numbers as two parts that add up to them: multiples of `unit`, a power of two, and the rest."""
     # Round by arithmetic, because XLA may optimise away a conversion to bfloat16 and back.
     coarse = library.functions.round(values * (1 / unit)) * unit
     return coarse, values - coarse
 
 
 def to_bytes(library: ArrayLibrary, colours: Array) -> Array:
-    """Return float32 numbers rounded to the nearest uint8."""
+    """Return float32 numbers rounded to integers and limited to 0 to 255, as uint8."""
     functions = library.functions
     return library.cast(functions.round(functions.clip(colours, 0, 255)), "uint8")
 
 
 class Side(NamedTuple):
-    """The weights (output pixels, stored pixels) along a side; `is_inside` is False for pixels of padding."""
+    """One side of a resized image.
+
+    `weights` are the weights of the stored pixels in each output pixel, (output pixels, stored pixels). `is_inside`,
+    bool (output pixels,), is False for pixels of padding.
+    """
 
     weights: npt.NDArray[Any]
     is_inside: npt.NDArray[np.bool_]
 
 
 def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
-    """Return the weights of rows and of columns for images stored as (height, width)."""
+    """Return the Side of the height and the Side of the width, for images stored as (height, width)."""
     height, width = stored
     if resize is None:
         return Side(np.eye(height), np.ones(height, bool)), Side(np.eye(width), np.ones(width, bool))
@@ -405,7 +434,10 @@ def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas
 
 
 def doubling(size: int) -> npt.NDArray[Any]:
-    """Return (2 * size, size): linear interpolation between the centres of samples, with repeated edges."""
+    """Return a matrix (2 * size, size) that doubles a row of samples by linear interpolation.
+
+    It interpolates between the centres of samples, and repeats the samples at both ends.
+    """
     near, far = np.eye(size), np.zeros((2 * size, size))
     far[0::2] = near[np.maximum(np.arange(size) - 1, 0)]
     far[1::2] = near[np.minimum(np.arange(size) + 1, size - 1)]

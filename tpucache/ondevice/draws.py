@@ -1,6 +1,7 @@
 """The random numbers of device augmentation: a few for each sample, drawn on the host.
 
-They depend only on (seed, step). So they are the same on every backend, on any number of cores, and in a resumed run.
+They depend only on the settings, the seed and the step. So they are the same on every backend, on any number of cores,
+and in a resumed run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tpucache.ondevice import operations
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.types import Array
 
-# Columns of the draws of one view. A column has its neutral value where its setting is off.
+# The columns of the random numbers of one view. Where a setting is off, its columns have a value that changes nothing.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED, DOWN, RIGHT, BRIGHTNESS, CONTRAST, SATURATION = range(8)
 ERASED: Final = slice(8, 12)  # top, bottom, left, right as shares of the side
 SHARE: Final = 12  # the weight of the sample's own image in a mix-up
@@ -29,12 +30,12 @@ _ERASED_AREA: Final = (0.02, 1 / 3)  # Zhong et al., arXiv:1708.04896
 _ERASED_ASPECT: Final = (0.3, 1 / 0.3)
 _CROPPED_ASPECT: Final = (3 / 4, 4 / 3)  # torchvision's defaults
 _CROP_TRIES: Final = 10
-#: The standard deviation of a Gaussian that changes no pixel.
+#: The standard deviation, in pixels, of a Gaussian that changes no pixel.
 _LEAST_BLUR: Final = 0.1
-# Streams of random numbers. Each setting has fixed places in one of them, so that turning it on or off never changes
-# the draws of another setting.
+# Streams of random numbers. Each setting uses fixed positions in one of the streams, so that turning a setting on or
+# off never changes the numbers of another setting.
 _FIRST, _SECOND, _THIRD = range(3)
-#: Columns of whole numbers.
+#: The columns whose values are integers.
 _WHOLE: Final = frozenset((*range(RIGHT + 1), *range(CROPPED.start, CROPPED.stop), GREY))
 _MOST_INT16: Final = 32767
 
@@ -44,8 +45,8 @@ def draw(
 ) -> npt.NDArray[np.float32]:
     """Return the random numbers of one step, float32 (batch, views x columns): a pure function of the arguments.
 
-    `size` is the images' height and width, which crops and operations need. Turning a setting on or off does not change
-    the draws of the other settings, and the first view's numbers do not depend on the number of views. Raises
+    `size` is the images' height and width, which random crops and operations need. Turning a setting on or off does not
+    change the numbers of the other settings, and the first view's numbers do not depend on the number of views. Raises
     UsageError for a crop or operations without a size.
     """
     if settings.operations and size is None:
@@ -57,13 +58,15 @@ def draw(
 
 
 def columns_of(settings: AugmentSettings) -> int:
-    """Return the number of random numbers for each view of a sample."""
+    """Return the number of columns, which is the number of random numbers for each view of a sample."""
     return COLUMNS + settings.operations * operations.COLUMNS
 
 
 def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
-    """Return the columns of a view's numbers that the device reads: those of the settings that are on, but at least
-    one.
+    """Return the columns of a view's numbers that the device reads, in ascending order.
+
+    These are the columns of the settings that are on. If no setting is on, column TRANSPOSED is returned, so that there
+    is at least one.
     """
     turns = settings.rotate
     uses: dict[int | range, object] = {
@@ -91,10 +94,10 @@ def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
 def pack(
     settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
 ) -> npt.NDArray[np.float32 | np.int16]:
-    """Return the random numbers to send: only the used ones, as int16 if all of them are integers.
+    """Return the random numbers to send to the device: only those that it reads, as int16 if all are integers.
 
-    `drawn` is what `draw` returned, and `size` the size that `draw` was given. Augmentation accepts both forms, with
-    the same result.
+    `drawn` is what `draw` returned, and `size` the size that `draw` was given. Augmentation accepts packed and unpacked
+    numbers, with the same result.
     """
     used = used_columns(settings)
     packed = drawn.reshape(len(drawn), settings.views, -1)[:, :, used].reshape(len(drawn), -1)
@@ -119,7 +122,7 @@ def _draw_view(
 
 
 def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomState) -> None:
-    """Write the first stream's numbers, for the settings that are on, into the rows of a view."""
+    """Write the first stream's numbers, for the settings that are on, into `draws`, one row for each sample."""
     batch_size = len(draws)
     uniform = rng.random_sample((batch_size, 16))
     coin = rng.random_sample()
@@ -148,7 +151,10 @@ def _draw_first(draws: Array, settings: AugmentSettings, rng: np.random.RandomSt
 
 
 def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: tuple[int, int] | None) -> None:
-    """Write the second stream's numbers, for the settings that are on, into the rows of a view."""
+    """Write the second stream's numbers, for the settings that are on, into `draws`, one row for each sample.
+
+    `uniform` are the stream's random numbers, and `size` is the images' height and width.
+    """
     if settings.tilt:
         angle = np.radians((2 * uniform[:, 0] - 1) * settings.tilt)
         draws[:, TILT_ROWS], draws[:, TILT_COLUMNS] = np.tan(angle / 2), -np.sin(angle)
@@ -173,7 +179,7 @@ def _stream(source: tuple[int, int], view: int, number: int) -> np.random.Random
 
 
 def _erased(uniform: Array, probability: float) -> Array:
-    """Return boxes (batch, 4) of random area and aspect; empty ones for images that are not erased."""
+    """Return boxes (batch, 4) of random area and aspect; an image that is not erased has a box without area."""
     chosen = uniform[:, 0] < probability
     area = _ERASED_AREA[0] + uniform[:, 1] * (_ERASED_AREA[1] - _ERASED_AREA[0])
     low, high = np.log(_ERASED_ASPECT)
@@ -183,15 +189,18 @@ def _erased(uniform: Array, probability: float) -> Array:
 
 
 def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
-    """Return top, bottom, left and right of boxes with these sides, at random places in the unit square."""
+    """Return top, bottom, left and right of boxes with these sides, at random positions in the unit square.
+
+    The result is (batch, 4).
+    """
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
 
 
 def _boxes_around(centres: Array, sides: Array) -> Array:
-    """Return top, bottom, left and right of squares with these sides around centres, cut at the unit square's border.
+    """Return top, bottom, left and right of squares around `centres`, (batch, 4), cut at the unit square's border.
 
-    So the area that is cut out is at most the share drawn from Beta, as in the paper's own code (Yun et al.,
+    So the area that is cut out is at most the share drawn from Beta, as in the code of CutMix's authors (Yun et al.,
     arXiv:1905.04899).
     """
     low, high = (np.clip(centres + half[:, None], 0, 1) for half in (-sides / 2, sides / 2))
@@ -199,10 +208,10 @@ def _boxes_around(centres: Array, sides: Array) -> Array:
 
 
 def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
-    """Return top, height, left and width (batch, 4) of crops in whole pixels, as torchvision's RandomResizedCrop does.
+    """Return top, height, left and width of crops in whole pixels, (batch, 4), as torchvision's RandomResizedCrop.
 
-    Area and aspect are drawn until they fit. After too many draws, the crop is the largest one of an allowed aspect,
-    centred.
+    Area and aspect are drawn until the crop fits into the image. After too many tries, the crop is the largest one of
+    an allowed aspect, centred.
     """
     crops, found = _tried(uniform, 1, zoom, height, width)
     if len(left := np.flatnonzero(~found)):  # few samples need more than one try
@@ -214,7 +223,7 @@ def _cropped(uniform: Array, zoom: float, height: int, width: int) -> Array:
 
 
 def _tried(uniform: Array, tries: int, zoom: float, height: int, width: int) -> tuple[Array, Array]:
-    """Return crops as `_cropped` does, each from the first try that fits, and whether any try fits."""
+    """Return crops as `_cropped` does, each from its first try that fits, and a bool for each: whether any try fits."""
     low, high = np.log(_CROPPED_ASPECT)
     areas = height * width * (zoom + uniform[:, 2 : 2 + tries] * (1 - zoom))
     aspects = np.exp(low + uniform[:, 2 + _CROP_TRIES : 2 + _CROP_TRIES + tries] * (high - low))

@@ -16,32 +16,35 @@ _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class TorchMemory:
-    """The memory of a CPU, a GPU, or another torch device that runs operations one by one."""
+    """The memory of a CPU, a GPU, or another torch device that runs operations one by one (an XLA device does not)."""
 
     cores, tile = 1, NO_TILE
 
     def __init__(self, device: Any) -> None:
-        """Take a device by its name. Raises UsageError where this machine does not have it."""
+        """Take `device`, a torch.device or its name. Raises UsageError where this machine does not have the device."""
         try:
             self._device = torch.empty(1, device=device).device
         except Exception as error:  # torch's error depends on the device and on the build
             raise UsageError(f"device {device!r} cannot be used: {error}") from error
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Send an array or tensor of the host. From page-locked memory, this does not wait for the copy."""
+        """Return a tensor on the device with the values of `array`, a numpy array or a tensor of the host.
+
+        For an array in page-locked memory, this does not wait until the values are copied to a GPU. `name` is not used.
+        """
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._device, non_blocking=self._device.type == "cuda")
 
     def put_all(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-        """Send arrays of one shape and dtype in one transfer."""
+        """Return a tensor on the device for each of these arrays of one shape and dtype, all sent in one transfer."""
         return [*self.put(np.stack(arrays)).unbind()]
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table with a row for each of these slots, to be written in chunks of `chunk`'s dtype and shape."""
+        """Return a table with a row for each row of `slots`; records have the dtype and shape of those in `chunk`."""
         return TorchTable(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
-        """Return the bytes that a value of this dtype takes: as many as on the host."""
+        """Return the bytes that a value of this dtype takes on the device: as many as on the host."""
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
@@ -49,15 +52,21 @@ class TorchMemory:
         return int(torch.cuda.mem_get_info(self._device)[0]) if self._device.type == "cuda" else None
 
     def as_image(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images as (batch, channels, height, width), channels last in memory."""
+        """Return a view (batch, channels, height, width) of images (batch, height, width, channels)."""
         return images.permute(0, 3, 1, 2)
 
 
 class TorchTable:
-    """A table whose rows are bytes, so that rows of any dtype are gathered in the same way."""
+    """One field of all records, on a torch device.
+
+    Each row is stored as integers, so that records of any dtype are gathered in the same way.
+    """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor) -> None:
-        """Reserve memory on the chunk's device. Raises DeviceFullError where there is not enough."""
+        """Reserve memory for `slots.rows` rows on the device of `chunk`, whose rows have the records' shape and dtype.
+
+        Raises DeviceFullError where the device has not enough memory.
+        """
         self._count, self._shape, self._dtype = len(chunk), chunk.shape[1:], chunk.dtype
         row_bytes = chunk[:1].nbytes
         self._word = _WORDS[max(size for size in _WORDS if row_bytes % size == 0)]
@@ -72,12 +81,15 @@ class TorchTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write chunk `number` to its rows."""
+        """Write the records of `chunk` to that chunk's rows.
+
+        `number` is the number of the chunk, a tensor (1,) on the device.
+        """
         rows = chunk.reshape(len(chunk), -1).view(torch.uint8).view(self._word)
         places = number * self._count + torch.arange(self._count, device=self.rows.device)
         self.rows.index_copy_(0, places, rows)
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows with these numbers, in the shape and dtype of the records."""
+        """Return the records in these rows of the table, with their shape and dtype: (len(slots), ...)."""
         rows = self.rows.index_select(0, slots)
         return rows.view(torch.uint8).view(self._dtype).reshape(len(slots), *self._shape)

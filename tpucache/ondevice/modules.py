@@ -1,4 +1,4 @@
-"""The device's work on batches as torch modules: decoding, normalising and augmenting in plain torch operators."""
+"""torch modules that decode, normalise and augment batches on the device, in plain torch operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class HasFields(Protocol):
-    """A CachedDataset, or any other object with a manifest."""
+    """A CachedDataset, or any other object whose `manifest` lists the fields of its records."""
 
     @property
     def manifest(self) -> Any:
@@ -38,7 +38,7 @@ class Normalise(BatchNormalise):
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        """Take each channel's mean and standard deviation; a constant channel is only centred."""
+        """Take each channel's mean and standard deviation. A channel whose deviation is 0 is only centred."""
         super().__init__(mean, std, _torch_on(device))
 
 
@@ -55,7 +55,7 @@ class Augment(BatchAugment):
         device: torch.device,
         dtype: str = "|u1",
     ) -> None:
-        """Take each channel's mean and standard deviation, in the images' own scale, and the images' dtype.
+        """Take each channel's mean and standard deviation, in the images' own scale, and the images' size and dtype.
 
         Raises UsageError for settings that images of this size, dtype or number of channels cannot have.
         """
@@ -65,13 +65,13 @@ class Augment(BatchAugment):
             _say_slow()
 
     def images(self, images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """See BatchAugment. Autocast is off, so that it changes no pixel."""
+        """Do what BatchAugment.images does, with autocast off, so that autocast changes no pixel."""
         with torch.autocast(self._device.type, enabled=False):
             pixels: torch.Tensor = super().images(images, draws)
         return pixels
 
     def masks(self, masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """See BatchAugment. Autocast is off, so that it changes no class."""
+        """Do what BatchAugment.masks does, with autocast off, so that autocast changes no class."""
         with torch.autocast(self._device.type, enabled=False):
             moved: torch.Tensor = super().masks(masks, draws)
         return moved
@@ -86,7 +86,10 @@ def _say_slow() -> None:
 
 
 class Decoder(nn.Module):
-    """Decodes packed images, uint8 (B, N) -> uint8 (B, channels, height, width). Static shapes, no parameters."""
+    """Decodes packed images, uint8 (batch, bytes) -> uint8 (batch, channels, height, width).
+
+    It has static shapes and no parameters.
+    """
 
     def __init__(self, packed: PackedDecoder) -> None:
         super().__init__()
@@ -96,14 +99,14 @@ class Decoder(nn.Module):
             self.register_buffer(name, self._library.constant(constant), persistent=False)
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        """Return the images of a batch."""
+        """Return the decoded images of a batch of packed images."""
         with torch.autocast(packed.device.type, enabled=False):
             images: torch.Tensor = self._decode(self._library, packed, dict(self.named_buffers()))
         return images
 
 
 class Resizer(nn.Module):
-    """Decodes to the size that is asked for, `decoder(...)(batch, 160)`, with one Decoder for each size.
+    """Decodes images to the size given in each call, as in `decoder(...)(batch, 160)`, with one Decoder for each size.
 
     XLA compiles one graph for each size.
     """
@@ -115,7 +118,10 @@ class Resizer(nn.Module):
         self._of(size)
 
     def forward(self, batch: torch.Tensor, size: Size | None = None) -> torch.Tensor:
-        """Return the images of a batch in `size`, by default the size given to `decoder`. Raises UsageError."""
+        """Return the images of a batch in `size`, by default the size given to `decoder`.
+
+        Raises UsageError for an impossible size.
+        """
         images: torch.Tensor = self._of(self.size if size is None else size).to(batch.device)(batch)
         return images
 
@@ -129,7 +135,7 @@ class Resizer(nn.Module):
 
 
 class Cropper(nn.Module):
-    """Takes packed images and the random numbers of `draw`; returns crops, uint8 (B, channels, height, width)."""
+    """Takes packed images and the random numbers of `draw`; returns crops, uint8 (batch, channels, height, width)."""
 
     def __init__(self, field: Field, resize: Resize) -> None:
         super().__init__()
@@ -139,7 +145,7 @@ class Cropper(nn.Module):
             self.register_buffer(name, self._library.constant(constant), persistent=False)
 
     def forward(self, batch: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """Return the crops of a batch."""
+        """Return one crop of each image of a batch."""
         library = _torch_on(batch.device)
         with torch.autocast(batch.device.type, enabled=False):
             images: torch.Tensor = self._crop.decode(library, batch, dict(self.named_buffers()), draws)
@@ -147,19 +153,20 @@ class Cropper(nn.Module):
 
 
 def decoder(dataset: HasFields, size: Size | None = None, *, fit: Fit = "crop", crop: bool = False) -> nn.Module:
-    """Return a module that decodes batches of `CachedLoader(finish="device")` to uint8 (B, channels, height, width).
+    """Return a module that decodes batches of `CachedLoader(finish="device")`.
 
-    `size` is the size of the decoded images, (height, width) in pixels or one number for both, from 8 to twice the
-    stored size. `fit` says how an image of another shape is fitted to it, as warmup's `--fit`. Each call may give
-    another size: `module(batch, 160)`.
+    The module returns uint8 (batch, channels, height, width). `size` is the size of the decoded images, (height, width)
+    in pixels or one number for both, from 8 to twice the stored size. `fit` says how an image of another shape is
+    fitted to this size, as warmup's option `--fit` does. Each call may give another size: `module(batch, 160)`.
 
-    With `crop` it resizes a random part of each image to that size (default: the stored one), without aliasing, and
-    mirrors some of them: `module(batch, draws)`. Here `draws` are the numbers of `draw(AugmentSettings(crop=True,
-    flip=True), seed, step, len(batch), stored_size)`, for one view, on the batch's device.
+    With `crop` the module resizes a random part of each image to that size (default: the stored size), without
+    aliasing, and mirrors some of the parts: `module(batch, draws)`. Here `draws` are the numbers of
+    `draw(AugmentSettings(crop=True, flip=True), seed, step, len(batch), stored_size)`, for one view, on the batch's
+    device.
 
-    It consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its constants.
-    Images of a codec without a packed form pass through unchanged, unless they get another size. Raises UsageError for
-    a cache without images, and for an impossible size.
+    The module consists of plain torch operators with static shapes and has no parameters; `.to(device)` moves its
+    constants. Without `size` and `crop`, images of a codec without a packed form pass through unchanged. Raises
+    UsageError for a cache without images, and for an impossible size.
     """
     field = image_field(dataset)
     if crop:
@@ -177,7 +184,7 @@ def image_field(dataset: HasFields) -> Field:
         if field.name == IMAGE:
             found: Field = field
             return found
-    raise UsageError("a cache without images has nothing to decode")
+    raise UsageError("the cache has no images, so that there is nothing to decode: take a cache of images")
 
 
 def _torch_on(device: torch.device) -> ArrayLibrary:

@@ -1,8 +1,8 @@
 """The random operations of RandAugment and TrivialAugment, as numbers that are drawn on the host for each image.
 
-An operation is a row of numbers; those that it does not use are neutral. So one graph does all operations, and the
-device never chooses between them. Operations and magnitudes are those of torchvision's `RandAugment` (arXiv:1909.13719)
-and `TrivialAugmentWide` (arXiv:2103.10158).
+An operation is a row of numbers; each number that it does not use has a value that changes nothing. So one graph does
+all operations, and the device never chooses between them. Operations and magnitudes are those of torchvision's
+`RandAugment` (arXiv:1909.13719) and `TrivialAugmentWide` (arXiv:2103.10158).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 from tpucache.ondevice.settings import MOST_MAGNITUDE, AugmentSettings
 from tpucache.types import Array
 
-# Columns of the numbers of one operation.
+# The columns of the numbers that describe one operation.
 TRANSPOSED, ROWS_REVERSED, COLUMNS_REVERSED = range(3)
 ROW_SLOPE, ROW_START = 3, 4  # row y is read ROW_START + ROW_SLOPE * (y - centre) columns to the right
 COLUMN_SLOPE, COLUMN_START = 5, 6  # then each column in the same way, downwards
 LAST_SLOPE: Final = 7  # then the rows again
-KEPT: Final = 8  # the weight of the image, which is mixed with black or with one of these three:
+KEPT: Final = 8  # the weight of the image, which is mixed with black, or with one of the next three:
 GREY, MEAN, SMOOTH = 9, 10, 11
-QUANTUM: Final = 12  # for posterize: pixels become multiples of it
-THRESHOLD: Final = 13  # for solarize: pixels from this number on are inverted
+QUANTUM: Final = 12  # for posterize: pixels become multiples of this value
+THRESHOLD: Final = 13  # for solarize: pixels from this value on are inverted
 STRETCHED, EQUALIZED = 14, 15
 COLUMNS: Final = 16
 
@@ -41,10 +41,11 @@ _MOST_TILT: Final = 45.0
 
 
 class LargestMagnitudes(NamedTuple):
-    """The largest magnitudes of a policy.
+    """The largest magnitude of each kind of operation, for RandAugment or for TrivialAugment.
 
-    `shear` is a slope, `across` and `down` are translations in pixels, and `rotation` is in degrees. `blend` is for
-    brightness, colour, contrast and sharpness, and `bits` for posterize.
+    `shear` is a slope, `across` and `down` are translations in pixels, and `rotation` is in degrees. `blend` is how far
+    brightness, colour, contrast and sharpness change an image: 1 would be completely. `bits` is how many of 8 bits
+    posterize clears.
     """
 
     shear: float
@@ -55,7 +56,7 @@ class LargestMagnitudes(NamedTuple):
     bits: int
 
     def of(self, operation: str) -> Array:
-        """Return an operation's magnitudes for the numbers from 0 to MOST_MAGNITUDE: torchvision's 31 bins."""
+        """Return an operation's magnitudes at the strengths 0 to MOST_MAGNITUDE: torchvision's 31 bins."""
         if operation == "Posterize":
             return np.rint(8 - np.arange(MOST_MAGNITUDE + 1) * self.bits / MOST_MAGNITUDE)
         if operation == "Solarize":
@@ -68,9 +69,11 @@ class LargestMagnitudes(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The largest distances, in pixels, by which the three shears move rows, then columns, and last rows again.
+    """The largest distances, in pixels, by which the three shears of an image move its pixels.
 
-    `side` is the side of the square in which images rotate; 0 if they rotate within their own size.
+    The first shear moves rows by up to `rows`, the second moves columns by up to `columns`, and the third moves rows
+    again, by up to `last`. `side` is the side of the square in which images rotate; it is 0 if they rotate within their
+    own size.
     """
 
     rows: int
@@ -80,14 +83,14 @@ class Reach(NamedTuple):
 
 
 def largest_magnitudes(settings: AugmentSettings, height: int, width: int) -> LargestMagnitudes:
-    """Return the largest magnitudes of RandAugment or TrivialAugment for images of this size."""
+    """Return the largest magnitudes of RandAugment or TrivialAugment for images of this size in pixels."""
     if settings.trivial_augment:
         return LargestMagnitudes(0.99, 32.0, 32.0, 135.0, 0.99, 6)
     return LargestMagnitudes(0.3, 150.0 / 331.0 * width, 150.0 / 331.0 * height, 30.0, 0.9, 4)
 
 
 def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
-    """Return the largest distances by which the operations of these settings move pixels, for images of this size."""
+    """Return the largest distances by which the operations of these settings move pixels in images of this size."""
     largest = largest_magnitudes(settings, height, width)
     number = MOST_MAGNITUDE if settings.trivial_augment else settings.magnitude
     shear, across, down, rotation = (
@@ -106,10 +109,10 @@ def reach_of(settings: AugmentSettings, height: int, width: int) -> Reach:
 
 
 def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, int]) -> Array:
-    """Return the numbers of each image's operations, float64 (batch, operations x COLUMNS).
+    """Return the numbers that describe each image's operations, float64 (batch, operations x COLUMNS).
 
-    `uniform` are random numbers between 0 and 1 (batch, operations, 4). All operations are equally likely. But of GROUP
-    neighbouring images at most one is equalized, because that costs a device as much as all other operations.
+    `uniform` are random numbers between 0 and 1, (batch, operations, 4). All operations are equally likely. But of
+    GROUP neighbouring images at most one is equalized, because that costs a device as much as all other operations.
     """
     batch, count, _ = uniform.shape
     chosen = (uniform[..., 0] * _LAST).astype(int)
@@ -125,10 +128,10 @@ def draw_operations(settings: AugmentSettings, uniform: Array, size: tuple[int, 
 
 
 def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Array, size: tuple[int, int]) -> Array:
-    """Return the numbers (..., COLUMNS) of operations.
+    """Return the numbers (..., COLUMNS) that describe operations.
 
-    `chosen` has their places in OPERATIONS, `number` the numbers of their magnitudes, from 0 to MOST_MAGNITUDE, and
-    `sign` their signs.
+    `chosen` has the index of each operation in OPERATIONS, `number` its strength, from 0 to MOST_MAGNITUDE, and `sign`
+    its sign, 1 or -1; all three have the shape (...). `size` is the images' height and width.
     """
     largest, reach = largest_magnitudes(settings, *size), reach_of(settings, *size)
     found = np.zeros((*chosen.shape, COLUMNS))
@@ -145,7 +148,7 @@ def numbers_of(settings: AugmentSettings, chosen: Array, number: Array, sign: Ar
 
 
 def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int) -> dict[int, Any]:
-    """Return the values of the columns that an operation sets, for each of these magnitudes (n,)."""
+    """Return the columns that an operation sets, each with a value for each of these magnitudes (n,)."""
     height, width = size
     # The distance between the centres of the image and of the square in which it turns.
     down, across = ((side - each) // 2 - (side - each) / 2 if side else 0.0 for each in size)
@@ -170,11 +173,14 @@ def _numbers(operation: str, magnitude: Array, size: tuple[int, int], side: int)
 
 
 def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
-    """Return a rotation around a point off the centre: a turn by a right angle, where needed, and three shears."""
+    """Return a rotation around a point that is `down` and `across` pixels off the centre, as values by column.
+
+    An image turns by a right angle first where `degrees` are more than 45, and then in three shears.
+    """
     turn = np.where(np.abs(degrees) > _MOST_TILT, np.sign(degrees), 0)
     tilt = np.radians(degrees - 90 * turn)
     slope, sine, cosine = np.tan(tilt / 2), np.sin(tilt), np.cos(tilt)
-    # Where the turn moves the point, minus where the shears would move it.
+    # The position to which the turn moves the point, minus the position to which the shears would move it.
     x, y = np.where(turn, turn * down, across), np.where(turn, -turn * across, down)
     x, y = x - cosine * across + sine * down, y - sine * across - cosine * down
     return {
@@ -184,7 +190,7 @@ def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
 
 
 def _even(first: float, last: float) -> Array:
-    """Return evenly spaced magnitudes, rounded to decimals so that integers are exact.
+    """Return MOST_MAGNITUDE + 1 evenly spaced magnitudes from `first` to `last`, rounded so that integers are exact.
 
     In torchvision they are float32: there a translation of 16 pixels is 15.99, and moves only 15.
     """

@@ -1,15 +1,15 @@
-"""Rotation, crops and blur of whole batches, by matrix products and shifts of fixed lengths.
+"""Rotation, crops and blur of whole batches, by matrix multiplications and shifts of fixed lengths.
 
-A TPU has no fast gather, so nothing is gathered. A crop and a blur are separable: a product with a matrix of rows and
-one with a matrix of columns. A rotation is three shears (Paeth, "A fast algorithm for general raster rotation", 1986).
-A shear is a series of shifts by fixed lengths, each half as long as the one before; each row takes part in those that
-add up to its own shift. On XLA's CPU client, 224x224 pixels of three channels took 3.6 ms to crop and 2.1 ms to rotate.
-Gathers, which a CPU does well, took 0.5 and 1.3 ms; shears as products of a matrix for each row took 23 times as long
-as the shifts.
+A TPU has no fast gather, so nothing is gathered. A crop and a blur are separable: they multiply by a matrix for rows
+and by a matrix for columns. A rotation is three shears (Paeth, "A fast algorithm for general raster rotation", 1986). A
+shear is a series of shifts by fixed lengths, each half as long as the one before; each row takes part in the shifts
+that add up to its own distance. On XLA's CPU client, 224x224 pixels of three channels took 3.6 ms to crop and 2.1 ms to
+rotate. Gathers, which a CPU does well, took 0.5 and 1.3 ms; shears as multiplications by a matrix for each row took 23
+times as long as the shifts.
 
-A TPU rounds the operands of products to bfloat16, and every device adds in another order. So that all give the same
-bytes, positions are rounded to 1/256 of a pixel in a crop and to 1/32 in a rotation (as in OpenCV's warpAffine). Then
-all operands are exact in bfloat16, and all sums of bytes in float32.
+A TPU rounds the operands of matrix multiplications to bfloat16, and every device adds in another order. So that all
+give the same bytes, positions are rounded to 1/256 of a pixel in a crop and to 1/32 in a rotation (as in OpenCV's
+warpAffine). Then all operands are exact in bfloat16, and all sums of bytes in float32.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MIDDLE: Final = 0.5 + 1 / 64
 
 
 def split(pixels: Array, count: int) -> list[Array]:
-    """Return `count` arrays of 8 bits each that add up to float32 numbers; three hold every number exactly.
+    """Return `count` arrays that add up to `pixels`, float32; all but the last have values of 8 significant bits.
 
-    T. J. Dekker, doi:10.1007/BF01397083.
+    With three arrays, the last has 8 bits, too. See T. J. Dekker, doi:10.1007/BF01397083.
     """
     parts = []
     for _ in range(count - 1):
@@ -45,11 +45,11 @@ def split(pixels: Array, count: int) -> list[Array]:
 
 
 def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Array, *, nearest: bool) -> Array:
-    """Return float32 (batch, 1, n, n): row i holds the weights of the pixels that make pixel i of a crop.
+    """Return matrices float32 (batch, 1, n, n): row i holds the weights of the pixels that make pixel i of a crop.
 
-    `places` are the n positions along a side; crops begin at `starts` and have `sizes`, whole pixels (batch,). Values
-    between pixels are interpolated linearly or, with `nearest`, taken from the nearest one. Outside a crop its border
-    is repeated, as if it had been cut out before it was resized.
+    `places` are the n positions along a side, 0 to n - 1. Crops begin at `starts` and have `sizes` pixels, whole
+    numbers (batch,). Values between pixels are interpolated linearly or, with `nearest`, taken from the nearest pixel.
+    Outside a crop its border is repeated, as if it had been cut out before it was resized.
     """
     # Whole numbers until the division, so that every device rounds to the same result.
     functions, sizes = library.functions, sizes[:, None]
@@ -61,10 +61,11 @@ def crop_weights(library: ArrayLibrary, places: Array, starts: Array, sizes: Arr
 
 
 def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Array:
-    """Return float32 (batch, 1, n, n): weights of Gaussians, 1 at their largest, for a side with n `places`.
+    """Return matrices float32 (batch, 1, n, n): row i has the Gaussian weights of the pixels around pixel i.
 
-    `deviations` are standard deviations in pixels, (batch,). The image is reflected at its border, without repeating
-    the border's pixel, as torchvision pads it.
+    The largest weight of each row is 1. `places` are the n positions along a side, 0 to n - 1, and `deviations` the
+    standard deviations in pixels, (batch,). The image is reflected at its border, without repeating the border's pixel,
+    as torchvision pads it.
     """
     functions, last = library.functions, len(places) - 1
     rows, columns = places[:, None], places
@@ -81,7 +82,10 @@ def blur_weights(library: ArrayLibrary, places: Array, deviations: Array) -> Arr
 
 
 def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> Array:
-    """Return pixels (batch, channels, height, width) after weighted means of their rows, then of their columns."""
+    """Return pixels (batch, channels, height, width), replaced by weighted means of their rows, then of their columns.
+
+    `rows` and `columns` are the weights, as `crop_weights` and `blur_weights` return them.
+    """
     half = _product([rows @ part for part in split(pixels, 1 if is_bytes else 3)]) / rows.sum(3, keepdims=True)
     columns = columns.swapaxes(2, 3)
     # In a crop, means of bytes have 16 bits; in a blur, they lose less than 1/100 of a level.
@@ -89,7 +93,7 @@ def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> 
 
 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
-    """Return the largest number of columns and of rows by which one shear of a rotation moves pixels.
+    """Return the largest distance, in columns and in rows, by which one shear of a rotation moves pixels.
 
     Raises UsageError where that is more than the image has.
     """
@@ -105,10 +109,10 @@ def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
 def tilted(
     library: ArrayLibrary, pixels: Array, along_rows: Array, along_columns: Array, reach: tuple[int, int], nearest: bool
 ) -> Array:
-    """Rotate float32 (batch, channels, height, width) around the centre; the border is reflected.
+    """Return float32 images (batch, channels, height, width) rotated around their centre; the border is reflected.
 
-    Row y moves by `along_rows` (batch,) times its distance from the centre, then each column by `along_columns`, then
-    the rows again. `reach` has the largest moves, in columns and rows.
+    Row y moves by `along_rows` (batch,) times its distance from the centre, then each column by `along_columns` times
+    its distance, then the rows as at first. `reach` has the largest moves, in columns and rows.
     """
     pixels = _sheared(library, pixels, along_rows, reach[0], nearest)
     pixels = _sheared(library, pixels.swapaxes(2, 3), along_columns, reach[1], nearest).swapaxes(2, 3)
@@ -116,7 +120,10 @@ def tilted(
 
 
 def _sheared(library: ArrayLibrary, pixels: Array, slope: Array, reach: int, nearest: bool) -> Array:
-    """Return images whose row y is read `slope` * (y - centre) columns further to the right."""
+    """Return images whose row y is read `slope` * (y - centre) columns further to the right.
+
+    `reach` is the largest such distance in columns. The border is reflected.
+    """
     if not reach:
         return pixels
     functions, height, width = library.functions, pixels.shape[2], pixels.shape[3]
@@ -148,7 +155,7 @@ def sheared_bytes(
 
 
 def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> Array:
-    """Return images with `border` more columns of one number on either side; the dtype stays."""
+    """Return images with `border` more columns on either side that are filled with `number`; the dtype stays."""
     if not border:
         return pixels
     functions = library.functions
@@ -159,7 +166,7 @@ def bordered(library: ArrayLibrary, pixels: Array, border: int, number: int) -> 
 def _moved(library: ArrayLibrary, pixels: Array, move: Array, reach: int) -> Array:
     """Return float32 pixels, each read `move` (batch, 1, height, 1) columns further to the right, without the border.
 
-    The images have a border of `reach` columns on either side, so that no move reads beyond them.
+    The given images have a border of `reach` columns on either side, so that no move reads beyond it.
     """
     functions = library.functions
     move = functions.clip(move + reach, 0, 2 * reach)
@@ -183,5 +190,5 @@ def _rounded(library: ArrayLibrary, places: Array, nearest: bool, steps: int) ->
 
 
 def centred(size: int) -> npt.NDArray[np.float32]:
-    """Return the distances of rows from their centre, float32 (size, 1)."""
+    """Return the distances of rows from the centre of `size` rows, float32 (size, 1); negative above the centre."""
     return (np.arange(size, dtype=np.float32) - (size - 1) / 2).reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""Decides whether records stay in an accelerator's memory, by how much is free after the first steps."""
+"""Decides whether records stay in an accelerator's memory, by how much memory is free after the first steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpucache.ondevice.resident import ResidentMemory
 from tpucache.ondevice.settings import ResidentChoice
 from tpucache.ondevice.slots import DeviceFullError
 
-#: The share of the memory free after the first steps that records may take. Fragmentation takes some of the rest.
+#: Records may take this share of the memory that is free after the first steps. Fragmentation takes some of the rest.
 MOST_OF_FREE: Final = 0.8
 
 _log = logging.getLogger("tpucache")
@@ -19,20 +19,21 @@ _log = logging.getLogger("tpucache")
 class ResidentDecision:
     """Says whether records stay on a device, how many bytes of its memory they need, and why.
 
-    With "auto" the decision waits until the first steps have allocated their memory; until `decide` is called, the
-    answer is no.
+    With the choice "auto" this is decided when `decide` is called, after the first steps have allocated their memory.
+    Until then, `is_resident` is False.
     """
 
     def __init__(
         self, choice: ResidentChoice, memory: ResidentMemory | None, planned_bytes: int, never: str, not_auto: str
     ) -> None:
-        """Take the bytes that all records need, and the reasons against keeping them, each "" if there is none.
+        """Take the user's `choice`, the device's `memory`, and the bytes that all records need in it, `planned_bytes`.
 
-        `never` says why the device cannot keep records, and `not_auto` why "auto" does not keep them. Raises UsageError
-        for "yes" if the records do not fit, or `never` gives a reason.
+        `never` says why the device cannot keep records, and `not_auto` why the choice "auto" does not keep them; each
+        is "" if there is no such reason. Raises UsageError for the choice "yes" if the records do not fit, or `never`
+        gives a reason.
         """
         self.planned_bytes, self.choice, self._memory = planned_bytes, choice, memory
-        self.is_resident, self.reason, self._is_open = False, "asked for", False
+        self.is_resident, self.reason, self._is_open = False, "resident=yes", False
         if choice == "yes":
             free = None if never or memory is None else memory.free_bytes()
             if free is not None and planned_bytes > free:
@@ -45,9 +46,10 @@ class ResidentDecision:
             self.reason = never or not_auto or "the first steps have not ended yet"
 
     def decide(self) -> bool:
-        """Decide for "auto", after the steps have allocated their memory.
+        """Decide for the choice "auto"; return whether records stay on the device from now on and did not before.
 
-        Return whether records stay from now on and did not before.
+        Call this after the first steps have allocated their memory. If there is nothing left to decide, it returns
+        False.
         """
         if not self._is_open:
             return False
@@ -58,14 +60,17 @@ class ResidentDecision:
         return self.is_resident
 
     def give_up(self, error: DeviceFullError) -> None:
-        """Send batches as they are needed from now on, and log a warning. If "yes" was asked for, raise the error."""
+        """Keep no records on the device from now on, and log a warning with the text of `error`.
+
+        If the choice is "yes", raise `error` instead.
+        """
         if self.choice == "yes":
             raise error
         self.is_resident, self.reason = False, str(error)
-        _log.warning("%s. From now on, batches are sent as they are needed", error)
+        _log.warning("%s. From now on, each batch is sent to the device when it is needed", error)
 
     def describe(self) -> str:
-        """Return the decision in words, with the memory that it takes and the reason."""
+        """Return the decision as text, with the bytes of the records and the reason."""
         if self.is_resident:
             return f"yes, {self._gigabytes} of records in the device's memory: {self.reason}"
         return f"no, {self._gigabytes} of records are sent as they are needed: {self.reason}"

@@ -1,6 +1,6 @@
 """Resident: the records of a dataset in an accelerator's memory, uploaded while the first epoch uses them.
 
-Afterwards the host sends only row numbers for a batch, and the device gathers the rows.
+After that, the host sends only row numbers for a batch, and the device gathers the rows.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tpucache.imports import load_callable
 from tpucache.ondevice.slots import DeviceFullError, Numbers, RecordBatch, RecordSlots, Tile, rows_of
 from tpucache.store.fields import IMAGE, LABEL
 
-Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
+Batch = Any  # (images, labels), or a dict of arrays where a record has other fields than one image
 
 
 class ResidentTable(Protocol):
     """One field of all records, in a device's memory."""
 
     def write(self, number: Any, chunk: Any) -> None:
-        """Write a chunk to its rows. The chunk, and its number, are on the device."""
+        """Write `chunk` to its rows of the table. Both `chunk` and its number are on the device."""
         ...
 
     def take(self, slots: Any) -> Any:
-        """Return the rows of these slots, which are on the device, with the shape and dtype of the chunks."""
+        """Return the table's rows `slots`, whose numbers are on the device, in the shape and dtype of the chunks."""
         ...
 
 
@@ -42,24 +42,28 @@ class ResidentMemory(Protocol):
 
     @property
     def tile(self) -> Tile:
-        """The tile of the memory. A table's rows take whole tiles, which may be more than their own bytes."""
+        """The tile in which this memory stores arrays.
+
+        A table takes whole tiles, which may have more bytes than its rows.
+        """
         ...
 
     def put(self, array: Any, name: str = "rows") -> Any:
-        """Send a host array, divided over the cores. Any thread may call this. `name` is the array's name in error
-        messages.
+        """Return a host array on the device, divided over the cores. Any thread may call this.
+
+        `name` is what messages of errors call the array.
         """
         ...
 
     def put_all(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Send arrays of one shape and dtype together; return the results that `put` would return."""
+        """Send arrays of one shape and dtype together; return for each array what `put` would return."""
         ...
 
     def reserve(self, slots: RecordSlots, chunk: Any) -> ResidentTable:
-        """Return a table with a row for each of these slots.
+        """Return a table with a row for each row of `slots`.
 
         Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
-        DeviceFullError where the memory is not enough.
+        DeviceFullError where the memory is too small.
         """
         ...
 
@@ -68,22 +72,23 @@ class ResidentMemory(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes on all cores together; None if it is the host's memory, or the device does not report
-        it.
+        """Return the free bytes in the memories of all cores together.
+
+        The result is None for the host's memory, and where the device does not report its free memory.
         """
         ...
 
     def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels) in the form that this library's batches have."""
+        """Return images (batch, height, width, channels) with their dimensions as in this library's batches."""
         ...
 
 
 class SentBatch(NamedTuple):
     """A RecordBatch that was sent to the device.
 
-    `slots` are the row numbers of its records, on the device. `uploads` has, for each chunk that was sent with it, the
-    chunk's number, the same number on the device, and the chunk's fields on the device. `numbers` are the numbers of
-    the batch's records in the dataset, on the host.
+    `slots` are the row numbers of its records, on the device. `uploads` has an entry for each chunk that was sent with
+    the batch: the chunk's number, the same number as an array on the device, and the chunk's arrays on the device by
+    field name. `numbers` are the numbers of the batch's records in the dataset, on the host.
     """
 
     slots: Any
@@ -92,13 +97,13 @@ class SentBatch(NamedTuple):
 
 
 class Resident:
-    """The records of a dataset in the memory of a device. Each is uploaded once, when it is first needed.
+    """The records of a dataset in the memory of a device. Each record is uploaded once, when it is first needed.
 
-        resident = Resident(dataset, "cuda")
-        loader = CachedLoader(dataset, 256, shuffle=True, finish="device")
-        for epoch in range(10):
-            for images, labels in resident.batches(loader):
-                ...
+            resident = Resident(dataset, "cuda")
+            loader = CachedLoader(dataset, 256, shuffle=True, finish="device")
+            for epoch in range(10):
+                for images, labels in resident.batches(loader):
+                    ...
 
     Batches are those of the loader, in its order, on the device. Records stay packed on the device if their codec has a
     packed form: `tpucache.ondevice.decoder` decodes them. The loader may be a CachedLoader with any order, weights or
@@ -106,9 +111,10 @@ class Resident:
     """
 
     def __init__(self, dataset: Any, device: Any = "cpu") -> None:
-        """Begin without records. `device` is as in torch, or a JAX Sharding that divides the first axis of a batch.
+        """Begin with no record on the device.
 
-        Raises UsageError for a device that this machine does not have, or a sharding that divides other axes.
+        `device` is a torch device, a JAX Sharding that divides the first axis of a batch, or a ResidentMemory. Raises
+        UsageError for a device that this machine does not have, or a sharding that divides other axes.
         """
         self.dataset = dataset.packed() if hasattr(dataset, "packed") else dataset
         self._memory: ResidentMemory = device if hasattr(device, "reserve") else _memory_of(device)
@@ -116,23 +122,25 @@ class Resident:
         self._tables: dict[str, ResidentTable] = {}
         self._is_pair = False
         self._has_begun = False
-        #: Called with the error if the records do not fit; the host then reads each batch again. None: the error is
-        #: raised.
+        #: Called with the error if the records do not fit; from then on, the host reads every batch. If this is None,
+        #: the error is raised.
         self.on_no_room: Callable[[DeviceFullError], None] | None = None
         self._has_room = True
-        #: Bytes that were sent so far: of records, and of row numbers.
+        #: Bytes that were sent to the device so far: of records, and of row numbers.
         self.uploaded_bytes = self.row_bytes = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
-            "resident data lie in the memory of this process's device: give the dataset to the other process, and make "
-            "a Resident in it"
+            "the records of a Resident lie in the memory of this process's device: give the dataset to the other "
+            "process, and make a Resident there"
         )
 
     @classmethod
     def of(cls, loader: Any, memory: ResidentMemory) -> Resident:
-        """Return a Resident that keeps records in the form in which a loader reads them, even if its host threads
-        decode them.
+        """Return a Resident that keeps records in the form in which `loader` reads them.
+
+        Its records are packed only if the loader reads packed records; `Resident(dataset, device)` keeps them packed
+        whenever that is possible.
         """
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
@@ -140,34 +148,34 @@ class Resident:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes of all records with their labels and columns, on all cores together.
+        """The bytes of all records, with their labels and columns, in the memories of all cores together.
 
-        After the first batch it also counts the rows that fill up the last chunks and tiles.
+        From the first iteration on, this also counts the rows that fill up the last chunks and tiles.
         """
         rows = int(self.dataset.records) if self._slots is None else self._slots.rows
         return rows * bytes_a_row(self.dataset, self._memory)
 
     @property
     def is_full(self) -> bool:
-        """Whether all records are in the device's memory, or being sent."""
+        """Whether all records are in the device's memory, or are being read or sent."""
         return self._slots is not None and self._slots.is_full
 
     @property
     def slots(self) -> RecordSlots | None:
-        """The object that gives the records their rows; None before the first iteration."""
+        """The RecordSlots that says in which row each record lies; None before the first iteration."""
         return self._slots
 
     @property
     def tables(self) -> Mapping[str, ResidentTable]:
-        """The tables of the fields, labels and columns, by name."""
+        """The tables in the device's memory, by the names of fields, "label" and the names of columns."""
         return self._tables
 
     def batches(self, loader: Any) -> Iterator[Batch]:
-        """Yield the batches of one iteration of a loader, on the device: (images, labels) or dicts, as the loader does.
+        """Yield the batches of one iteration of `loader`, on the device: (images, labels) or dicts, as the loader does.
 
-        Images are uint8 (batch, channels, height, width), channels last in memory, or packed (batch, n); in JAX they
-        are (batch, height, width, channels). The loader's state counts these batches. Raises UsageError for a loader of
-        other samples, and while another loop takes batches from this Resident.
+        Images are uint8 (batch, channels, height, width), channels last in memory, or packed (batch, bytes); in JAX
+        they are (batch, height, width, channels). The loader's state counts these batches. Raises UsageError for a
+        loader of other samples, and while another loop takes batches from this Resident.
         """
         self.begin()
         try:
@@ -183,25 +191,28 @@ class Resident:
     def begin(self) -> None:
         """Begin to give batches to one loop. Raises UsageError while another loop takes batches.
 
-        Two loops would overwrite each other's uploads.
+        Two loops at once would overwrite each other's uploads.
         """
         if self._has_begun:
             raise UsageError(
-                "another loop takes batches of the same resident data: end it first, or make another Resident"
+                "another loop takes batches of the same Resident: end that loop first, or make another Resident"
             )
         self._has_begun = True
 
     def end(self) -> None:
-        """End the loop. Records that were read and not received will be uploaded when they are needed again."""
+        """End the loop.
+
+        Records that were read but not received will be read and uploaded again when they are needed again.
+        """
         self._has_begun = False
         if self._slots is not None:
             self._slots.forget_unconfirmed()
 
     def iterate(self, loader: Any) -> Generator[Any, None, None]:
-        """Begin an iteration of a loader that yields `RecordBatch`, as `CachedLoader.iterate_records` does.
+        """Begin an iteration of `loader`, and return a generator of what `loader.iterate_records` yields.
 
-        Raises UsageError for a loader of other samples, and for one whose order "local" divides the samples differently
-        over the cores than that of the first loader.
+        The batches in it are `RecordBatch`es. Raises UsageError for a loader of other samples, and for one whose order
+        "local" divides the samples differently over the cores than the first loader's.
         """
         self._check(loader)
         cores, owners = self._memory.cores, loader.record_owners(self._memory.cores)
@@ -209,8 +220,8 @@ class Resident:
             self._slots = RecordSlots(self.dataset.records, loader.batch_size, cores, owners, self._memory.tile)
         elif not _are_same(owners, self._slots.owners):
             raise UsageError(
-                'with shuffle="local" the layout of resident data depends on order, seed, cores and ranks, and this '
-                "loader has another order, seed, cores or ranks: make another Resident for it"
+                'with shuffle="local" the rows of a Resident depend on order, seed, cores and ranks, and this loader '
+                "has another order, seed, cores or ranks: make another Resident for this loader"
             )
         return self._handed_out(loader.iterate_records(self._slots), self._slots)
 
@@ -225,7 +236,7 @@ class Resident:
             slots.forget_planned()
 
     def pairs(self, loader: Any) -> Generator[Any, None, None]:
-        """Begin an iteration as `iterate` does, but yield `(resident, RecordBatch)`, for a Feeder."""
+        """Begin an iteration as `iterate` does; each batch is the pair (this Resident, RecordBatch), for a Feeder."""
         return self._paired(self.iterate(loader))
 
     def _paired(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -234,7 +245,7 @@ class Resident:
                 yield read._replace(batch=(self, read.batch))
 
     def put(self, batch: RecordBatch) -> SentBatch:
-        """Send a batch's row numbers, and the records that are not on the device yet. Any thread may call this."""
+        """Send a batch's row numbers, and its chunks of records, to the device. Any thread may call this."""
         if self._slots is not None:
             self._slots.check_owners(batch.slots)
         uploads = []
@@ -249,7 +260,7 @@ class Resident:
         return SentBatch(self._memory.put(batch.slots), uploads, batch.numbers)
 
     def put_rows(self, batches: Sequence[RecordBatch]) -> list[SentBatch]:
-        """Send the row numbers of several batches of one size together. None of them may have records to upload."""
+        """Send the row numbers of several batches of one size together; no batch may have records to upload."""
         for batch in batches:
             if self._slots is not None:
                 self._slots.check_owners(batch.slots)
@@ -258,13 +269,13 @@ class Resident:
         return [SentBatch(slots, (), batch.numbers) for slots, batch in zip(sent, batches, strict=True)]
 
     def receive(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> None:
-        """Write the records that were sent with a batch to their places; call this in the thread that computes.
+        """Write the records that were sent with a batch to their rows; call this in the thread that computes.
 
-        `written` is called after each chunk. If this is interrupted, all records are uploaded again when they are
-        needed. Raises DeviceFullError.
+        `written` is called after each chunk. If writing is interrupted or fails, all records are uploaded again when
+        they are needed. Raises DeviceFullError if the records do not fit into the device's memory.
         """
         if self._slots is None:
-            raise UsageError("a batch was sent before an iteration had begun")
+            raise UsageError("a batch was received before an iteration had begun: call iterate or batches first")
         if not sent.uploads:
             return
         try:
@@ -280,9 +291,10 @@ class Resident:
             raise
 
     def receive_or_read(self, sent: SentBatch, written: Callable[[], None] = lambda: None) -> Batch | None:
-        """Receive a batch and return None; if the records do not fit, return the batch as the loader reads it.
+        """Receive a batch and return None; or, if the records do not fit, return the batch as the loader reads it.
 
-        In that case `on_no_room` is called once, or DeviceFullError raised if it is None.
+        The first time that the records do not fit, `on_no_room` is called; where `on_no_room` is None, DeviceFullError
+        is raised. `written` is called after each chunk that was written.
         """
         if self._has_room:
             try:
@@ -299,9 +311,9 @@ class Resident:
         return self.dataset.to_batch(pool.lend(buffer, len(numbers)), self.dataset.record_indices(numbers))
 
     def take(self, slots: Any) -> dict[str, Any]:
-        """Return the fields, labels and columns of a batch, given its slots on the device.
+        """Return a batch's fields, labels and columns by name. `slots` are the rows of its records, on the device.
 
-        An image is (batch, height, width, channels), or packed (batch, n).
+        An image is (batch, height, width, channels), or packed (batch, bytes).
         """
         return {name: table.take(slots) for name, table in self._tables.items()}
 
@@ -311,36 +323,36 @@ class Resident:
         return (fields[IMAGE], fields[LABEL]) if self._is_pair else fields
 
     def _check(self, loader: Any) -> None:
-        """Raise UsageError unless a loader reads the samples of this Resident, in the form in which it keeps them."""
+        """Raise UsageError unless `loader` reads the samples of this Resident, in the form in which it keeps them."""
         own, other = self.dataset, loader.dataset
         if other.record_fields != own.record_fields:
             raise UsageError(
-                'the loader gives records of another form than the resident ones: give it finish="device", and make '
-                "the Resident from a dataset of the same resolution"
+                "the loader reads records in another form than the Resident keeps: give the loader "
+                'finish="device", and make the Resident from a dataset of the same resolution'
             )
         if other.digest != own.digest:
             raise UsageError(
-                "the loader has other samples than the resident data, or the same in another order: make both from one "
-                "dataset"
+                "the loader has other samples than the Resident, or the same samples in another order: make the loader "
+                "and the Resident from one dataset"
             )
 
 
 def bytes_a_record(dataset: Any, memory: ResidentMemory) -> int:
-    """Return the bytes of a packed record in a device's memory; see `bytes_a_row`."""
+    """Return the bytes of a record in a device's memory, packed if its codec has a packed form; see `bytes_a_row`."""
     return bytes_a_row(dataset.packed() if hasattr(dataset, "packed") else dataset, memory)
 
 
 def bytes_a_row(samples: Any, memory: ResidentMemory) -> int:
-    """Return the bytes of a record, with its label, its columns and the padding of tiles, in a device's memory."""
+    """Return the bytes of one record in a device's memory, with its label, its columns and the padding of tiles."""
     values = as_named(samples.to_batch([np.empty((0, *f.shape), f.dtype) for f in samples.record_fields], np.arange(0)))
     arrays = [np.asarray(array) for array in values.values()]
     return sum(memory.itemsize(each.dtype) * memory.tile.padded(math.prod(each.shape[1:])) for each in arrays)
 
 
 def table_bytes(dataset: Any, memory: ResidentMemory, batch_size: int, ranks: int = 1) -> int:
-    """Return the bytes of all records on all cores together, if they are uploaded in batches of this size.
+    """Return the bytes of all records in the memories of all cores, uploaded in chunks of `batch_size` records.
 
-    With several `ranks`, each has an equal share of the records.
+    With several `ranks`, these are the bytes of one rank, which has an equal share of the records.
     """
     records = -(-int(dataset.records) // ranks)
     return rows_of(records, batch_size, memory.cores, memory.tile) * bytes_a_record(dataset, memory)
@@ -351,7 +363,7 @@ def _are_same(one: Numbers | None, other: Numbers | None) -> bool:
 
 
 def as_named(batch: Batch) -> Mapping[str, Any]:
-    """Return a loader's batch, (images, labels) or a dict, as a dict with the labels under "label"."""
+    """Return a loader's batch as a dict by field name; (images, labels) become "image" and "label"."""
     if isinstance(batch, Mapping):
         return batch
     images, labels = batch
@@ -359,14 +371,17 @@ def as_named(batch: Batch) -> Mapping[str, Any]:
 
 
 def channels_last(name: str, array: Any) -> Any:
-    """Return an image as a view (batch, height, width, channels), as it lies in memory; nothing is copied."""
+    """Return images (batch, channels, height, width) as a view (batch, height, width, channels), without a copy.
+
+    Other fields and packed images, which do not have four dimensions, are returned unchanged.
+    """
     if name != IMAGE or array.ndim != 4:
         return array
     return np.moveaxis(array, 1, 3) if isinstance(array, np.ndarray) else array.permute(0, 2, 3, 1)
 
 
 def _memory_of(device: Any) -> ResidentMemory:
-    """Return the memory of a torch device, or of a JAX sharding's devices; import only the library needed."""
+    """Return the memory of a torch device, or of the devices of a JAX sharding; import only the library needed."""
     if type(device).__module__.partition(".")[0] in ("jax", "jaxlib"):
         memory: ResidentMemory = load_callable("tpucache.jax.memory:JaxMemory")(device)
         return memory

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from tpucache.errors import UsageError
 from tpucache.options import check_options, option
 
-#: Whether records stay in the device's memory; "auto": if they fit into the memory that the first steps leave.
+#: Whether records stay in the device's memory. "auto": if they fit into the memory that the first steps leave free.
 ResidentChoice = Literal["auto", "yes", "no"]
 
 _ZOOM: Final = 0.08  # torchvision's default
@@ -23,16 +23,16 @@ _MOST_OPERATIONS: Final = 8
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """The random changes to a training batch; all are off unless given. Raises UsageError.
+    """The random changes to a training batch; all are off unless given. Raises UsageError for values out of range.
 
     `shift` is in pixels. For brightness, contrast and saturation, a strength x gives a factor between 1 - x and 1 + x.
-    `erase` and `grey` are probabilities. `mixup` and `cutmix` are alphas of Beta(alpha, alpha); with both, each batch
-    gets one of them at random. `crop` is RandomResizedCrop with torchvision's distribution, and `zoom` its smallest
-    area as a share of the image. `tilt` is in degrees, `hue` in whole turns, `blur` the largest standard deviation of a
-    Gaussian in pixels. With `views`, each sample takes several neighbouring rows of the batch, each with its own random
-    changes. `rand_augment` is RandAugment's number of operations and `magnitude` their strength, 0 to 30;
-    `trivial_augment` is TrivialAugmentWide. Both have torchvision's operations and distributions, bilinear, and black
-    outside the image.
+    `erase` and `grey` are probabilities. `mixup` and `cutmix` are the alpha of Beta(alpha, alpha); with both, each view
+    of a batch gets one of the two at random. `crop` is RandomResizedCrop with torchvision's distribution, and `zoom` is
+    the smallest share of the image's area that it keeps. `tilt` is in degrees, `hue` in whole turns of the colour
+    circle, and `blur` is the largest standard deviation of a Gaussian in pixels. With `views`, each sample takes
+    several neighbouring rows of the batch, each with its own random changes. `rand_augment` is RandAugment's number of
+    operations and `magnitude` their strength, 0 to 30; `trivial_augment` is TrivialAugmentWide. Both have torchvision's
+    operations and distributions, interpolate bilinearly, and fill with black what comes in from outside the image.
     """
 
     flip: bool = option(False, "flip images left to right, each with probability 1/2")
@@ -97,11 +97,11 @@ class AugmentSettings:
             raise UsageError("rand_augment and trivial_augment both choose operations at random: leave one of them out")
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is an alpha, at least 0, not {getattr(self, name)}")
+                raise UsageError(f"{name} is the alpha of Beta(alpha, alpha), at least 0, not {getattr(self, name)}")
 
     @property
     def mixes(self) -> bool:
-        """Whether images, and therefore their targets, are mixed with other images."""
+        """Whether images are mixed with other images of their batch, and their targets in the same proportion."""
         return bool(self.mixup or self.cutmix)
 
     @property

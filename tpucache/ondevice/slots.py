@@ -1,8 +1,8 @@
-"""RecordSlots: the rows of records in an accelerator's memory. It needs only numpy.
+"""RecordSlots: says in which row of an accelerator's memory each record lies. It needs only numpy.
 
-Memory is filled by chunks with equally many records. With several cores, a chunk is divided as a batch is: each core
-puts its rows of the chunk after those that it has. So no core sends anything to another, and all uploads have one
-shape.
+Records are uploaded in chunks of equally many records. With several cores, a chunk is divided as a batch is, and each
+core appends its share of the chunk to the rows that it already has. So no core sends anything to another core, and all
+uploads have one shape.
 """
 
 from __future__ import annotations
@@ -17,45 +17,49 @@ from tpucache.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]
 
-#: The states of a chunk: it has no records; they are being read; they are being uploaded; they are on the device.
+#: The states of a chunk: it has no records; its records are being read, are being uploaded, or are on the device.
 _FREE, _PLANNED, _SENT, _WRITTEN = range(4)
 
 
 class Tile(NamedTuple):
     """The rows and values of a tile: an accelerator stores arrays of two dimensions in whole tiles.
 
-    A tile of a TPU has 32 x 128 values of 1 byte, or 8 x 128 of 4 bytes (https://openxla.org/xla/tiled_layout).
+    A tile of a TPU has 32 x 128 values of 1 byte, or 8 x 128 values of 4 bytes (https://openxla.org/xla/tiled_layout).
     """
 
     rows: int
     values: int
 
     def padded(self, values: int) -> int:
-        """Return the number of values in a padded row. A single value is not padded: its array has one dimension."""
+        """Return how many values a row of `values` values takes with its padding.
+
+        A row of a single value is not padded, because its array has one dimension.
+        """
         return values if values == 1 else _whole(values, self.values)
 
 
-#: The tile of a memory that stores arrays without padding: a single value.
+#: The tile of a memory that stores arrays without padding: one value.
 NO_TILE: Final = Tile(1, 1)
-#: The tile of XLA's devices for values of 1 byte. It contains whole tiles of larger values, too.
+#: The tile of XLA's devices for values of 1 byte. It holds a whole number of the tiles for larger values, too.
 XLA_TILE: Final = Tile(32, 128)
 
 
 class DeviceFullError(UsageError):
-    """A device has less memory than the records need."""
+    """The memory of a device is too small for the records that it should keep."""
 
 
 class RecordUpload(NamedTuple):
-    """A chunk of records to upload: its number, and its records as a loader's batch."""
+    """A chunk of records to upload: `chunk` is its number, and `batch` its records in the form of a loader's batch."""
 
     chunk: int
     batch: Any
 
 
 class RecordBatch(NamedTuple):
-    """A batch as the row numbers of its records in the device's memory, int32 (batch,), and the chunks to upload first.
+    """A batch whose records lie in the device's memory, or will lie there after its uploads.
 
-    `numbers` are the numbers of its records, int64 (batch,).
+    `slots` are the rows of its records in that memory, int32 (batch,). `uploads` are the chunks to upload first.
+    `numbers` are the numbers of its records in the dataset, int64 (batch,).
     """
 
     slots: npt.NDArray[np.int32]
@@ -64,10 +68,10 @@ class RecordBatch(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The row numbers of some records, and the records that must be read and uploaded first.
+    """The rows that some records have in the device's memory, and which records must be read and uploaded first.
 
-    `missing` has the number of each new chunk, and the numbers of its records. `numbers` are the numbers of all the
-    records.
+    `slots` are the rows of the records, int32 (n,), and `numbers` the numbers of the records in the dataset, int64
+    (n,). `missing` has one pair for each new chunk: the chunk's number, and the numbers of the records to read for it.
     """
 
     slots: npt.NDArray[np.int32]
@@ -75,29 +79,31 @@ class Placed(NamedTuple):
     numbers: Numbers
 
     def part(self, rows: slice) -> RecordBatch:
-        """Return some of the records as a batch that has nothing to upload."""
+        """Return the records at the positions `rows` as a batch that has nothing to upload."""
         return RecordBatch(self.slots[rows], (), self.numbers[rows])
 
     def with_arrays(self, batches: Sequence[Any]) -> RecordBatch:
-        """Return the batch, given the records that were read for each chunk."""
+        """Return all the records as one batch. `batches` has the records that were read for each chunk of `missing`."""
         uploads = [RecordUpload(chunk, batch) for (chunk, _), batch in zip(self.missing, batches, strict=True)]
         return RecordBatch(self.slots, uploads, self.numbers)
 
 
 class RecordSlots:
-    """Gives records rows of a device's memory, in the order in which they are first needed.
+    """Assigns rows of a device's memory to records, in the order in which the records are first needed.
 
-    Records have numbers from 0 to `records` - 1. A chunk has `chunk` of them, the last one fewer. One thread calls
-    `place`; another may call `confirm`. An interrupt does no harm: records of chunks that were not confirmed are placed
-    and uploaded again.
+    Records have numbers from 0 to `records` - 1. A chunk has `chunk` records, the last one fewer. One thread calls
+    `place`; another thread may call `confirm`. An interrupt does no harm: records of chunks that were not confirmed get
+    a row again and are uploaded again.
     """
 
     def __init__(
         self, records: int, chunk: int, cores: int = 1, owners: Numbers | None = None, tile: Tile = NO_TILE
     ) -> None:
-        """Begin without records. `owners` has the core of each record, -1 for a record that is never needed.
+        """Begin with no record in memory. `records` is their number, `chunk` the number of records in an upload.
 
-        Raises UsageError where a chunk does not divide evenly over the cores.
+        A batch is divided evenly over `cores`. `owners` has the core of each record, int64 (records,), and -1 for a
+        record that is never needed; with None, a record may lie on any core. `tile` is the tile of the memory. Raises
+        UsageError where a chunk does not divide evenly over the cores.
         """
         if chunk % cores:
             raise UsageError(f"batches of {chunk:,} do not divide evenly over {cores} cores: choose another batch size")
@@ -110,11 +116,11 @@ class RecordSlots:
         self.rows_a_core = _whole(self.chunks * self._each, tile.rows)
         self._slots = np.full(records, -1, np.int32)
         self._states = np.full(self.chunks, _FREE, np.int8)
-        self._left = self._count_left()  # records without a place, by owner
+        self._left = self._count_left()  # the number of records without a row, by owner
 
     @property
     def rows(self) -> int:
-        """The number of rows on all cores together."""
+        """The number of rows in the memories of all cores together."""
         return self.cores * self.rows_a_core
 
     @property
@@ -128,12 +134,12 @@ class RecordSlots:
         return not self._left.any()
 
     def hand_out(self, chunks: Iterable[int]) -> None:
-        """Note that the records of these chunks are being uploaded; `confirm` will follow."""
+        """Note that the records of these chunks are being uploaded; a call of `confirm` for each chunk will follow."""
         for chunk in chunks:
             self._states[chunk] = _SENT
 
     def forget_planned(self) -> None:
-        """Free the rows of chunks that were not passed to `hand_out`: nobody will upload their records."""
+        """Free the rows of chunks that were not passed to `hand_out`: their records will not be uploaded."""
         self._forget((_PLANNED,))
 
     def forget_unconfirmed(self) -> None:
@@ -150,10 +156,11 @@ class RecordSlots:
         self._states[is_gone] = _FREE
 
     def place(self, numbers: Numbers) -> Placed:
-        """Return the rows of records. Records without a row get one, and the result lists them for upload.
+        """Return the rows of the records with these numbers, int64 (n,).
 
-        A chunk that is not full also takes the records with the lowest numbers that have no row. The last records,
-        fewer than a chunk, are uploaded with the chunk before them. Raises UsageError for a record without an owner.
+        Records without a row get one, and the result lists them in `missing`. If a new chunk is not full, it also takes
+        the records with the lowest numbers that have no row. If fewer records than a chunk would then be left without a
+        row, they get one, too, in one more chunk. Raises UsageError for a record without an owner.
         """
         missing: list[tuple[int, Numbers]] = []
         if self._left.any():
@@ -162,25 +169,30 @@ class RecordSlots:
                 missing = self._place_chunks(found[np.argsort(first)])
         slots = self._slots[numbers]
         if (slots < 0).any():
-            raise UsageError("this Resident has no place for some of the records: make another Resident")
+            raise UsageError(
+                "this Resident was made for an order that never needs some of these records, and has no rows for them: "
+                "make another Resident"
+            )
         return Placed(slots, missing, numbers)
 
     def check_owners(self, slots: npt.NDArray[np.int32]) -> None:
-        """Raise UsageError where records have owners, and a core's part of a batch has a record of another core.
+        """Raise UsageError where a core's part of a batch has a record that lies in the memory of another core.
 
-        The cores exchange nothing in that case, so the core would read a wrong record.
+        This can happen only where records have owners. There the cores exchange no records, so the core would read a
+        wrong one. `slots` are the rows of the batch's records, int32 (batch,).
         """
         if not self.is_local:
             return
         own = np.arange(len(slots)) * self.cores // max(1, len(slots))
         if len(slots) % self.cores or (slots // self.rows_a_core != own).any():
             raise UsageError(
-                'shuffle="local" gives each core the samples in its own memory, and this batch is divided differently: '
-                "give the loader the number of cores that divide a batch, and leave pad_last out"
+                'shuffle="local" gives each core the samples in its own memory, and in this batch a core would get '
+                "samples of another core: give the loader the number of cores that divide a batch, and leave pad_last "
+                "out"
             )
 
     def confirm(self, chunk: int) -> None:
-        """Note that a chunk was written to the device's memory, where it stays."""
+        """Note that a chunk's records were written to the device's memory, where they stay."""
         self._states[chunk] = _WRITTEN
 
     def _count_left(self) -> Numbers:
@@ -206,9 +218,9 @@ class RecordSlots:
         ]
 
     def _filled(self, group: Numbers, owner: int, most: int) -> Numbers:
-        """Return these records of one owner, followed by its other records that have no row, the lowest numbers first.
+        """Return the records of `group`, followed by other records of the same owner that have no row.
 
-        There are at most `most` in all.
+        The other records have the lowest numbers, in ascending order. At most `most` records are returned in all.
         """
         more = min(most, int(self._left[owner])) - len(group)
         if not more:
@@ -220,30 +232,29 @@ class RecordSlots:
         return np.concatenate([group, np.flatnonzero(is_left)[:more]])
 
     def _fill(self, chunk: int, numbers: Numbers) -> Numbers:
-        """Give records the rows of a chunk; return the numbers of the records to read for these rows, up to the last
-        record.
+        """Assign the rows of a chunk to the records in `numbers`; return the numbers of the records to read for it.
 
-        `numbers` has -1 for a row without a record. Another record is read for that row, so that the chunk is read in
-        one piece.
+        `numbers` has -1 for a row without a record. For such a row, the chunk's first record is read once more, so that
+        the chunk is read in one piece. The result ends with the chunk's last record.
         """
         is_record = numbers >= 0
-        self._states[chunk] = _PLANNED  # first, so that an interrupt frees the places again
+        self._states[chunk] = _PLANNED  # first, so that an interrupt frees the rows again
         self._slots[numbers[is_record]] = self.rows_of_chunk(chunk)[is_record]
         self._left -= np.bincount(np.flatnonzero(is_record) // self._width, minlength=len(self._left))
         last = int(np.flatnonzero(is_record)[-1]) + 1
         return np.where(is_record, numbers, numbers[is_record][0])[:last]
 
     def rows_of_chunk(self, chunk: int) -> npt.NDArray[np.int32]:
-        """Return the rows of a chunk's records; those on one core are consecutive."""
+        """Return the rows of a chunk, int32 (chunk,); the rows on one core are consecutive."""
         cores, places = np.divmod(np.arange(self.chunk), self._each)
         return (cores * self.rows_a_core + chunk * self._each + places).astype(np.int32)
 
 
 def rows_of(records: int, chunk: int, cores: int, tile: Tile) -> int:
-    """Return the number of rows for this number of records on all cores together, given the size of a chunk."""
+    """Return the number of rows on all cores together for this number of records, uploaded in chunks of `chunk`."""
     return cores * _whole(-(-records // chunk) * (chunk // cores), tile.rows)
 
 
 def _whole(count: int, unit: int) -> int:
-    """Return the smallest multiple of a unit that is at least a count."""
+    """Return the smallest multiple of `unit` that is at least `count`."""
     return -(-count // unit) * unit
