@@ -157,7 +157,7 @@ class _Set:
         return f"{values[0]:,} x {values[1]:,} pixels" if len(values) == len(sides) and min(values) > 0 else ""
 
     def label(self, at: int) -> str:
-        """Return the label of the sample at position `at` as in a table for `relabel`; "" if the sample has no label."""
+        """Return the label of the sample at position `at` as text for `relabel`; "" if the sample has no label."""
         if self._labels is None:
             return ""
         label = np.asarray(self._labels[int(self.positions[at])])
@@ -169,7 +169,7 @@ class _Set:
         return ",".join(f"{value:.6g}" for value in values)
 
     def have_other_labels(self, first: Array, second: Array) -> npt.NDArray[np.bool_]:
-        """Return, for pairs of samples at the positions `first` and `second`, whether their labels differ: bool (m,)."""
+        """Return, for pairs of samples at these positions, whether their labels differ, bool (m,)."""
         if self._labels is None:
             return np.zeros(len(first), np.bool_)
         labels = np.asarray(self._labels).reshape(len(self._labels), -1)[self.positions]

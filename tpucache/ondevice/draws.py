@@ -171,7 +171,7 @@ def _draw_second(draws: Array, settings: AugmentSettings, uniform: Array, size: 
 def _stream(source: tuple[int, int], view: int, number: int) -> np.random.RandomState:
     """Return a random generator seeded with `source`, the (seed, step), and with the view and the stream's number.
 
-    Of the first view, the first stream is seeded with `source` alone.
+    The first stream of the first view is seeded with `source` alone.
     """
     key = (view, number) if view or number else ()
     # RandomState's distributions never change between releases of NumPy; a Generator's may.
