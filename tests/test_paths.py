@@ -140,7 +140,7 @@ def preview(cache: Any, out: Any) -> Any:
 
 
 def wrong_picture(cache: Any, out: Any) -> Any:
-    with pytest.raises(UsageError, match="does not end as a picture"):
+    with pytest.raises(UsageError, match="is that of no picture format"):
         save_picture(tpucache.preview_cache(cache, samples=2, side=16), type(out)(f"{out}.lmdb"))
 
 

@@ -81,4 +81,4 @@ def test_bench_takes_a_cache_that_is_smaller_than_its_batches(cache, capsys, mon
     assert main(["bench", str(cache), "--batch-size", "200"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert "150 samples, less than a batch of 200: give --batch-size" in said[0]
+    assert "150 samples, less than a batch of 200: give a smaller --batch-size" in said[0]

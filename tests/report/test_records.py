@@ -73,7 +73,7 @@ def test_samples_of_one_class_are_chosen_by_its_name(plain, drawn, hostile):
 
 
 def test_an_unknown_class_is_an_error_with_the_nearest_names(plain):
-    with pytest.raises(UsageError, match=r"no class 'ants': it has 4, such as 'ant'"):
+    with pytest.raises(UsageError, match=r"no class 'ants': it has 4 classes, such as 'ant'"):
         Records(plain).choose(1, class_name="ants")
 
 

@@ -1,1 +1,1 @@
-"""Reports: what a cache or a run contains, how fast a cache is read, and what this machine has."""
+"""Reports: what a cache contains, how fast it is read, and what this machine has; and the parts of all pages."""

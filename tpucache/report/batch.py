@@ -1,4 +1,4 @@
-"""A picture of a batch as the model receives it: augmented on the device, with mixed labels."""
+"""A picture of a batch as the model receives it in training: augmented on the device, with mixed labels."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def preview_batch(
     seed: int = 0,
     side: int = 192,
 ) -> Image.Image:
-    """Return a sheet with the images of a batch of `samples` samples: the first batch of a training with this seed.
+    """Return a sheet with the images of the first batch of a training with this seed, of `samples` samples.
 
     Images are augmented as on the device, and shown without normalisation; their longer sides have `side` pixels. Above
-    each image is its label after augmentation; for two mixed images it has the share of each class. Masks are moved and
-    mixed with their image. Augmentation on the device does not move boxes and keypoints, so they are drawn only if the
-    settings `augment` neither move nor mix pixels. If a cache has augmented variants, these are shown.
+    each image is its label after augmentation; for two mixed images the label has the share of each class. Masks are
+    moved and mixed with their image. Augmentation on the device does not move boxes and keypoints, so they are drawn
+    only if the settings `augment` neither move nor mix pixels. If a cache has augmented variants, the batch has these.
 
-    Raises UsageError when there is nothing to show or a setting does not fit, and NotACacheError, FormatError or
-    DamageError for the cache.
+    Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
+    FormatError or DamageError for the cache.
     """
     if not isinstance(cache, CachedDataset):
         cache = CachedDataset(cache)
         cache = cache.in_variant("epoch") if cache.manifest.augmented else cache
     if IMAGE not in cache.names or not len(cache):
-        raise UsageError(f"{cache.directory} holds no image to show")
+        raise UsageError(f"{cache.directory} holds no image to show: give a cache with at least one image")
     settings = augment or AugmentSettings()
     batch = cache[full_order(len(cache), seed, 0)[:samples]]
     paths = [path for path in batch.paths for _ in range(settings.views)]
@@ -73,7 +73,10 @@ def preview_batch(
 def _augmented(
     batch: CachedDataset, image: Field, settings: AugmentSettings, seed: int
 ) -> tuple[dict[str, Array], Array | None]:
-    """Return a batch's fields as they are shown, and its labels as float rows, or None without labels."""
+    """Return the augmented fields of a batch, by name, and its labels as float rows, or None without labels.
+
+    Images are (batch, height, width, channels), in their dtype.
+    """
     given = next(iter(CachedLoader(batch, len(batch))))
     fields = dict(given) if isinstance(given, Mapping) else {IMAGE: given[0], LABEL: given[1]}
     labels = fields.pop(LABEL)
@@ -95,7 +98,7 @@ def _augmented(
 
 
 def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return labels as float32 rows: a 1 for a sample's class, or the values."""
+    """Return labels as float32 rows (batch, outputs): a 1 in the column of a sample's class, or the label's values."""
     if labels.dim() > 1 or labels.is_floating_point():
         return labels.float().reshape(len(labels), -1)
     known = labels.clamp(min=0)
@@ -103,7 +106,10 @@ def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
-    """Return the masks of mixed images; each pixel has the class with the largest share."""
+    """Return the masks of mixed images, uint8 (batch, height, width, 1).
+
+    Each pixel has the class with the largest share.
+    """
     masks = moved[MASK][..., 0].long()
     shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
     _, mixed = augment.mix(moved[IMAGE], shares, draws)

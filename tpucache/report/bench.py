@@ -35,12 +35,13 @@ class BenchResult:
     """Rates of reading in images a second, each the median of several rounds.
 
     `limit_images_per_second` is the rate of copying as many bytes within memory, and `ratio` the rate of reading
-    divided by it. `idle` is the share of the time in which a simulated accelerator waits, None without a device rate.
+    divided by that rate. `idle` is the share of the time in which a simulated accelerator waits, None without a device
+    rate.
 
-    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; `idle`
-    includes the upload if it was. `bytes_per_image` is the size of a record on disk, `batch_bytes_per_image` its size
-    in a batch for the device. `reading` is the way of reading, "keep", "map" or "stream", with `planned_bytes` of
-    memory (see `ReadingPlan`).
+    `upload_images_per_second` is the rate at which batches are sent to a device, None if it was not measured; if it
+    was, the waiting in `idle` includes the upload. `bytes_per_image` is the size of a record on disk,
+    `batch_bytes_per_image` its size in a batch for the device. `reading` is the way of reading, "keep", "map" or
+    "stream", with `planned_bytes` of memory (see `ReadingPlan`); `in_memory` is True for "keep".
     """
 
     images_per_second: float
@@ -64,9 +65,10 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class BatchUpload:
-    """A way to send batches to a device. `send` returns when a batch has arrived.
+    """A way to send batches to a device.
 
-    `pin_memory` asks for page-locked batches. Each of `cores` cores gets an equal part of a batch.
+    `send` sends a batch, and returns when the batch has arrived. `pin_memory` asks for batches in page-locked memory.
+    Each of `cores` cores gets an equal part of a batch.
     """
 
     send: Callable[[Any], object]
@@ -86,20 +88,25 @@ def run_bench(
     upload: BatchUpload | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> BenchResult:
-    """Measure reading in rounds of `seconds`: shuffled batches, alternating with copies of as many bytes within memory.
+    """Measure how fast a dataset is read, and how fast as many bytes are copied within memory.
 
-    Both use the same number of threads. `finish` "device" leaves packed images packed. With `device_rate`, a simulated
-    accelerator takes this many images a second from a queue of two batches; it is idle for the share of time in which
-    the queue is empty. With `upload` sending is measured, too, and each batch is sent before it enters the queue.
-    `on_progress` is called with a line of text at the start. Raises UsageError when the cache is smaller than a batch,
-    a batch does not divide over the cores, or the rate is not above 0.
+    In each of `rounds` rounds, shuffled batches are read for `seconds`, then bytes are copied for `seconds`, by the
+    same number of threads. `finish` "device" leaves packed images packed. With `device_rate`, a simulated accelerator
+    takes this many images a second from a queue of two batches; it is idle for the share of time in which the queue is
+    empty. With `upload`, sending is measured, too, and each batch is sent before it enters the queue. `on_progress` is
+    called with a line of text at the start. Raises UsageError when the cache is smaller than a batch, a batch does not
+    divide over the cores, or the rate is not above 0.
     """
     check_device_rate(device_rate)
     if upload is not None and batch_size % upload.cores:
-        raise UsageError(f"a batch of {batch_size} does not divide over {upload.cores} cores: give --batch-size")
+        raise UsageError(
+            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a --batch-size that does"
+        )
     if len(dataset) < batch_size:
-        raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
-    # In each round: reading, copying, sending, the simulated device. One more turn warms up.
+        raise UsageError(
+            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
+        )
+    # Each round has a turn for reading, copying, sending, and the simulated device. One more turn warms up.
     turns = rounds * (2 + (upload is not None) + (device_rate is not None)) + 1
     on_progress(f"measuring for about {turns * seconds:.0f} s")
     pin_memory = upload is not None and upload.pin_memory
@@ -135,7 +142,7 @@ def run_bench(
 
 
 def check_device_rate(device_rate: float | None) -> None:
-    """Raise UsageError unless this is a number of images a second, or None."""
+    """Raise UsageError unless `device_rate` is a finite number above 0, or None."""
     if device_rate is not None and not 0 < device_rate < math.inf:
         raise UsageError(f"device_rate is a number of images a second above 0, not {device_rate}")
 
@@ -149,7 +156,10 @@ def measure_reading(
     seconds: float = 0.5,
     finish: Finish = "device",
 ) -> float:
-    """Return the rate of reading in images a second, measured as by `run_bench`: the median of rounds of `seconds`."""
+    """Return the rate of reading in images a second, measured as by `run_bench`.
+
+    It is the median of `rounds` rounds of `seconds` each.
+    """
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
 
@@ -157,7 +167,10 @@ def measure_reading(
 def _warm_loader(
     dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
 ) -> CachedLoader:
-    """Return a loader of shuffled batches, after filling the page cache, the kept records and the buffers."""
+    """Return a loader of shuffled batches that has read for a while.
+
+    This has filled the page cache, the records that are kept in memory, and the buffers of batches.
+    """
     loader = CachedLoader(
         dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory
     )
@@ -170,12 +183,13 @@ def _warm_loader(
 
 @dataclass(frozen=True)
 class NetworkBench:
-    """The rate at which a cache was read from its URL, the seconds in all and to the first batch, and the use of the
-    network.
+    """How fast a cache was read from its URL, and how it used the network.
 
-    `link_share` is the average rate as a share of the best second's rate. `bytes_for_each_needed` is the number of
-    bytes that were fetched, divided by the bytes that the batches needed. `idle` is the share of the time after the
-    first batch in which a simulated accelerator waited, None without one.
+    `images_per_second` is the rate over all `seconds`, and `first_seconds` the time to the first batch. `link_share` is
+    the average rate in bytes as a share of the best second's rate. `bytes_for_each_needed` is the number of bytes that
+    were fetched, divided by the bytes that the batches needed. `idle` is the share of the time after the first batch in
+    which a simulated accelerator waited, None without such an accelerator. `network` has the counts of bytes and
+    requests.
     """
 
     images_per_second: float
@@ -201,13 +215,15 @@ def bench_network(
     finish: Finish = "host",
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> NetworkBench:
-    """Read a cache at a URL with shuffle="block", for one epoch or for `seconds`.
+    """Measure how fast a cache at a URL is read with shuffle="block", for one epoch or for `seconds`.
 
-    With `device_rate` a simulated accelerator takes this many images a second. Raises UsageError when the cache is
+    With `device_rate`, a simulated accelerator takes this many images a second. Raises UsageError when the cache is
     smaller than a batch, or is not at a URL.
     """
     if len(dataset) < batch_size:
-        raise UsageError(f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give --batch-size")
+        raise UsageError(
+            f"the cache has {len(dataset)} samples, less than a batch of {batch_size}: give a smaller --batch-size"
+        )
     on_progress(f"reading for {seconds:.0f} s at most")
     began = time.perf_counter()
     loader = CachedLoader(dataset, batch_size, shuffle="block", drop_last=True, threads=threads, finish=finish)
@@ -228,7 +244,7 @@ def bench_network(
         idle = simulate_device(batches(), batch_size / device_rate, seconds)
     use = loader.dataset.network
     if use is None:
-        raise UsageError(f"{dataset.place} is no URL: use run_bench")
+        raise UsageError(f"the cache {dataset.place} is not at a URL: use run_bench to measure it")
     taken = times[-1] - began
     return NetworkBench(
         images_per_second=len(times) * batch_size / taken,
@@ -242,17 +258,17 @@ def bench_network(
 
 
 def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float) -> float:
-    """Return the share of the time in which an accelerator waits for `batches`, measured for `seconds`.
+    """Return the share of the time in which a simulated accelerator waits for `batches`, measured for `seconds`.
 
-    It needs `step_seconds` for each batch. The accelerator is a thread that takes batches from a queue of two. At least
-    two batches are taken; the wait for the first one does not count.
+    The accelerator is a thread that takes batches from a queue of two, and needs `step_seconds` for each batch. At
+    least two batches are taken, if there are two; the wait for the first one does not count.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all
 
     def device() -> None:
-        # A step begins when the earlier step is over and its batch has arrived. Both times are computed from arrivals,
-        # so that the accelerator does not seem slower if this thread wakes up late.
+        # A step begins when the step before is over and the step's own batch has arrived. Both times are computed from
+        # arrivals, so that the accelerator does not seem slower if this thread wakes up late.
         start = due = 0.0
         while (item := ready.get()) is not None:
             arrived, _ = item
@@ -282,7 +298,7 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
 
 
 class _Gather:
-    """The machine's limit: rows of an array in memory, copied in random order into reused batches."""
+    """The machine's limit: copies rows of an array in memory, in random order, into batches that are used again."""
 
     def __init__(self, record_bytes: int, batch_size: int, threads: int) -> None:
         rows = max(2 * batch_size, _GATHER_BYTES // record_bytes)
@@ -313,14 +329,17 @@ def _batches(loader: CachedLoader) -> Iterator[Any]:
 
 
 def _sent_again(loader: CachedLoader, upload: BatchUpload) -> Iterator[object]:
-    """Send a few batches repeatedly, without reading; they are too many for a core's cache."""
+    """Yield what `upload.send` returns for a few batches, which are sent again and again, without reading.
+
+    The batches are together too large for the cache of a CPU core.
+    """
     batches = list(itertools.islice(_batches(loader), _SENT_BATCHES))
     for batch in itertools.cycle(batches):
         yield upload.send(batch)
 
 
 def count_rate(batches: Iterable[Any], batch_size: int, seconds: float) -> float:
-    """Return images a second, measured for `seconds` after the first batch."""
+    """Return the images a second of batches of `batch_size` images, measured for `seconds` after the first batch."""
     iterator = iter(batches)
     next(iterator)
     start = time.perf_counter()

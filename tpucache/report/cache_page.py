@@ -1,4 +1,4 @@
-"""The page of a cache: samples, classes, sizes, channels, skipped files, how to read it and how it was made."""
+"""The page of a cache: samples, classes, sizes, channels, skipped files, how to read the cache and how it was made."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tpucache.units import size_text
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-_CLASSES: Final = 40  # shown at first; the others are folded
+_CLASSES: Final = 40  # classes that are shown at first; the page shows the other classes on a click
 _MOST: Final = 1000  # rows in each table, at most
 _BATCH: Final = 256  # batch size in the example code
 
 _CHANNELS: Final = {3: ("red", "green", "blue"), 1: ("grey",)}
 _RECORDS: Final = 256  # records whose values are counted, at most
-_BYTES: Final = 64 << 20
+_BYTES: Final = 64 << 20  # bytes of these records, at most
 _VALUES: Final = 256
 _SIZES: Final = 28  # steps in the histogram of file sizes
 
@@ -47,13 +47,14 @@ _SIZES: Final = 28  # steps in the histogram of file sizes
 def report_cache(
     cache: str | Path | CachedDataset, samples: int = SAMPLES, *, seed: int = 0, variants: int = VARIANTS
 ) -> Page:
-    """Return a page about a cache: samples, classes, sizes, channels, skipped files, shards, how it was made.
+    """Return a page about a cache: samples, classes, sizes, channels, skipped files, shards, and how it was made.
 
-    At most `samples` samples are shown in at most `variants` variants, chosen at random as by `preview_cache`. The
-    channels' histograms count at most 256 records. For a dataset with a selection of samples, both use only these; the
-    rest is about the whole cache. The page has no script and loads nothing from elsewhere.
+    At most `samples` samples are shown, each in at most `variants` variants, chosen at random as by `preview_cache`.
+    The histograms of channels count at most 256 records. For a dataset with a selection of samples, the shown samples
+    and the histograms are from this selection; the rest of the page is about the whole cache. The page has no script
+    and loads nothing from elsewhere.
 
-    Raises NotACacheError, FormatError or DamageError for the cache, DependencyError without jinja2, Pillow or the
+    Raises NotACacheError, FormatError or DamageError for the cache, and DependencyError without jinja2, Pillow or the
     records' decoder.
     """
     records = Records(cache)
@@ -92,7 +93,7 @@ def _figures(records: Records) -> list[tuple[str, str]]:
 
 
 def _sheet(records: Records, samples: int, seed: int, variants: int) -> Sheet | None:
-    """Return at most `samples` samples, each in at most `variants` variants; None without images."""
+    """Return at most `samples` samples, each in at most `variants` variants; None for a cache without images."""
     manifest, image = records.manifest, records.image
     chosen = records.choose(samples, seed) if image is not None else []
     if image is None or not chosen:
@@ -159,10 +160,10 @@ def _sizes(records: Records) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class SizeHistogram:
-    """A histogram of file sizes in bytes, in steps of equal ratio from the smallest to the largest.
+    """A histogram of file sizes in bytes, in steps of equal ratio from the smallest to the largest size.
 
-    `middle` is the size in the middle of this scale, `median` the size of the middle file, `total` the sum of all
-    sizes.
+    `counts` has the number of files in each step, int64 (steps,). `middle` is the size in the middle of this scale,
+    `median` the median size, and `total` the sum of all sizes.
     """
 
     counts: npt.NDArray[np.int64]
@@ -174,7 +175,10 @@ class SizeHistogram:
 
 
 def size_histogram(sizes: npt.NDArray[Any]) -> SizeHistogram | None:
-    """Count files by size in bytes, in steps of equal ratio; a size of 0 is unknown. None if no size is known."""
+    """Return a histogram of file sizes in bytes, in steps of equal ratio; None if no size is known.
+
+    A size of 0 is unknown, and left out.
+    """
     known = sizes[sizes > 0].astype(np.float64)
     if not len(known):
         return None
@@ -214,9 +218,9 @@ def _channels(records: Records, seed: int) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Channels:
-    """The number of occurrences of values in each channel, int64 (channels, 256), in `records` records of variant 0.
+    """How often each value occurs in each channel of `records` records of the first variant: int64 (channels, 256).
 
-    The 256 steps are equal and go from `least` to `most`.
+    Values are counted in 256 equal steps from `least` to `most`.
     """
 
     counts: npt.NDArray[np.int64]
@@ -226,7 +230,10 @@ class Channels:
 
 
 def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
-    """Count the values in at most 256 random clean records, or in 64 MiB of them; None without an image."""
+    """Return how often values occur in each channel of random clean records; None for a cache without images.
+
+    At most 256 records are read, or 64 MiB of them.
+    """
     image = records.image
     if image is None or not len(records.positions):
         return None
@@ -247,7 +254,7 @@ def channel_histogram(records: Records, seed: int = 0) -> Channels | None:
 
 
 def _places(pixels: npt.NDArray[Any], least: float, most: float) -> npt.NDArray[np.int64]:
-    """Return the bin of each number, 0 to 255: the range from `least` to `most` is divided into 256 equal bins."""
+    """Return the bin of each number, 0 to 255; 256 equal bins divide the range from `least` to `most`."""
     shares = (pixels.astype(np.float64) - least) / max(most - least, np.finfo(np.float64).tiny)
     return np.asarray(np.minimum(shares * _VALUES, _VALUES - 1), np.int64)
 
@@ -264,7 +271,7 @@ def _skipped(records: Records) -> dict[str, Any] | None:
 
 
 def usage_lines(records: Records) -> list[str]:
-    """Return Python code, as lines, that reads a cache in batches; it runs in the folder with the cache."""
+    """Return Python code, as lines, that reads a cache in batches; it runs in the folder that contains the cache."""
     manifest = records.manifest
     batch = min(_BATCH, manifest.samples)
     variant = ', variant="epoch"' if manifest.augmented else ""

@@ -1,4 +1,4 @@
-"""Draws pictures with Pillow: a record with its mask, boxes and keypoints over its image, and sheets of them."""
+"""Draws pictures with Pillow: an image with its mask, boxes and keypoints over it, and sheets of many images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except ImportError as error:
 
 Colour = tuple[int, int, int]
 
-#: Colours of mask values, box classes and keypoints, in turn. They differ from each other, skin, leaves and sky.
+#: Colours of mask values, box classes and keypoints, in turn. They differ from one another, and from skin, leaves, sky.
 PALETTE: Final[tuple[Colour, ...]] = (
     (255, 77, 46),
     (0, 196, 180),
@@ -39,8 +39,8 @@ PALETTE: Final[tuple[Colour, ...]] = (
 )
 _OVERLAY: Final = 0.4  # the opacity of a mask's colour
 _PIXELATED: Final = 3.0  # from this scale on, pixels are shown as squares
-_SHARPER: Final = 2  # overlays are drawn this much larger, then shrunk, which smooths their edges
-_PERCENTILES: Final = (1, 99)  # not the extremes: a few of those would turn the rest black
+_SHARPER: Final = 2  # keypoints are drawn larger by this factor, then shrunk, which smooths their edges
+_PERCENTILES: Final = (1, 99)  # not the extremes: a few extreme pixels would turn all others black
 _MORE: Final = "DejaVuSans.ttf"
 _NO_CHARACTER: Final = "\uffff"
 _INK: Final = (20, 20, 22)
@@ -62,11 +62,11 @@ _WIDTH: Final = 1200  # samples are placed side by side up to this width
 
 @functools.cache
 def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
-    """Return Pillow's own outline font, Aileron, and one with far more characters if the machine has it."""
+    """Return Pillow's own outline font, Aileron, and, if the machine has it, DejaVu Sans with far more characters."""
     built_in = ImageFont.load_default(size)
     if not isinstance(built_in, ImageFont.FreeTypeFont):
-        raise DependencyError("this Pillow was built without FreeType: install it from its wheel")
-    plots = importlib.util.find_spec("matplotlib")  # it contains the font; it is not imported
+        raise DependencyError("this Pillow was built without FreeType: install Pillow from its wheel")
+    plots = importlib.util.find_spec("matplotlib")  # matplotlib contains the font; it is only found, not imported
     folder = Path(plots.origin).parent / "mpl-data/fonts/ttf" if plots and plots.origin else Path()
     for place in (_MORE, str(folder / _MORE)):
         try:
@@ -77,22 +77,23 @@ def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return the first font, at a size in pixels, that has all characters of a text, or else the last font."""
+    """Return the first font that has all characters of a text, or else the last font; `size` is in pixels."""
     fonts = _fonts(size)
     return next((font for font in fonts if not any(_is_missing(font, one) for one in set(text))), fonts[-1])
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_missing(font: ImageFont.FreeTypeFont, character: str) -> bool:
-    """Return whether a font draws a character as it draws unknown ones: as an empty box."""
+    """Return whether a font lacks a character: it then draws the character as an empty box."""
     return bytes(font.getmask(character)) == bytes(font.getmask(_NO_CHARACTER))
 
 
 def displayable(pixels: Array) -> npt.NDArray[np.uint8]:
-    """Return an image (height, width, channels) of any depth as uint8 (height, width, 1 or 3).
+    """Return an image (height, width, channels) of any dtype as uint8 (height, width, 1 or 3).
 
-    8-bit grey and RGB are not changed. Of other images the first channel is shown, or the first three as red, green and
-    blue. Deeper values are scaled, from black at the image's 1st percentile to white at the 99th.
+    Grey and RGB images of 8 bits are not changed. Of images with two channels only the first is shown, and of images
+    with more than three the first three, as red, green and blue. Values of other dtypes are scaled: the image's 1st
+    percentile becomes black, and its 99th percentile white.
     """
     shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]
     if shown.dtype == np.uint8:
@@ -105,9 +106,10 @@ def displayable(pixels: Array) -> npt.NDArray[np.uint8]:
 def draw_text(
     draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, fill: Colour, width: float, **options: Any
 ) -> None:
-    """Draw one line of text, cut with an ellipsis if it is wider than `width` pixels.
+    """Draw one line of text at `at`, cut with an ellipsis if it is wider than `width` pixels.
 
-    `options` are those of ImageDraw.text, and `keep_end`, which cuts the beginning instead.
+    `size` is the height of the letters in pixels, and `fill` their colour. `options` are those of ImageDraw.text, and
+    `keep_end`, with which the beginning of the text is cut instead of its end.
     """
     keep_end = options.pop("keep_end", False)
     plain = printable(text)
@@ -120,11 +122,12 @@ def draw_text(
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
     """Return a record's image with its other fields drawn over it; its longer side has `side` pixels.
 
-    Lines and letters are `dense` times as large, for pictures that are shown that much smaller.
+    Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `classes` are the
+    names of the boxes' classes.
 
-    `fields` are a record's: `image` (height, width, channels), as `displayable` shows it; `mask` uint8 (height, width,
-    1), where 0 is not coloured; `boxes` (n, 5) of left, top, right, bottom, class, without empty ones; `keypoints` (n,
-    3) of x, y, visible. Other fields are not drawn.
+    `fields` are a record's fields by name: `image` (height, width, channels), as `displayable` shows it; `mask` uint8
+    (height, width, 1), where 0 is not coloured; `boxes` (n, 5) of left, top, right, bottom, class, where empty boxes
+    are not drawn; `keypoints` (n, 3) of x, y, visible. Other fields are not drawn.
     """
     pixels = displayable(fields[IMAGE])
     height, width = pixels.shape[:2]
@@ -177,7 +180,7 @@ def _draw_boxes(image: Image.Image, boxes: Array, ratio: Array, classes: Sequenc
 
 
 def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: str, colour: Colour, size: int) -> None:
-    """Draw a name on a plate in the box's colour, above the box's corner, or inside the box at the picture's top."""
+    """Draw a name on a coloured rectangle above the corner of its box, or inside the box if there is no room above."""
     left, top = corner
     width = draw.im.size[0]  # the picture's
     plain = printable(name)
@@ -191,7 +194,7 @@ def _draw_plate(draw: ImageDraw.ImageDraw, corner: tuple[float, float], name: st
 
 
 def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int) -> Image.Image:
-    """Return the image with a dot and its number for each keypoint in view."""
+    """Return the image with a dot for each keypoint that is visible, and the keypoint's number next to it."""
     shown = np.flatnonzero(np.isfinite(points).all(axis=1) & (points[:, 2] > 0)).tolist()
     # Pillow's circles have rough edges, so they are drawn larger and shrunk.
     layer = Image.new("RGBA", (image.width * _SHARPER, image.height * _SHARPER))
@@ -209,7 +212,7 @@ def _with_keypoints(image: Image.Image, points: Array, ratio: Array, dense: int)
 
 
 def _ink_on(colour: Colour) -> Colour:
-    """Return black or white, whichever reads better on a colour (its luma by ITU-R BT.601)."""
+    """Return black or white, whichever can be read better on a colour (by its luma of ITU-R BT.601)."""
     luma = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
     return _INK if luma > 140 else _WHITE
 
@@ -224,7 +227,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions on a sheet of `cells` samples, with `across` pictures of `size` (width, height) for each."""
+    """The positions of samples on a sheet: `cells` samples, each with `across` pictures of `size` (width, height).
+
+    All coordinates and sizes are in pixels.
+    """
 
     cells: int
     across: int
@@ -232,7 +238,7 @@ class Layout:
 
     @property
     def strip(self) -> int:
-        """The width of a sample: of its pictures and the gaps between them."""
+        """The width of a sample's pictures with the gaps between them."""
         return self.across * (self.size[0] + _GAP) - _GAP
 
     @property
@@ -244,22 +250,22 @@ class Layout:
 
     @property
     def top(self) -> int:
-        """The y coordinate of the first samples."""
+        """The y coordinate of the first row of samples."""
         return 96 if self.across == 1 else 122
 
     @property
     def inner(self) -> int:
-        """The width within the margins."""
+        """The width of the sheet without its margins."""
         return max(_MIN_WIDTH, self.columns * (self.strip + _GUTTER) - _GUTTER)
 
     @property
     def height(self) -> int:
-        """The height of the sheet."""
+        """The height of the sheet with its margins."""
         down = math.ceil(self.cells / self.columns)
         return self.top + down * (_CAPTION + self.size[1] + _GUTTER) - _GUTTER + _MARGIN
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the top left corner of a sample."""
+        """Return the (x, y) of the top left corner of sample `number`."""
         row, column = divmod(number, self.columns)
         return _MARGIN + column * (self.strip + _GUTTER), self.top + row * (_CAPTION + self.size[1] + _GUTTER)
 
@@ -272,7 +278,7 @@ def fitted_size(shape: Sequence[int], side: int) -> tuple[int, int]:
 
 @calling("Pillow")
 def draw_sheet(layout: Layout, title: str, line: str, cells: Iterable[Cell], heads: Sequence[str] = ()) -> Image.Image:
-    """Return a sheet of cells under a title and a line; `heads` are titles of the pictures of a sample."""
+    """Return a sheet of cells under a title and a line of text; `heads` are the headings of a sample's pictures."""
     sheet = Image.new("RGB", (layout.inner + 2 * _MARGIN, layout.height), _PAPER)
     draw = ImageDraw.Draw(sheet)
     _write(draw, (_MARGIN, 52), title, 26, _SHEET_INK, layout.inner)
@@ -301,5 +307,5 @@ def _write(
     width: float,
     keep_end: bool = False,
 ) -> None:
-    """Write a line of text on its base line."""
+    """Write a line of text whose base line begins at `at`, cut at the end or, with `keep_end`, at the beginning."""
     draw_text(draw, at, text, size, fill, width, keep_end=keep_end, anchor="ls")

@@ -1,4 +1,4 @@
-"""Describes a cache: its contents, its size, and how it was made."""
+"""Describes a cache: its contents, its size, and how it was made. `inspect` shows this."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tpucache.store.manifest import Manifest
 from tpucache.units import size_text
 
 _NAMED: Final = 8
-#: Settings of a recipe that concern records without an image.
+#: The settings of a recipe that also concern records without an image.
 _OF_ARRAYS: Final = {"codec", "quality", "shard_mb", "seed", "variants", "augment"}
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest's facts as JSON values; `variants` is the number of augmented variants."""
+    """Return what a cache contains and how it was made, as JSON values; `variants` counts augmented variants only."""
     return {
         "samples": manifest.samples,
         "variants": manifest.augmented,
@@ -44,9 +44,9 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return, as JSON values, each version of a cache and its differences from the version before.
+    """Return, as JSON values, each version of a cache and its changes since the version before, the oldest first.
 
-    `times` has the creation time of versions, by their identities; an unknown time is None.
+    `times` has the creation times of versions by their identities; a time that it lacks is None.
     """
     found = []
     for at, manifest in enumerate(versions):
@@ -69,7 +69,7 @@ def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) ->
 
 
 def _changes(before: Manifest, now: Manifest) -> list[str]:
-    """Return in words how a version of a cache differs from the version before."""
+    """Return texts that say how a version of a cache differs from the version before it."""
     gone = {each.number for each in now.deleted} - {each.number for each in before.deleted}
     back = {each.number for each in before.deleted} - {each.number for each in now.deleted}
     added = now.samples - before.samples + len(gone) - len(back)
@@ -85,7 +85,7 @@ def _changes(before: Manifest, now: Manifest) -> list[str]:
 
 
 def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the result of `describe_versions` as lines for people, the newest version last."""
+    """Return the result of `describe_versions` as lines of text, with the newest version last."""
     return [
         printable(
             f"{each['version']:>4}  {each['time'] or 'time not known':20}  {each['samples']:>9,} samples  "
@@ -96,7 +96,10 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _frequency_lines(manifest: Manifest) -> list[str]:
-    """Return a line with the image sizes that the bands make possible, and an image's bytes and quality at each."""
+    """Return a line with the image sizes that can be read from fewer bands; no line for a cache without bands.
+
+    For each size, it has the bytes of an image and the quality in dB.
+    """
     image, known = manifest.fields[0], manifest.statistics.frequencies
     if not image.bands or not known:
         return []
@@ -116,7 +119,7 @@ def _field_text(field: Field) -> str:
 
 
 def describe_lines(manifest: Manifest) -> list[str]:
-    """Return a manifest's facts as lines for people."""
+    """Return what a cache contains and how it was made, as lines of text."""
     fields = ", ".join(map(_field_text, manifest.fields))
     lines = [
         f"samples      {manifest.samples:,} in {len(manifest.classes)} classes"
@@ -148,7 +151,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
 
 
 def records_text(manifest: Manifest) -> str:
-    """Return in words how many records a cache has, and their variants."""
+    """Return a text that says how many records a cache has, and of which variants."""
     records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
     clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
     if IMAGE not in names and not manifest.augmented:
@@ -159,7 +162,7 @@ def records_text(manifest: Manifest) -> str:
 
 
 def recipe_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the settings of a cache's recipe that concern its records.
+    """Return the settings of a cache's recipe that concern its records, as texts by name.
 
     These are the image size, the augmentation, and settings other than the defaults.
     """
@@ -178,7 +181,7 @@ def _recipe_line(manifest: Manifest) -> str:
 
 
 def version_texts(manifest: Manifest) -> dict[str, str]:
-    """Return the versions of the libraries that made a cache; missing libraries are left out."""
+    """Return the versions of the libraries that made a cache, by name; a library that was not installed is left out."""
     return {name: str(value) for name, value in manifest.created_by.items() if value}
 
 
@@ -194,13 +197,16 @@ def _statistics_line(manifest: Manifest) -> str:
 
 
 def _range(manifest: Manifest) -> str:
-    """Return the range of the values of a cache's images."""
+    """Return a text with the range of the values of a cache's images."""
     dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
     return "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
 
 
 def left_out(manifest: Manifest) -> dict[str, int]:
-    """Return the number of the source's files that are no samples, by type; empty unless all counts are valid."""
+    """Return how many files of the source are no samples, by the files' suffixes.
+
+    The result is empty if the manifest has no valid counts.
+    """
     content = manifest.source.get("left_out")
     if not isinstance(content, dict) or not all(type(count) is int for count in content.values()):
         return {}
@@ -208,7 +214,10 @@ def left_out(manifest: Manifest) -> dict[str, int]:
 
 
 def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """Return the number of annotations in the source, and in each variant, as JSON values."""
+    """Return how many annotations of each kind the source, the clean images and each augmented variant have.
+
+    The result has JSON values, by kind. A number that the manifest does not have is None.
+    """
     augmented = [str(variant) for variant in manifest.variants if variant]
     return {
         name: {
@@ -221,7 +230,7 @@ def _annotations(manifest: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def annotation_texts(manifest: Manifest) -> dict[str, str]:
-    """Return, in one line for each kind, how many annotations are out of view in a cache's images."""
+    """Return, for each kind of annotation, a text that says how many are out of view in a cache's images."""
     texts = {}
     for name, counts in _annotations(manifest).items():
         given, clean, left = counts["source"], counts["clean"], counts["variants"]
@@ -239,12 +248,12 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 
 def label_text(manifest: Manifest) -> str:
-    """Return in one line how the samples' labels were read."""
+    """Return one line that says how the samples' labels were read."""
     return describe_labels(_read_as(manifest), manifest.classes, manifest.statistics.class_counts)
 
 
 def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Sequence[int]) -> str:
-    """Return in one line how labels were read.
+    """Return one line that says how labels were read.
 
     `read` is the manifest's description of labels, `classes` the names of the classes, and `counts` how many samples
     each class has.

@@ -1,4 +1,4 @@
-"""A page, as a file or in a notebook, and the computed parts of pages: pictures, bars, charts."""
+"""Pages as HTML, in a file or in a notebook, and the computed parts of pages: pictures, bars and charts."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from tpucache.types import Array
 from tpucache.version import __version__
 
 _PACKAGE: Final = "tpucache.report"
-_DENSE: Final = 2  # for dense screens, pictures have this many times the pixels on the page, in each direction
+_DENSE: Final = 2  # for screens with small pixels, pictures have this many pixels for each one on the page, each way
 _PLAIN_SIDE: Final = 128 * _DENSE
 _DRAWN_SIDE: Final = 176 * _DENSE  # larger, so that text drawn over the picture can be read
 _SMALL: Final = 64
 _QUALITY: Final = 85
 _WIDTH, _HEIGHT = 640, 150
 _EDGE: Final = 3  # between a curve and the edge of its chart
-_ACROSS, _UP = 7, 5  # values along an axis, at most
-_COUNTED: Final = 1e9  # an axis has ticks only if its values are fewer steps than this from 0
+_ACROSS, _UP = 7, 5  # ticks along the horizontal and the vertical axis, at most
+_COUNTED: Final = 1e9  # an axis has several ticks only if its values are fewer steps between ticks than this from 0
 
 
 @dataclass(frozen=True)
 class Page:
     """An HTML page about a cache or a run; a notebook shows it when it is the value of a cell.
 
-    `allows` are the permissions of a notebook's frame, as in the attribute `sandbox`; a page without a script needs
-    none.
+    `name` is the page's title, and `html` its text. `allows` are the permissions that the page needs in a notebook's
+    frame, as in the attribute `sandbox`; a page without a script needs none.
     """
 
     name: str
@@ -49,9 +49,10 @@ class Page:
     allows: str = ""
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file and return its path.
+        """Write the page to a file and return the file's path.
 
-        Raises UsageError for a file of a cache or a run, TpucacheError when it cannot be written.
+        Raises UsageError for a path of a file that belongs to a cache or a run, and TpucacheError when the page cannot
+        be written.
         """
         check_no_cache_file(Path(path))
         check_no_run_file(Path(path))
@@ -68,26 +69,34 @@ class Page:
 def make_page(
     template: str, name: str, values: Mapping[str, object], allows: str = "", package: str = _PACKAGE
 ) -> Page:
-    """Return a page with this name: a package's template, filled with values.
+    """Return a page with this name, made from a template and the values to fill in.
 
-    Raises DependencyError without jinja2.
+    `template` is the name of a file in the folder `templates` of `package`. `allows` is that of `Page`. Raises
+    DependencyError without jinja2.
     """
     return Page(name, fill_template(template, {"name": name, "version": __version__, **values}, package), allows)
 
 
 def fill_template(template: str, values: Mapping[str, object], package: str = _PACKAGE) -> str:
-    """Return a package's template, filled with values. Raises DependencyError without jinja2."""
+    """Return the text of a template, filled with values. Raises DependencyError without jinja2.
+
+    `template` is the name of a file in the folder `templates` of `package`.
+    """
     with calling("jinja2"):
         return fill(package, template, values, escape)
 
 
 def escape(value: object) -> str:
-    """Return a value as one line of text that is safe between tags and in quoted attributes."""
+    """Return a value as one line of HTML text that is safe between tags and in quoted attributes."""
     return html.escape(printable(str(value)))
 
 
 class Picture(NamedTuple):
-    """A picture in a page: its bytes as a data URL, its size in pixels, a text that describes it, a word above it."""
+    """A picture in a page.
+
+    `source` is its file as a data URL, `width` and `height` are in pixels, `text` describes it, and `head` is a word
+    that is shown above it.
+    """
 
     source: str
     width: int
@@ -97,9 +106,10 @@ class Picture(NamedTuple):
 
 
 def look_of(manifest: Manifest, image: Field) -> str:
-    """Return how a page shows the records of a cache.
+    """Return how a page shows the records of a cache: "drawn", "small" or "plain".
 
-    "drawn": other fields are drawn over the image. "small": pixels are shown as squares. "plain": only the image.
+    "drawn": other fields are drawn over the image. "small": the image has few pixels, which are shown as squares.
+    "plain": only the image is shown.
     """
     if len(manifest.fields) > 1:
         return "drawn"
@@ -107,7 +117,7 @@ def look_of(manifest: Manifest, image: Field) -> str:
 
 
 def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str, text: str, head: str = "") -> Picture:
-    """Return a picture of a record, with a `text` that describes it and a word `head` above it.
+    """Return a picture of a record's `fields`, with a `text` that describes it and a word `head` above it.
 
     `look` is the result of `look_of`: the picture is a PNG if it is "small", else a JPEG. Raises DependencyError
     without Pillow.
@@ -124,7 +134,10 @@ def make_picture(fields: Mapping[str, Array], classes: Sequence[str], look: str,
 
 
 class Figure(NamedTuple):
-    """A sample on a page: its pictures, its label, a short text for the corner, its path, and its prediction."""
+    """A sample on a page: its pictures, its label, a short text for the corner, its path, and its prediction.
+
+    `prediction` is None on pages that show no predictions.
+    """
 
     pictures: Sequence[Picture]
     label: str
@@ -134,10 +147,10 @@ class Figure(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """Samples on a page, each about `width` pixels wide, or a note on why there are none.
+    """Samples on a page, each about `width` pixels wide, or a `note` that says why there are none.
 
-    `look` is the result of `look_of`. `colours` are the names of the things drawn over the pictures, each with its CSS
-    colour.
+    `look` is the result of `look_of`. `colours` are the names of the things that are drawn over the pictures, each with
+    its CSS colour.
     """
 
     note: str
@@ -148,7 +161,11 @@ class Sheet(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A name and its amount as text; the width of its bar and its share of the total, in per cent."""
+    """A bar of a bar chart.
+
+    `name` is its name, and `amount` its amount as text. `width` is its width, and `share` its share of the total, both
+    as text in per cent.
+    """
 
     name: str
     amount: str
@@ -162,7 +179,10 @@ def make_bars(
     total: float,
     to_text: Callable[[float], str] = "{:,}".format,
 ) -> list[Bar]:
-    """Return a bar for each name and amount; the largest amount has the full width."""
+    """Return a bar for each pair of a name and an amount.
+
+    An amount of `largest` has the full width; shares are those of `total`. `to_text` makes the text of an amount.
+    """
     least = 1e-9  # avoids a division by 0
     return [
         Bar(
@@ -176,14 +196,17 @@ def make_bars(
 
 
 class Tick(NamedTuple):
-    """A value on an axis: its text, and its place in per cent from the left or from the top."""
+    """A value on an axis: its position in per cent from the left or from the top, and its text."""
 
     place: float
     text: str
 
 
 class Ink(NamedTuple):
-    """The ink of a shape: a CSS class, and a hue in degrees for classes that have one."""
+    """How a shape of a chart is coloured.
+
+    `style` is a CSS class, and `hue` a hue in degrees for the classes that have one.
+    """
 
     style: str
     hue: int = 0
@@ -191,9 +214,11 @@ class Ink(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """The shapes of an SVG, with coordinates as text, and the values along its axes.
+    """A chart: the shapes of an SVG, with coordinates as text, and the values along its axes.
 
-    `areas` and `lines` are pairs of an ink and points.
+    `label` describes the chart. `across` and `up` are the ticks of the horizontal and of the vertical axis. `columns`
+    are rectangles: x, y, width and height. `areas` and `lines` are pairs of an ink and the points of a shape. `width`
+    and `height` are those of the SVG.
     """
 
     label: str
@@ -207,7 +232,7 @@ class Chart:
 
 
 def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart with a column for each count."""
+    """Return a chart with a column for each count. `label` describes it, and `across` are the ticks below it."""
     step = _WIDTH / len(counts)
     highest = max(1, int(counts.max()))
     columns = [
@@ -224,7 +249,10 @@ def columns_chart(counts: npt.NDArray[np.int64], label: str, across: Sequence[Ti
 
 
 def areas_chart(counts: npt.NDArray[np.int64], styles: Sequence[str], label: str, across: Sequence[Tick]) -> Chart:
-    """Return a chart of overlapping areas, one for each row of counts (rows, values), as shares of the row."""
+    """Return a chart of overlapping areas, one for each row of `counts` (rows, values), as shares of the row's sum.
+
+    `styles` has the CSS class of each area. `label` describes the chart, and `across` are the ticks below it.
+    """
     # The scale ignores the lowest and the highest value: under- and overexposed pixels would flatten all others.
     highest = max(1, int(counts[:, 1:-1].max()))
     areas = []
@@ -242,8 +270,8 @@ def lines_chart(
 ) -> Chart | None:
     """Return a chart of curves, each an ink and points (x, y), on a common scale.
 
-    It spans `span`, or all points, from left to right. Points that are not finite are left out; None if no point is
-    left.
+    The chart spans all points from left to right and, if `span` is given, at least `span`. Points that are not finite
+    are left out; the result is None if no point is left.
     """
     known = [(ink, [point for point in points if np.isfinite(point).all()]) for ink, points in lines]
     every = np.array([point for _, points in known for point in points]).reshape(-1, 2)
@@ -268,7 +296,10 @@ def lines_chart(
 
 
 def ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
-    """Return at most `most` round values from `low` to `high` with their texts, or only `low` if there are none."""
+    """Return at most `most` round values from `low` to `high`, each with its text.
+
+    If there is no round value between them, only `low` is returned.
+    """
     rough = (high - low) / max(1, most - 1)
     power = math.floor(math.log10(rough)) if 0 < rough < math.inf else 0
     step = next((each * 10.0**power for each in (1, 2, 5, 10) if each * 10.0**power >= rough * (1 - 1e-9)), 0.0)

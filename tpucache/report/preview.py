@@ -1,4 +1,4 @@
-"""Contact sheets: samples down and variants across, each sample under its label and path."""
+"""Contact sheets: a row for each sample and a column for each variant, each sample under its label and path."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def preview_cache(
     variants: int = VARIANTS,
     side: int = 192,
 ) -> Image.Image:
-    """Return a contact sheet of a cache's samples, drawn at random from each class in turn; a seed fixes the choice.
+    """Return a contact sheet of a cache's samples, drawn at random from each class in turn; `seed` fixes the choice.
 
-    It has at most `samples` samples, only of the class `class_name` if that is given, in at most `variants` of their
-    variants. The longer side of each picture has `side` pixels; masks, boxes and keypoints are drawn over it. A
-    notebook shows the returned image by itself.
+    The sheet shows at most `samples` samples, only of the class `class_name` if that is given, and at most `variants`
+    variants of each sample. The longer side of each picture has `side` pixels; masks, boxes and keypoints are drawn
+    over it. A notebook shows the returned image by itself.
 
-    Raises UsageError when there is nothing to show, NotACacheError, FormatError or DamageError for the cache,
+    Raises UsageError when there is nothing to show, NotACacheError, FormatError or DamageError for the cache, and
     DependencyError without Pillow or the records' decoder.
     """
     records = Records(cache)
     chosen = records.choose(samples, seed, class_name)
     if records.image is None:
         names = ", ".join(field.name for field in records.manifest.fields)
-        raise UsageError(f"{records.directory} holds no image to show, only the fields {names}")
+        raise UsageError(f"{records.directory} holds no image to show, only the fields {names}: give a cache of images")
     if not chosen:
-        raise UsageError(f"{records.directory} holds no such samples: there is nothing to show")
+        raise UsageError(f"{records.directory} holds no sample of this choice: ask for at least one, or another class")
     shown = records.manifest.variants[: max(1, variants)]
     classes, size = records.manifest.classes, fitted_size(records.image.shape, side)
     heads = [variant_name(variant) for variant in shown] if len(shown) > 1 else []
@@ -77,29 +77,34 @@ def contact_sheet(cache: str | Path) -> bytes | None:
 
 @calling("Pillow")
 def save_picture(picture: Image.Image, path: str | Path) -> Path:
-    """Write a picture, in the format of its path's suffix, and return the path.
+    """Write a picture in the format that the suffix of `path` names, and return the path.
 
-    Raises UsageError for a suffix of no picture format and for a file of a cache, TpucacheError when it cannot be
-    written.
+    Raises UsageError for a suffix of no picture format and for a file of a cache, and TpucacheError when the picture
+    cannot be written.
     """
     path = Path(path)
     check_no_cache_file(path)
     try:
         picture.save(path)
     except ValueError as error:
-        raise UsageError(f"{path.name!r} does not end as a picture does: try .png, .jpg or .webp") from error
+        raise UsageError(
+            f"the ending of {path.name!r} is that of no picture format: use .png, .jpg or .webp"
+        ) from error
     except OSError as error:
         raise TpucacheError(f"the picture cannot be written: {error}. Give another path") from error
     return path
 
 
 def variant_name(variant: int) -> str:
-    """Return the name of a variant for people: `clean`, or its number."""
+    """Return the name of a variant for people: `clean` for variant 0, else `variant` and its number."""
     return f"variant {variant}" if variant else "clean"
 
 
 def headline(records: Records, shown: Sequence[int]) -> str:
-    """Return one line about a cache, with the number of variants shown."""
+    """Return one line about a cache: its samples, classes, variants, image size and codec.
+
+    `shown` are the variants that are shown, if these are not all.
+    """
     manifest, image = records.manifest, records.image
     parts = [f"{manifest.samples:,} samples"]
     if manifest.classes:

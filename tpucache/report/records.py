@@ -1,4 +1,4 @@
-"""Reads single records of a cache with numpy alone, and chooses samples to show."""
+"""Reads single records of a cache with numpy alone, and chooses the samples that reports show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Records:
     """The samples of a cache, or the selected samples of a dataset."""
 
     def __init__(self, cache: str | Path | CachedDataset) -> None:
-        """Open a cache by its folder, or take the cache of a CachedDataset.
+        """Open the cache in a folder, or take the cache of a CachedDataset with the dataset's samples.
 
         Raises NotACacheError, FormatError or DamageError.
         """
@@ -35,20 +35,23 @@ class Records:
         self.table: SampleTable = self.cache.samples
         self._names = [field.name for field in self.manifest.fields]
         self.positions: Array = np.arange(self.manifest.samples) if isinstance(cache, (str, Path)) else cache.positions
-        self.cache.index  # raises errors of a damaged index now  # noqa: B018
+        self.cache.index  # reading it here raises the errors of a damaged index now  # noqa: B018
 
     @property
     def name(self) -> str:
-        """The name of the cache: that of its folder."""
+        """The name of the cache, which is the name of its folder."""
         return Path(self.cache.place).resolve().name
 
     @property
     def image(self) -> Field | None:
-        """The image field (height, width, channels), or None for records without one."""
+        """The image field, whose shape is (height, width, channels); None for records without an image."""
         return next((field for field in self.manifest.fields if field.name == IMAGE), None)
 
     def read(self, position: int, variant: int) -> dict[str, Array]:
-        """Return one record's fields by name, decoded. Raises DamageError, DependencyError."""
+        """Return the decoded fields of one record by name. Raises DamageError, and DependencyError without the decoder.
+
+        `position` is the sample's position in the cache, and `variant` the number of the variant.
+        """
         parts: list[list[memoryview]] = [[] for _ in self.manifest.fields]
         for band, layout in enumerate(self.manifest.layouts):
             (row,) = self.cache.index[self.cache.rows(variant, [position], band)]
@@ -60,14 +63,15 @@ class Records:
         }
 
     def label(self, position: int) -> Array | None:
-        """Return a sample's label, a number or (m,); None without labels."""
+        """Return the label of the sample at this position of the cache, a number or (m,); None without labels."""
         labels = self.table.labels
         return None if labels is None else np.asarray(labels[position])
 
     def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
-        """Return the positions of at most `count` samples, ascending, chosen at random from each class in turn.
+        """Return the positions in the cache of at most `count` samples, chosen at random, in ascending order.
 
-        Raises UsageError where no class has that name.
+        If each sample has one label, they are chosen from each class in turn. With `class_name`, only samples of that
+        class are chosen. Raises UsageError where no class has that name.
         """
         positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
         labels = self.table.labels
@@ -80,15 +84,15 @@ class Records:
         classes, labels = self.manifest.classes, self.table.labels
         if name not in classes or labels is None:
             near = difflib.get_close_matches(name, classes, 3) or classes[:10]
-            has = f"such as {', '.join(map(repr, near))}" if near else "none"
-            raise UsageError(f"{self.directory} has no class {name!r}: it has {len(classes)}, {has}")
+            has = f", such as {', '.join(map(repr, near))}" if near else ""
+            raise UsageError(f"{self.directory} has no class {name!r}: it has {len(classes)} classes{has}")
         number = classes.index(name)
         chosen = np.asarray(labels[self.positions])
         return self.positions[chosen == number if labels.ndim == 1 else chosen[:, number] > 0]
 
 
 def _turns(labels: Array) -> Array:
-    """Return, for each label, how many equal labels come before it."""
+    """Return, for each label, how many equal labels come before it in `labels`."""
     by_label = np.argsort(labels, kind="stable")
     ordered = labels[by_label]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(labels) else by_label
@@ -98,7 +102,7 @@ def _turns(labels: Array) -> Array:
 
 
 def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
-    """Decode a field from its bytes in each band."""
+    """Return a field of one record, decoded from its bytes in each band."""
     if CODECS[field.codec].has_any_length:
         return np.frombuffer(parts[0], np.uint8)
     array = np.empty(field.shape, field.dtype)

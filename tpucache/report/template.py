@@ -1,4 +1,4 @@
-"""Fills jinja2 templates: every value is escaped, and a name without a value is an error."""
+"""Fills jinja2 templates: every value is escaped, and a name in a template without a value is an error."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ Escape = Callable[[object], str]
 
 
 def fill(package: str, name: str, values: Mapping[str, object], escape: Escape) -> str:
-    """Return a template from a package's folder `templates`, filled with values that `escape` converts to text.
+    """Return the text of the template `name`, from the folder `templates` of a package, filled with values.
 
-    It may include or extend templates of that package and of `tpucache.report`.
-
-    Raises DependencyError without jinja2.
+    `escape` converts each value to text. The template may include or extend templates of that package and of
+    `tpucache.report`. Raises DependencyError without jinja2.
     """
     return _environment(package, escape).get_template(name).render(values)
 
 
 def check_jinja() -> None:
-    """Raise DependencyError without jinja2."""
+    """Raise DependencyError if jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401  # only a check
     except ImportError as error:

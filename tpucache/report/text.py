@@ -13,14 +13,14 @@ from tpucache.units import duration_text
 
 ELLIPSIS: Final = "\u2026"
 
-_NAMED: Final = 4  # classes of a mask
+_NAMED: Final = 4  # classes of a mask that a text names, at most
 
 
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
     """Return the longest beginning of a text (or end, with `keep_end`) that fits, with an ellipsis for the rest.
 
-    If `fits` holds for a text, it must hold for every shorter one. If not even one character fits, only the ellipsis is
-    left.
+    `fits` says whether a text fits. If it is True for a text, it must be True for every shorter one. If not even one
+    character fits, only the ellipsis is left.
     """
     if fits(text):
         return text
@@ -32,7 +32,7 @@ def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> st
 
 
 def describe_label(label: npt.NDArray[Any] | None, classes: Sequence[str]) -> str:
-    """Return a sample's label as text: its class, all its classes with their weights, or its values."""
+    """Return a sample's label as text: its class, its classes with their weights, or its values."""
     if label is None:
         return "unlabelled"
     if not label.ndim and label.dtype.kind != "f":
@@ -54,17 +54,20 @@ def describe_mask(mask: npt.NDArray[Any], classes: Sequence[str]) -> str:
 
 
 def mask_class(number: int, classes: Sequence[str]) -> str:
-    """Return the name of a class of masks, or `class` and its number where it has no name."""
+    """Return the name of a class of masks, or the text `class` and its number where the class has no name."""
     return classes[number] if 0 <= number < len(classes) else f"class {number}"
 
 
 def class_name(number: int, classes: Sequence[str]) -> str:
-    """Return the name of a class, or its number where it has no name."""
+    """Return the name of a class, or its number as text where the class has no name."""
     return classes[number] if 0 <= number < len(classes) else str(number)
 
 
 def outline(value: Any, depth: int = 0) -> list[str]:
-    """Return JSON values as indented lines, one for each name, with lists of plain values on one line."""
+    """Return JSON values as indented lines, one for each name; a list of plain values is one line.
+
+    `depth` is the indentation of the first line.
+    """
     indent = "  " * depth
     if isinstance(value, Mapping) and value:
         items = [(f"{name}:", item) for name, item in value.items()]
@@ -80,7 +83,7 @@ def outline(value: Any, depth: int = 0) -> list[str]:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return a number with a noun, such as `1 shard` or `1,200 shards`."""
+    """Return a number with a noun, such as `1 shard` or `1,200 shards`; `noun` is in the singular."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
