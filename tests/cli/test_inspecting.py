@@ -51,7 +51,7 @@ def test_report_writes_a_page(cache, tmp_path, capsys):
     [
         (["preview", "nowhere"], 1, "nowhere does not exist"),
         (["report", "nowhere"], 1, "nowhere does not exist"),
-        (["preview", "CACHE", "-o", "sheet.txt"], 2, "try .png"),
+        (["preview", "CACHE", "-o", "sheet.txt"], 2, "use .png"),
         (["preview", "CACHE", "-o", "none/sheet.png"], 1, "cannot be written"),
         (["report", "CACHE", "-o", "none/report.html"], 1, "cannot be written"),
         (["preview", "CACHE", "--class", "beee"], 2, "such as 'bee'"),

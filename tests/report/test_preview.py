@@ -66,7 +66,7 @@ def test_a_picture_is_written_as_its_name_says(plain, tmp_path):
     sheet = preview_cache(plain, 1)
     with Image.open(save_picture(sheet, tmp_path / "sheet.jpg")) as image:
         assert (image.format, image.size) == ("JPEG", sheet.size)
-    with pytest.raises(UsageError, match=r"try \.png"):
+    with pytest.raises(UsageError, match=r"use \.png"):
         save_picture(sheet, tmp_path / "sheet.txt")
     with pytest.raises(TpucacheError, match="cannot be written"):
         save_picture(sheet, tmp_path / "none" / "sheet.png")

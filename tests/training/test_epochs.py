@@ -27,7 +27,7 @@ def three_epochs(monkeypatch):
 
 
 def test_a_run_without_a_time_limit_has_no_number_of_epochs(cache, tmp_path):
-    with pytest.raises(UsageError, match="give that, too"):
+    with pytest.raises(UsageError, match="give --time-limit, too"):
         train(tmp_path, AUTO, CachedDataset(cache), None, CpuDevice())
 
 

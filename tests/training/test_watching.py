@@ -152,5 +152,5 @@ def test_a_metric_to_watch_that_does_not_exist_is_refused_at_the_start(cache, tm
 @pytest.mark.parametrize("settings", [{"watch": "loss"}, {"patience": 1}, {"metric": ["tiny_metrics:scripted"]}])
 def test_without_validation_nothing_can_be_watched(cache, tmp_path, settings):
     dataset = CachedDataset(cache)
-    with pytest.raises(UsageError, match="is about validation samples, and there are none: add --valid"):
+    with pytest.raises(UsageError, match="needs validation samples, and there are none: add --valid"):
         train(tmp_path, TrainSettings(**TINY, **settings), dataset, None, CpuDevice())

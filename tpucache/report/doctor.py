@@ -1,4 +1,4 @@
-"""Finds out what this machine has for tpucache, and what to fix; gathers facts once, and gives advice on them.
+"""Finds out what this machine has for tpucache, and what to fix. `doctor` shows this.
 
 Separate processes ask XLA and torch for their devices: if this process started XLA, every later fork would fail.
 """
@@ -57,7 +57,7 @@ _VARIABLES: Final = (
 #: Where notebooks mount data.
 _MOUNTS: Final = (Path("/kaggle/input"), Path("/kaggle/working"), Path("/content"))
 
-#: The distributions that tpucache uses, and what for.
+#: The distributions that tpucache uses, and for what; "" for those that are only shown where they are installed.
 _USES: Final = {
     "numpy": "everything",
     "torch": "training; batches as tensors, without it as arrays",
@@ -82,8 +82,8 @@ _USES: Final = {
     "protobuf": "TFRecord sources",
 }
 
-_SEARCH_SECONDS: Final = 5.0  # for each folder: a mounted drive may be too large to search
-_OPENED: Final = 5  # files
+_SEARCH_SECONDS: Final = 5.0  # to search each folder, at most: a mounted drive may be too large
+_OPENED: Final = 5  # files that are opened to measure the time, at least
 
 #: Kaggle's TPU image sets this variable although there are no peers; libtpu would wait for them.
 LOCAL: Final = ("TPU_PROCESS_ADDRESSES", "local")
@@ -122,7 +122,7 @@ _ALBUMENTATIONS: Final = "2.0.8"  # the last release under the MIT licence; warm
 
 @dataclass(frozen=True)
 class Roots:
-    """The paths of the kernel's files and of mounts; tests give others."""
+    """The paths of the kernel's files and of mounted folders; tests replace them."""
 
     meminfo: Path = Path("/proc/meminfo")
     cgroup: Path = Path("/sys/fs/cgroup")
@@ -135,8 +135,9 @@ class Roots:
 class Facts:
     """What a machine has: cores, memory, disk, devices, libraries and mounted folders.
 
-    `xla` and `torch` are the devices that torch_xla and torch find. They are None if the library is not installed, or
-    was not asked for its devices.
+    `shm` is the space in /dev/shm, and `disk` that of the current folder. `environment` has the variables that change
+    XLA or the workers. `decoders` has the versions of image decoders by format. `xla` and `torch` are the devices that
+    torch_xla and torch find. They are None if the library is not installed, or was not asked for its devices.
     """
 
     tpucache: str
@@ -160,9 +161,10 @@ class Facts:
 
 
 def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Facts:
-    """Gather the facts of this machine.
+    """Return what this machine has.
 
-    With `xla`, torch_xla and torch are also asked for their devices, if they are installed. This takes seconds.
+    With `xla`, torch_xla and torch are also asked for their devices, if they are installed. This takes seconds. `roots`
+    and `environ` replace the machine's own files and environment.
     """
     roots = roots or Roots()
     environ = os.environ if environ is None else environ
@@ -189,7 +191,7 @@ def gather(roots: Roots | None = None, environ: Mapping[str, str] | None = None,
 
 @dataclass(frozen=True)
 class Library:
-    """A library's version, None if it is not installed, and what tpucache needs it for."""
+    """A library: its `version`, None if it is not installed, and what tpucache needs it for."""
 
     name: str
     version: str | None
@@ -206,7 +208,7 @@ def find_libraries() -> tuple[Library, ...]:
 
 
 def find_decoders() -> dict[str, str]:
-    """Return the versions of simplejpeg and of Pillow's libraries for formats; "" for a missing one."""
+    """Return the versions of simplejpeg and of Pillow's decoder for each format; "" for a missing decoder."""
     decoders = {"simplejpeg": _version("simplejpeg") or ""}
     try:
         from PIL import features
@@ -238,8 +240,8 @@ class Mount:
     """A folder: its file system, whether it can be written to, and the caches in it as (path, samples).
 
     `reading` says for each cache how this machine would read its shards. `network` is the type of a network file
-    system, None for a disk. `open_seconds` is the median time to open a file and read its first byte; None without a
-    file.
+    system, None for a disk. `open_seconds` is the median time to open a file in the folder and read its first byte;
+    None if the folder has no file.
     """
 
     space: Space
@@ -265,7 +267,7 @@ def look_into(folder: str | Path) -> Mount | None:
 
 
 def _open_seconds(folder: Path) -> float | None:
-    """Return the median time to open a file in or below a folder and read its first byte."""
+    """Return the median time to open a file in or below a folder and read its first byte; None if there is no file."""
     found: list[float] = []
     until = time.monotonic() + _SEARCH_SECONDS
     for above, _, names in os.walk(folder):
@@ -288,7 +290,7 @@ def _caches(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _reading(path: str) -> str:
-    """Return how the shards of a cache would be read, judged by the first one; "" if it cannot be opened."""
+    """Return how the shards of a cache would be read, judged by its first shard; "" if the cache cannot be opened."""
     try:
         cache = Cache.open(path)
         return TEXTS[ShardMaps(cache.reader, 0).how_to_map(0)] if cache.manifest.shards else ""
@@ -315,7 +317,7 @@ class Xla:
 class TorchDevices:
     """The devices that plain torch finds, the preferred one first, or the error why it finds none.
 
-    `broken` has the devices that it cannot run on, each with the reason.
+    `broken` has the devices on which torch cannot run, each with the reason.
     """
 
     devices: tuple[str, ...]
@@ -407,7 +409,7 @@ def _check_torch(facts: Facts) -> Iterator[Advice]:
         instead = "JAX" if facts.version("jax") else "numpy"
         yield Advice(
             f"torch is not installed: caches are read by {instead} (batches are arrays); train and predict need torch",
-            "`pip install torch`, or leave it out if you do not need these",
+            "`pip install torch`, or leave torch out if you do not train or predict here",
         )
     has_other = facts.version("torch_tpu") is not None or (torch is None and facts.version("jax") is not None)
     if facts.tpu is not None and xla is None and not has_other:
@@ -418,12 +420,12 @@ def _check_torch(facts: Facts) -> Iterator[Advice]:
         yield Advice(
             f"torch {torch} does not run on {printable(problem)}",
             "choose another accelerator (on Kaggle GPU T4 x2, with `train --processes 2`), or install a torch that is "
-            "built for this one",
+            "built for this GPU",
         )
     if torch and xla and _release(torch) != _release(xla):
         yield Advice(
             f"torch {torch} and torch_xla {xla} do not fit: torch_xla works with one release of torch only",
-            f"`pip install torch=={_release(xla)}.*`, in an environment of its own if others need that torch",
+            f"`pip install torch=={_release(xla)}.*`, in a new environment if other programs need torch {torch}",
         )
 
 
@@ -447,7 +449,7 @@ def _check_cores(facts: Facts) -> Iterator[Advice]:
     if cores.usable < cores.machine:
         yield Advice(
             f"this process may use {cores.usable} of the {cores.machine} cores that os.cpu_count() counts",
-            f"warmup counts correctly; set OMP_NUM_THREADS={cores.usable} for libraries that do not",
+            f"warmup uses {cores.usable}; set OMP_NUM_THREADS={cores.usable} for libraries that would use more",
         )
 
 
@@ -456,7 +458,7 @@ def _check_memory(facts: Facts) -> Iterator[Advice]:
     if not memory.available:
         yield Advice(
             "the amount of free memory is unknown: /proc/meminfo does not have it",
-            'give in_memory=True yourself where a cache fits: "auto" keeps nothing in memory here',
+            'give in_memory=True where a cache fits into memory: in_memory="auto" keeps nothing in memory here',
         )
     elif memory.available < _SMALL_MEMORY:
         yield Advice(
@@ -470,12 +472,12 @@ def _check_space(facts: Facts) -> Iterator[Advice]:
         yield Advice(
             f"{facts.shm.path} has {size_text(facts.shm.total)}: when it is full, bus errors end DataLoader's worker "
             "processes",
-            "read with CachedLoader, whose threads do not need it; or start the container with --shm-size 8g",
+            "read with CachedLoader, whose threads need no shared memory; or start the container with --shm-size 8g",
         )
     if facts.disk is not None and facts.disk.free < _SMALL_DISK:
         yield Advice(
             f"{size_text(facts.disk.free)} are free on the disk of {facts.disk.path}",
-            "write the cache elsewhere, or make it smaller by --codec dct-zstd",
+            "write the cache to another disk, or make the cache smaller by --codec dct-zstd",
         )
 
 
@@ -484,7 +486,8 @@ def _check_mounts(facts: Facts) -> Iterator[Advice]:
         if mount.network is not None and mount.caches:
             yield Advice(
                 f"the caches in {printable(mount.space.path)} lie on {mount.network}, across a network",
-                "read them with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy them there",
+                "read the caches with --cache-dir (in Python cache_dir=) and a folder of a fast disk, or copy the "
+                "caches to such a folder",
             )
 
 
@@ -504,7 +507,7 @@ def _check_libraries(facts: Facts) -> Iterator[Advice]:
     if not has_pillow:
         yield Advice(
             "Pillow is not installed: warmup cannot run, pictures cannot be drawn, JPEG and PNG records not decoded",
-            "`pip install pillow`, or leave it out if you only read caches of other codecs",
+            "`pip install pillow`, or leave Pillow out if you only read caches of other codecs",
         )
     if has_pillow and facts.version("simplejpeg") is None:
         yield Advice("JPEG is decoded by Pillow, which is slower", "`pip install simplejpeg`")
@@ -512,7 +515,7 @@ def _check_libraries(facts: Facts) -> Iterator[Advice]:
         yield Advice("warmup resizes by Pillow, which is slower", "`pip install cykooz-resizer`")
     if facts.version("llvmlite") is None:
         yield Advice(
-            "batches in memory are copied by numpy, and packed records unpacked, which is slower",
+            "batches in memory are copied by numpy, and packed records are unpacked by numpy, which is slower",
             "`pip install llvmlite`",
         )
 
@@ -536,13 +539,13 @@ def _release(version: str) -> str:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The facts of a machine, and the advice that follows from them."""
+    """What a machine has, and the problems to fix that follow from it."""
 
     facts: Facts
     advice: tuple[Advice, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return facts and advice as JSON values."""
+        """Return what the machine has, and the problems to fix, as JSON values."""
         content = dataclasses.asdict(self.facts)
         content["cores"]["usable"] = self.facts.cores.usable
         content["libraries"] = {library.name: library.version for library in self.facts.libraries}
@@ -550,7 +553,7 @@ class Diagnosis:
         return content
 
     def lines(self) -> list[str]:
-        """Return facts and advice as lines, with the advice last."""
+        """Return what the machine has as lines of text, with the problems to fix last."""
         return [
             *_machine_lines(self.facts),
             *_software_lines(self.facts),
@@ -568,7 +571,7 @@ class Diagnosis:
 
 
 def diagnose(roots: Roots | None = None, environ: Mapping[str, str] | None = None, *, xla: bool = True) -> Diagnosis:
-    """Gather the facts of this machine and advise on them.
+    """Return what this machine has, and the problems to fix.
 
     With `xla`, separate processes ask torch_xla and torch for their devices. `roots` and `environ` replace the
     machine's own files and environment.

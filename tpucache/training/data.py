@@ -45,14 +45,14 @@ class RunData:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the caches are complete; `open_or_build` returns one that is still being built."""
+        """Whether the caches are complete. `open_or_build` returns a cache that is still being built."""
         return self.train_set.is_finished and (self.valid_set is None or self.valid_set.is_finished)
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """The digests of the training set and of the validation set (None without one), by name.
+        """The digests of the training set and of the validation set (None without a validation set), by name.
 
-        They are empty if a cache that is being built cannot be finished because the disk is full.
+        The result is empty if a cache that is being built cannot be finished because the disk is full.
         """
         try:
             return {
@@ -64,7 +64,7 @@ class RunData:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the training cache; "" if it cannot be finished because the disk is full."""
+        """The fingerprint of the training cache; "" if the cache cannot be finished because the disk is full."""
         try:
             return self.train_set.manifest.fingerprint
         except NoRoomError:
@@ -92,10 +92,10 @@ def prepare_data(
 
 
 def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:
-    """Return the settings. If they give only a size for the evaluation, `size` becomes the side of the dataset's
-    images.
+    """Return the settings with an image size for training.
 
-    Raises UsageError for images that are not square.
+    If they give only a size for the evaluation, `size` becomes the side of the dataset's images; otherwise they are not
+    changed. Raises UsageError for images that are not square.
     """
     if settings.valid_size is None or settings.size is not None or settings.grow is not None:
         return settings
@@ -103,13 +103,19 @@ def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSetti
 
 
 def choose_task(settings: TrainSettings, dataset: CachedDataset) -> Task:
-    """Return the task that the settings name, or else the one that fits the cache's labels. Raises UsageError."""
+    """Return the task that the settings name, or else the task that fits the cache's labels, with the settings' loss.
+
+    Raises UsageError where no task fits, or the task does not have this loss.
+    """
     task = find_task(settings.task, dataset, settings.mask_classes)
     return task if settings.own_loss else task.with_loss(settings.loss)
 
 
 def soft_labelled(settings: TrainSettings, task: Task, train_set: CachedDataset) -> CachedDataset:
-    """Return the training samples, with soft labels instead of labels where the cache has them. Raises UsageError."""
+    """Return the training samples; if the cache has soft labels, these replace the labels.
+
+    Raises UsageError if the task or the loss cannot learn soft labels.
+    """
     soft = train_set.with_soft_labels()
     if soft is train_set:
         return train_set
@@ -136,7 +142,7 @@ def check_fit(
         if dataset is None:
             continue
         if not len(dataset):
-            raise UsageError(f"there are no {name} samples: select others")
+            raise UsageError(f"there are no {name} samples: give a cache or a selection that has samples")
         try:
             _check_labels(task, dataset, is_learned=dataset is train_set)
         except UsageError as error:
@@ -144,7 +150,7 @@ def check_fit(
     if valid_set is not None and valid_set.classes != train_set.classes:
         raise UsageError(
             f"the validation cache has the classes {', '.join(valid_set.classes)}, "
-            f"the training cache {', '.join(train_set.classes)}: they must be the same in the same order. "
+            f"the training cache {', '.join(train_set.classes)}: both must have the same classes in the same order. "
             f"{_advice(train_set)}"
         )
     if valid_set is not None and _shapes(valid_set) != _shapes(train_set):
@@ -161,8 +167,8 @@ def check_fit(
         )
     if settings.own_loss and valid_set is not None and device.name == "xla" and device.processes.world_size > 1:
         raise UsageError(
-            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates its rows "
-            "alone: leave --valid out, or train on one host"
+            f"--loss {settings.loss} returns one number for a batch, and each host of a pod evaluates only its own "
+            "rows of a batch: leave --valid out, or train on one host"
         )
     _check_watching(settings, task, valid_set)
     batch, part = settings.batch, settings.part_size
@@ -182,7 +188,7 @@ def check_fit(
 
 
 def _advice(train_set: CachedDataset) -> str:
-    return f"Build it with `warmup SOURCE CACHE --like {train_set.directory}`"
+    return f"Build the validation cache with `warmup SOURCE CACHE --like {train_set.directory}`"
 
 
 def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> None:
@@ -202,16 +208,21 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError when a setting would disable another, or augmentation on the device would make targets wrong."""
+    """Raise UsageError when one setting would disable another one.
+
+    Raise it also when augmentation on the device would make targets wrong.
+    """
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
-        raise UsageError(f"--class-weights change the task's own loss, not {own}: weight the classes in it")
+        raise UsageError(
+            f"--class-weights change the task's own loss, not {own}: weight the classes in your function, and leave "
+            "--class-weights out"
+        )
     is_random = settings.model in MODELS | DENSE_MODELS or settings.model.startswith("timm:")
     if settings.head_epochs and settings.weights is None and is_random:
         raise UsageError(
             "--head-epochs trains the last layer while the other layers keep --weights, and without --weights they are "
-            "random: "
-            "give --weights, or leave it out"
+            "random: give --weights, or leave --head-epochs out"
         )
     if settings.head_epochs and isinstance(settings.epochs, int) and settings.head_epochs >= settings.epochs:
         raise UsageError(
@@ -220,12 +231,12 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
         )
     if settings.mix_off and not settings.augment.mixes:
         raise UsageError(
-            "--mix-off ends --mixup and --cutmix before the run ends, and no --mixup or --cutmix is given: leave it out"
+            "--mix-off ends --mixup and --cutmix before the run ends, and neither is given: leave --mix-off out"
         )
     if settings.fix_res and settings.grow is None and settings.valid_size in (None, settings.size):
         raise UsageError(
-            "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave it "
-            "out, or give --valid-size"
+            "--fix-res trains the last epochs in the evaluation's size, but all epochs use that size already: leave "
+            "--fix-res out, or give --valid-size"
         )
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
@@ -241,22 +252,22 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
             f"the device moves pixels and masks, not {' and '.join(points)}: with {own} leave --flip, --vertical-flip, "
-            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or move them in warmup's "
-            "variants"
+            "--shift, --rotate, --tilt, --crop, --rand-augment and --trivial-augment out, or make these changes in "
+            "warmup's variants"
         )
 
 
 def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
-    """Raise UsageError when the settings name metrics that cannot be computed."""
+    """Raise UsageError when the settings name metrics that cannot be computed from these samples and this task."""
     wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:
-        raise UsageError(f"{given[0]} is about validation samples, and there are none: add --valid")
+        raise UsageError(f"{given[0]} needs validation samples, and there are none: add --valid")
     own = [metric for metric in settings.metric if ":" in metric]
     if own and task.form != "values":
         raise UsageError(
             f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
-            "maps: leave it out, and compute it from what `predict` writes"
+            f"maps: leave --metric {own[0]} out, and compute the metric from what `predict` writes"
         )
 
 

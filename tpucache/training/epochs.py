@@ -1,4 +1,4 @@
-"""How many epochs a time limit allows: a few steps and evaluation batches are timed before the first epoch."""
+"""Decides how many epochs a time limit allows: before the first epoch, a few steps and evaluation batches are timed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tpucache.training.run.weights import InitialWeights
 from tpucache.training.settings import TrainSettings
 from tpucache.units import duration_text
 
-_PROBE_SHARE: Final = 0.05  # of the time left: steps are timed for at most this long
+_PROBE_SHARE: Final = 0.05  # steps are timed for this share of the time left, at most
 _COMPILING_STEPS: Final = 2
-_FEWEST_STEPS: Final = 3  # to be timed
-_PLANNED_SHARE: Final = 0.95  # of the time left: the pace varies
+_FEWEST_STEPS: Final = 3  # steps that are timed, at least
+_PLANNED_SHARE: Final = 0.95  # epochs are planned for this share of the time left: the pace varies
 _EVALUATED_BATCHES: Final = 4
 
 
@@ -38,14 +38,14 @@ def decide_epochs(
 ) -> TrainSettings:
     """Return a new run's settings with as many epochs as its time limit allows, at least one.
 
-    `runs` is the number of runs of the same length that share the time. A few steps are timed on a learner that is
-    dropped afterwards, on images of the largest size; all random number generators are then as before. Raises
-    UsageError without a time limit, and UnfinishedError when the limit is reached during the measurement.
+    `runs` is the number of runs of the same length that share the time. The steps are timed on a learner that is not
+    used afterwards, with images of the largest size; all random number generators are then as before. Raises UsageError
+    without a time limit, and UnfinishedError when the limit is reached during the measurement.
     """
     settings = begun.settings
     left = stop.seconds_left
     if left is None:
-        raise UsageError("--epochs auto follows from --time-limit: give that, too, or a number of epochs")
+        raise UsageError("--epochs auto follows from --time-limit: give --time-limit, too, or a number of epochs")
     largest = max((size for size in settings.sizes.epochs if size is not None), default=None)
     probe = replace(settings, epochs=1, size=largest, grow=None, fix_res=0, valid_size=settings.sizes.valid)
     decided = decide_settings(probe, data.train_set, data.task, device, custom)
@@ -56,10 +56,12 @@ def decide_epochs(
     each = device.processes.largest(step * learner.settings.steps_per_epoch(len(data.train_set)) + evaluation)
     left = device.processes.on_main(lambda: stop.seconds_left or 0.0) / runs
     epochs = max(1, int(_PLANNED_SHARE * left / max(each, 1e-9)))
-    late = "" if each <= left else ": fewer than one, which the time limit stops and --resume continues"
+    late = (
+        "" if each <= left else ": not even one epoch, so that the time limit will stop the run; --resume continues it"
+    )
     if device.processes.is_main:
         note(
-            f"train: {epochs} epoch{'s' * (epochs > 1)}, as one takes about {duration_text(each)} and "
+            f"train: {epochs} epoch{'s' * (epochs > 1)}, as an epoch takes about {duration_text(each)} and "
             f"{duration_text(left)} are left{late}"
         )
     return replace(settings, epochs=epochs)

@@ -34,7 +34,7 @@ from tpucache.types import Array
 #: Turns a batch's outputs and labels into tensors with one row for each sample, on the device.
 Reduce = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
-#: Returns the records of a loader that stay in the device's memory, or None if each evaluation uploads its records.
+#: Returns the Resident that keeps a loader's records in the device's memory, or None if each evaluation uploads them.
 Keep = Callable[[CachedLoader], Resident | None]
 
 _KEPT_MAPS: Final = 12  # predicted class maps that an evaluation keeps: those with the largest errors
@@ -47,9 +47,9 @@ def _keep_nothing(_: CachedLoader) -> None:
 def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None) -> dict[str, float]:
     """Return the number of `samples`, their mean `loss`, and the metrics of the task and of the user.
 
-    Where the run averages its weights, the average is evaluated. The host adds up in float64, so the results do not
-    depend on the batch size or on the number of cores or processes. `check` is called between batches; if it raises,
-    the evaluation ends and the learner is unchanged.
+    If the run averages its weights, the averaged weights are evaluated. The host adds up in float64, so the results do
+    not depend on the batch size or on the number of cores or processes. `check` is called between batches; if it
+    raises, the evaluation ends and the learner is unchanged.
 
     Raises TrainingError when the loss is not finite.
     """
@@ -59,10 +59,11 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """Each sample's loss and error, and the `values` that metrics are computed from: predictions or counts.
+    """The scores of all samples of an evaluation.
 
-    `maps` has the predicted class maps, uint8 (height, width), of the samples with the largest errors, by the samples'
-    positions in the dataset. It is empty if the task's predictions are values.
+    `losses` and `errors` have a number for each sample. `values` are what the metrics are computed from: predictions or
+    counts. `maps` has the predicted class maps, uint8 (height, width), of the samples with the largest errors, by the
+    samples' positions in the dataset. It is empty if the task's predictions are values.
     """
 
     losses: Array
@@ -127,7 +128,7 @@ def _measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[s
 
 
 def _joined(parts: Sequence[Sequence[Array]]) -> Array:
-    """Return the arrays of all processes as one array; an empty one where there are none."""
+    """Return the arrays of all processes as one array; an empty array if there are none."""
     arrays = [*itertools.chain.from_iterable(parts)]
     return np.concatenate(arrays) if arrays else np.empty(0)
 
@@ -247,7 +248,7 @@ def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedData
 
 
 def _score(learner: Learner, samples: int) -> Reduce:
-    """Return the function that computes each sample's loss, its scores for metrics, and its class map if it has one."""
+    """Return the function that computes a batch's losses and scores, and its class maps if the task has maps."""
     rows = iter(_batch_rows(samples, learner.part_size))
 
     def reduce(outputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -270,7 +271,7 @@ def pad_last(batches: Iterable[Any], batch_size: int) -> Iterator[Mapping[str, t
 
 
 def pad_rows(batches: Generator[Uncounted, None, None], batch_size: int) -> Generator[Any, None, None]:
-    """Yield batches of row numbers on the device; fill a short one up to `batch_size` by repeating its rows."""
+    """Yield batches of row numbers on the device; a short batch is filled up to `batch_size` by repeating its rows."""
     with contextlib.closing(batches):
         for (resident, read), _ in batches:
             full = {name: np.resize(getattr(read, name), batch_size) for name in ("slots", "numbers")}

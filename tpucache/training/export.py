@@ -35,7 +35,7 @@ _VERSION: Final = 1
 
 
 class Predicting(nn.Module):
-    """A run's model from pixels to predictions: it normalises pixels, and returns probabilities or label values."""
+    """A run's model from pixels to predictions: it normalises the pixels, and returns probabilities or label values."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -47,8 +47,9 @@ class Predicting(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Return float32 predictions for pixels, float32 (batch, channels, height, width), with the values that a cache
-        stores.
+        """Return float32 predictions for pixels, float32 (batch, channels, height, width).
+
+        The pixels have the values that a cache stores, such as 0 to 255.
         """
         return self._task.predictions(self.model((pixels - self.mean) / self.std))
 
@@ -61,7 +62,7 @@ def export_runs(
     trust: Collection[str] = (),
     weights: Sequence[float] = (),
 ) -> list[Path]:
-    """Write the best weights of each run, and a card, to a folder; return the models' files.
+    """Write the best weights of each run, and a card, to a folder; return the paths of the models' files.
 
     For a run of all folds, the model of each fold is written. An `onnx` file computes predictions from pixels, for a
     batch of any size. A `safetensors` file has only the network's weights, by their names in torch. `card.json`, and
@@ -69,8 +70,8 @@ def export_runs(
     deviation, classes, and the scale of a regression's labels.
 
     `manifest` belongs to a cache like the one that the runs were trained on. `trust` has the names of your own code
-    that may be imported. `weights` has each model's weight in the average of their predictions; without it all have the
-    same.
+    that may be imported. `weights` has each model's weight in the average of the models' predictions; without it all
+    models have the same weight.
 
     Raises UsageError where a model takes more than images, names code that is not trusted, or the folder has other
     files; DependencyError without the libraries; TrainingError where there is no run or nothing can be written.
@@ -114,7 +115,7 @@ def check_export(folder: Path, kind: Kind) -> None:
     """Raise an error if models cannot be exported to a folder; call this before training them.
 
     Raises UsageError for an unknown kind and for a folder with files that are not an export; DependencyError without
-    the libraries; TrainingError where the folder cannot be read.
+    the libraries that the kind needs; TrainingError where the folder cannot be read.
     """
     if kind not in KINDS:
         raise UsageError(f"models are exported as {' or '.join(KINDS)}, not {kind!r}")
@@ -134,7 +135,10 @@ def check_export(folder: Path, kind: Kind) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, and remove the models of an earlier export. Raises TrainingError where it cannot be made."""
+    """Make the folder, and remove the models of an earlier export.
+
+    Raises TrainingError if the folder cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:
@@ -153,13 +157,16 @@ def _is_export(folder: Path) -> bool:
 def _check_inputs(run: SavedRun) -> None:
     if IMAGE not in run.fields or run.settings.inputs or run.settings.eval_step:
         raise UsageError(
-            f"the model of {run.folder} takes more than an image, or has an evaluation step of yours: export it "
-            "yourself"
+            f"the model of {run.folder} takes more than an image, or has an evaluation step of yours: export this "
+            "model with torch yourself"
         )
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as an ONNX file for batches of any size. Raises TrainingError."""
+    """Return a model as an ONNX file for batches of any size. Raises TrainingError where torch cannot export it.
+
+    `example` is a batch of inputs, and `run` names the run in the error.
+    """
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -225,7 +232,7 @@ def _card(manifest: Manifest, run: SavedRun, kind: Kind, models: list[dict[str, 
 
 
 def _of_outputs(task: Task) -> str:
-    """Return in words how a network's outputs become predictions."""
+    """Return a text that says how a network's outputs become predictions."""
     if task.name == "regression":
         return "the outputs, times `std` and plus `mean` of `labels` where the model has some"
     if task.name == "multilabel":

@@ -33,10 +33,11 @@ Data = CachedDataset | str | Path
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The result of training: the model with its best weights, on the host, the history, and the report.
+    """The result of training.
 
-    `history` has a row for each epoch. For a regression whose labels were standardised, the model is an `InLabelUnits`:
-    it contains the network as `model`, and its outputs are in the labels' unit.
+    `model` is the model with its best weights, on the host. `history` has a row for each epoch, and `report` is the
+    report of the run. For a regression whose labels were standardised, the model is an `InLabelUnits`: it contains the
+    network as `model`, and its outputs are in the labels' unit.
     """
 
     model: nn.Module
@@ -59,14 +60,14 @@ def train(
 
     `model` is a module, a callable that returns a module with N outputs, or a name as in `TrainSettings.model`. `valid`
     is a dataset, a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim`, or a
-    callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule sets its learning
-    rate. `device` is an opened device, or the name of a backend or of a device, as `open_device` takes them. "auto" is
-    XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on standard error says which it is, and
-    why. `run` is the folder that the run writes to; without it only the result is kept. In a notebook with matplotlib,
-    the curves are shown during training. When an epoch ends, a line about it goes to `options.on_epoch`, or else to
-    standard error. To resume a run, give the same model and optimizer.
+    callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule of the settings sets
+    the optimizer's learning rate. `device` is an opened device, or the name of a backend or of a device, as
+    `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on
+    standard error says which of them, and why. `run` is the folder that the run writes to; without it only the result
+    is kept. In a notebook with matplotlib, the curves are shown during training. When an epoch ends, a line about it
+    goes to `options.on_epoch`, or else to standard error. To resume a run, give the same model and optimizer.
 
-    Raises UsageError when these do not fit together, and the errors of `tpucache.training.loop.train`.
+    Raises UsageError when these arguments do not fit together, and the errors of `tpucache.training.loop.train`.
     """
     settings = settings or TrainSettings()
     train_set, valid_set = _open_training(dataset), None
@@ -112,7 +113,10 @@ def _open_device(name: str, choice: Choice) -> Device:
 
 
 def _open_training(data: Data) -> CachedDataset:
-    """Return the dataset. If `data` is a path, each epoch reads another of the augmented variants, if any."""
+    """Return the dataset to train on.
+
+    If `data` is the path of a cache with augmented variants, each epoch reads another variant.
+    """
     dataset = _open(data)
     is_path = not isinstance(data, CachedDataset)
     return dataset.in_variant("epoch") if is_path and dataset.manifest.augmented else dataset
@@ -123,8 +127,9 @@ def _open(data: Data) -> CachedDataset:
 
 
 def _name(model: nn.Module | Callable[..., nn.Module]) -> str:
-    """Return the name of a model object for a run's files: `module:name` if it can be imported by it, else
-    `object:name`.
+    """Return the name of a model object for a run's files.
+
+    It is `module:name` if the object can be imported by this name, else `object:name`.
     """
     if isinstance(model, nn.Module):
         return f"object:{type(model).__name__}"

@@ -44,7 +44,7 @@ Watch = Callable[[Path], AbstractContextManager[Sequence[Watcher]]]
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold: its name, the folder of its run, its training samples and its validation samples."""
+    """One fold of a cross-validation: its name, the folder of its run, and its training and validation samples."""
 
     name: str
     run: Path
@@ -53,7 +53,7 @@ class Fold:
 
     @property
     def report(self) -> TrainReport | None:
-        """The report of the fold's run, None without one."""
+        """The report of the fold's run; None if it has no report yet."""
         return read_run_report(self.run)
 
 
@@ -92,7 +92,7 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
 
 @contextlib.contextmanager
 def no_watchers(_run: Path) -> Iterator[Sequence[Watcher]]:
-    """Return a context without watchers, for any run."""
+    """Return a context without watchers, whatever the run is."""
     yield ()
 
 
@@ -105,10 +105,10 @@ def train_folds(
     *,
     refit: bool = False,
 ) -> FoldsReport:
-    """Train each fold's model in turn, let each predict its fold, and write the predictions and a report.
+    """Train each fold's model in turn, let each model predict its fold, and write the predictions and a report.
 
     With `refit` one more model is then trained on all samples, in the folder `refit` of the run. Its number of epochs
-    is the mean of the folds' best epochs, and it has no validation.
+    is the mean of the folds' best epochs, and it has no validation samples.
 
     Each fold is a run as `train` makes it. A resumed run continues in the fold that was interrupted; finished folds are
     not trained again. `watch` returns the watchers of each fold's run. Several processes train each fold together.
@@ -141,7 +141,10 @@ def train_folds(
 
 
 def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> TrainSettings:
-    """Return settings with one batch size and number of epochs for all folds: the first fold's, if it has begun."""
+    """Return settings with the batch size and the number of epochs that all folds share.
+
+    If the first fold's run has begun, they are those of that run.
+    """
     first, samples = folds.folds[0].run, min(len(fold.train_set) for fold in folds.folds)
     begun = device.processes.on_main(lambda: continued_settings(first, settings, resume=True))
     settings = replace(settings, batch_size=begun.batch_size, epochs=begun.epochs)
@@ -149,9 +152,10 @@ def _shared_settings(folds: Folds, settings: TrainSettings, device: Device) -> T
 
 
 def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch) -> bool:
-    """Train unfinished folds, and check that finished ones belong to this run; return whether a fold was trained.
+    """Train the folds whose runs are not finished; return whether a fold was trained.
 
-    The report of the run of folds is updated before each fold, and when the run stops.
+    For finished folds, it is checked that they belong to this run. The report of the run of folds is updated before
+    each fold, and when the run stops.
     """
     has_trained = False
     for number, fold in enumerate(folds.folds):
@@ -166,7 +170,7 @@ def _train_all(folds: Folds, settings: TrainSettings, device: Device, options: R
             this_fold = replace(
                 this_fold, **_progress_options(folds, number, None if is_finished else options.on_epoch)
             )
-            this_fold = replace(this_fold, following=this_fold.following + options.following)  # the refit
+            this_fold = replace(this_fold, following=this_fold.following + options.following)  # the refit follows, too
             try:
                 settings = _shared_settings(folds, settings, device)  # the first fold decides the number of epochs
                 train(fold.run, settings, fold.train_set, fold.valid_set, device, this_fold)
@@ -197,7 +201,7 @@ def _progress_options(folds: Folds, number: int, on_epoch: Callable[[str], None]
 def _refit(
     folds: Folds, report: FoldsReport, settings: TrainSettings, device: Device, options: RunOptions, watch: Watch
 ) -> FoldsReport:
-    """Train on all samples, with the settings that the first fold's run has decided.
+    """Train one model on all samples, with the settings that the first fold's run has decided.
 
     The number of epochs is the mean of the folds' best epochs. Return the report with this number as `refit_epochs`.
     """
@@ -255,7 +259,7 @@ def _prediction_seconds(folds: Folds, report: FoldsReport | None) -> tuple[dict[
 def _report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """Write the report of the folds so far, and return it on all processes; see `_make_report`."""
+    """Write the report on the folds so far, and return it on all processes; see `_make_report`."""
 
     def write() -> FoldsReport:
         report = _make_report(folds, device, account, metrics)
@@ -268,7 +272,7 @@ def _report(
 def _make_report(
     folds: Folds, device: Device, account: Account | None = None, metrics: dict[str, float] | None = None
 ) -> FoldsReport:
-    """Return the report of the folds so far; the run counts as finished if there are metrics over all samples."""
+    """Return the report on the folds so far; the run counts as finished if `metrics` over all samples are given."""
     reports = {fold.name: report for fold in folds.folds if (report := fold.report) is not None}
     seconds = ({}, 0.0) if account is None else (account.seconds(), account.wall_seconds())
     return make_report(folds.run, reports, (device.name, device.cores), seconds, metrics)

@@ -1,4 +1,7 @@
-"""When a run has to stop: Ctrl-C, SIGTERM, or a time limit. It first finishes the current batch and saves."""
+"""Says when a run has to stop: on Ctrl-C, SIGTERM, or a time limit.
+
+The run first finishes the current batch and saves.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tpucache.errors import UnfinishedError
 # The part of a time limit that is kept for saving and exiting.
 _MARGIN_SHARE: Final = 0.1
 _MARGIN_SECONDS: Final = 60.0
-# Reasons to stop; if processes have several, the largest counts.
+# Reasons to stop; if the processes have different reasons, the one with the largest number counts.
 _LATE, _SIGNALLED = 1, 2
 
 
@@ -25,8 +28,9 @@ class StopRequest:
     """Says whether a run has to stop, because of a signal or its time limit."""
 
     def __init__(self, time_limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Let the run stop `time_limit` seconds from now, less a margin for saving it. `clock` returns the time in
-        seconds.
+        """Let the run stop `time_limit` seconds from now, less a margin in which it is saved.
+
+        `clock` returns the time in seconds.
         """
         self._clock = clock
         self._deadline = None
@@ -38,11 +42,11 @@ class StopRequest:
         self._agreed = 0
 
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
-        """From now on, let all processes stop together when one of them has a reason to.
+        """From now on, let all processes stop together when one of them has a reason to stop.
 
         `largest` takes this process's number and returns the largest number of all processes, from this call or from
         the call before. All processes must ask equally often whether they have to stop, unless there is only one
-        (`is_alone`).
+        process (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 
@@ -60,7 +64,7 @@ class StopRequest:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def check(self, where: str) -> None:
-        """Raise Stopped when the run has to stop now; `where` says where the run is."""
+        """Raise Stopped when the run has to stop now; `where` is its position, such as "after step 8 of 9"."""
         if self.is_due:
             reason = "interrupted" if self._agreed == _SIGNALLED else "the time limit was reached"
             if self._agreed == _SIGNALLED:
@@ -72,7 +76,7 @@ class StopRequest:
         return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
     def on_signals(self) -> AbstractContextManager[None]:
-        """Within the context, let the first SIGINT or SIGTERM ask the run to stop; a second one interrupts at once.
+        """Return a context in which the first SIGINT or SIGTERM asks the run to stop, and a second one interrupts it.
 
         A process that trains alone also stops while it waits for data, because nothing is half done then. Python
         delivers signals to the main thread only: in any other thread this context does nothing.
@@ -82,8 +86,8 @@ class StopRequest:
     def _take_signal(self, is_again: bool, is_waiting: bool) -> BaseException | None:
         """Return the error to raise for a signal, or None if the run stops later, at its next `check`.
 
-        `is_again` says that it is a signal that was handled before and is sent again until the process stops.
-        `is_waiting` says that the process is waiting for data.
+        `is_again` says that this signal was handled before, and is sent again until the process stops. `is_waiting`
+        says that the process is waiting for data.
         """
         if self._is_signalled and not is_again:
             return KeyboardInterrupt()

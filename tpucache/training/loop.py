@@ -87,7 +87,7 @@ def train(
     stop, account = options.stop or StopRequest(options.time_limit), options.account or Account()
     stop.share(processes.largest_before(), is_alone=processes.world_size == 1)
     account.take_out("compiling", lambda: device.counters().compile_seconds)
-    # A resumed run keeps its settings, even where the present data or device would lead to other ones.
+    # A resumed run keeps its settings, even where the present data or device would lead to other settings.
     given = settings
     settings = processes.on_main(lambda: continued_settings(run, given, options.resume))
     settings = decide_length(with_own_size(settings, train_set), len(train_set), device.cores, processes.world_size)
@@ -148,7 +148,7 @@ def train(
 
 
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
-    """Write `run.json`, unless the cache is still being built: then the first checkpoint writes it."""
+    """Write `run.json`, unless the cache is still being built: then the first checkpoint does."""
     if data.is_finished:
         write_info(run, learner, data)
     elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
@@ -202,7 +202,7 @@ def _report_epochs(options: RunOptions, rows: Sequence[Row]) -> None:
 
 
 def _note(run: _Loop, progress: Progress, idle: float) -> str:
-    """Return the text after the rate in the line of progress.
+    """Return the text that follows the rate in the progress bar.
 
     It has the position in the run, the time left for all folds, the device's idle share, and how much of the cache has
     been built or downloaded.
@@ -220,7 +220,7 @@ def _note(run: _Loop, progress: Progress, idle: float) -> str:
 def _run_steps(run: _Loop) -> tuple[Pace, Stopped | None]:
     """Train until the run is finished or has to stop, and save it.
 
-    Return its pace, and the Stopped error if the run has to stop.
+    Return the pace of the steps, and the Stopped error if the run has to stop, else None.
     """
     learner, plan, state, options = run.learner, run.plan, run.state, run.options
     settings, device = learner.settings, learner.device
@@ -292,7 +292,7 @@ def _open_residence(run: _Loop) -> Residence:
 def _decide_residence(run: _Loop, residence: Residence) -> bool:
     """Decide whether records stay on the device, and compile the evaluation again.
 
-    Return whether batches from now on are numbers of rows in the device's memory instead of records.
+    Return whether batches are from now on row numbers in the device's memory, instead of records.
     """
     becomes_resident = residence.decide()
     _compile_validation(run, residence)
@@ -331,12 +331,12 @@ def _progress(run: _Loop) -> Progress:
 
 
 def _size(run: _Loop, step: int) -> int | None:
-    """Return the image size in a step."""
+    """Return the image size in a step, in pixels; None is the size of the cache's images."""
     return run.learner.settings.sizes.at(step // run.plan.per_epoch)
 
 
 def _begin_epoch(run: _Loop) -> bool:
-    """Let the next epoch train either the last layer alone or all parameters; return whether that is a change."""
+    """Set whether the next epoch trains the last layer alone or all parameters; return whether that has changed."""
     return run.learner.train_head(run.state.steps // run.plan.per_epoch < run.learner.settings.head_epochs)
 
 
@@ -353,10 +353,10 @@ def _take_steps(run: _Loop, execution: Execution) -> None:
 
 
 def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
-    """Evaluate the epoch that has ended, add its row to the history, and save the run, and its weights if they are the
-    best.
+    """Evaluate the epoch that has ended, add its row to the history, and save the run.
 
-    If the run has to stop during the evaluation, the state stays as it was.
+    If the evaluated weights are the best so far, they are saved, too. If the run has to stop during the evaluation, the
+    state stays as it was.
     """
     learner, data, state = run.learner, run.data, run.state
     run.losses.settle()
@@ -378,7 +378,10 @@ def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
 def _evaluate(
     run: _Loop, valid_set: CachedDataset | None, residence: Residence
 ) -> tuple[dict[str, float], Scores | None]:
-    """Return the validation metrics and the scores that they are computed from; nothing without validation samples."""
+    """Return the validation metrics and the scores that they are computed from.
+
+    They are {} and None for a run without validation samples.
+    """
     if valid_set is None:
         return {}, None
     with run.account.part("evaluation"):
@@ -407,7 +410,10 @@ def _save(run: _Loop) -> None:
 
 
 def _save_place(run: _Loop) -> None:
-    """Save the run in the middle of an epoch, unless its cache is being built: a checkpoint could not describe it."""
+    """Save the run in the middle of an epoch.
+
+    While its cache is being built, nothing is saved, because a checkpoint could not describe the cache.
+    """
     if run.data.is_finished:
         _save(run)
     else:

@@ -37,8 +37,8 @@ from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run
 _DECAY: Final = 0.9
-_DIVERGED: Final = 4.0  # times the smallest loss, as in fastai
-_FALL: Final = 0.01
+_DIVERGED: Final = 4.0  # the loss has diverged above this many times the smallest loss, as in fastai
+_FALL: Final = 0.01  # the loss has to fall by this share over a decade of rates, at least
 
 
 def find_lr(
@@ -49,11 +49,11 @@ def find_lr(
     resume: bool = False,
     stop: StopRequest | None = None,
 ) -> TrainSettings:
-    """Return the settings with the rate that a range test suggests, and write its numbers and its plot to `run`.
+    """Return the settings with the learning rate that a range test suggests; write its numbers and its plot to `run`.
 
-    A resumed run keeps its rate. Raises UsageError when data, settings and device do not fit, or the folder has a run
-    that must not be resumed; TrainingError when the loss falls at no rate; UnfinishedError when a time limit is
-    reached: then the test has to be repeated.
+    A resumed run keeps its rate. Raises UsageError when data, settings and device do not fit together, or the folder
+    has a run that must not be resumed; TrainingError when the loss falls at none of the rates; UnfinishedError when a
+    time limit is reached: then the test has to be repeated.
     """
     run, processes = Path(run), device.processes
     with hold_run(run, processes):
@@ -71,7 +71,10 @@ def find_lr(
 
 
 def _known_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings | None:
-    """Return the settings that the run in a folder has decided; None without a run. Raises the errors of `find_lr`."""
+    """Return the settings that the run in a folder has decided; None if the folder has no run.
+
+    Raises UsageError if there is a run and `resume` is false.
+    """
     if not (run / LAST_NAME).exists():
         return None
     if not resume:
@@ -87,11 +90,11 @@ def range_test(
     steps: int = 100,
     stop: StopRequest | None = None,
 ) -> RangeTest:
-    """Take steps at rates that rise from `lowest` to `highest` by a constant factor, until the loss diverges.
+    """Return the result of steps at rates that rise from `lowest` to `highest` by a constant factor.
 
-    The steps have the run's batches and augmentation. Afterwards the learner and all random number generators are as
-    before. Raises UsageError for impossible rates, TrainingError when the loss never falls, and UnfinishedError when
-    `stop` is due between two steps.
+    There are at most `steps` steps; the test ends when the loss diverges. The steps have the run's batches and
+    augmentation. Afterwards the learner and all random number generators are as before. Raises UsageError for
+    impossible rates, TrainingError when the loss never falls, and UnfinishedError when `stop` is due between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
         raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
@@ -104,11 +107,12 @@ def range_test(
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float:
-    """Return the rate at which the loss falls most steeply: the middle of the decade of rates with the steepest line.
+    """Return the learning rate at which the loss falls most steeply.
 
-    A line is fitted to the losses of each decade by least squares. This replaces fastai's rule `steep` (Howard and
-    Gugger, arXiv:2002.04688), which takes the difference of two neighbouring steps: that is mostly noise. Raises
-    TrainingError where the loss falls by less than a hundredth over every decade.
+    It is the middle of a decade of rates. For each decade, a line is fitted to the losses by least squares, and the
+    steepest line decides. This replaces fastai's rule `steep` (Howard and Gugger, arXiv:2002.04688), which takes the
+    difference of two neighbouring steps: that is mostly noise. Raises TrainingError where the loss falls by less than a
+    hundredth over every decade.
     """
     least = int(np.argmin(losses)) + 1 if len(losses) else 0
     decade = min(least, round((len(rates) - 1) / math.log10(rates[-1] / rates[0]))) if least > 2 else 0

@@ -1,4 +1,7 @@
-"""The page of a run: curves, seconds, idle time, mistakes and settings. A run of folds has a part for each fold."""
+"""The page of a run: curves, seconds, idle time, mistakes and settings.
+
+The page of a run of folds has a section for each fold.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +42,19 @@ Points = list[tuple[float, float]]
 
 SAMPLES: Final = 12
 
-_PACKAGE: Final = "tpucache.training"  # has the templates
+_PACKAGE: Final = "tpucache.training"  # its folder `templates` has the templates
 
-_FIRST_HUE: Final = 255  # of the first fold's curve, in degrees
+_FIRST_HUE: Final = 255  # the hue of the first fold's curve, in degrees
 _DASHED: Final = 8  # from this many folds on, every second curve is dashed
-_POINTS: Final = 600  # in a curve of single steps, at most
+_POINTS: Final = 600  # points in a curve of single steps, at most
 _LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
 
 _LEAST_SECONDS: Final = 0.1
 
-_MATRIX: Final = 30  # classes: a larger matrix cannot be read
+_MATRIX: Final = 30  # classes of a confusion matrix, at most: a larger one cannot be read
 _ROWS: Final = 1000
 _PAIRS: Final = 20
-_COLUMNS: Final = 6  # values of a sample in a caption
+_COLUMNS: Final = 6  # values of a sample in a caption, at most
 _HEADS: Final = {"classes": ("samples", "recall", "precision"), "mask": ("pixels", "recall", "IoU")}
 _ROWS_ARE: Final = "A row for each true class, a column for each predicted one."
 
@@ -91,7 +94,7 @@ def _misfit(folder: Path, error: Exception) -> TrainingError:
 
 
 def _folds_values(folds: FoldsFiles) -> dict[str, Any]:
-    """Return the template's values about all folds: their state, scores, curves and seconds."""
+    """Return the values that the page's template needs about all folds: their state, scores, curves and seconds."""
     summary = folds.summary
     done = sum(bool(score["finished"]) for score in _by_fold(folds).values())
     figures = [("folds", f"{len(folds.names):,}")]
@@ -118,7 +121,10 @@ def _by_fold(folds: FoldsFiles) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Score(NamedTuple):
-    """A row of the table of scores. `part` is the number of the section about this fold, if its run has begun."""
+    """A row of the table of scores: its title and its cells.
+
+    `part` is the number of the page's section about this fold; None if the fold's run has not begun.
+    """
 
     title: str
     cells: Sequence[str]
@@ -160,7 +166,7 @@ def fold_inks(folds: Sequence[str]) -> dict[str, Ink]:
 
 
 def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, Chart]]:
-    """Return a chart of each metric, with a line for each fold."""
+    """Return the name and the chart of each metric, with a line for each fold."""
     names = dict.fromkeys(name for run in folds.runs.values() for row in run.rows for name in row if _is_metric(name))
     charts = []
     for name in names:
@@ -174,9 +180,9 @@ def _fold_charts(folds: FoldsFiles, inks: Mapping[str, Ink]) -> list[tuple[str, 
 
 
 def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[str, Any]:
-    """Return the template's values about one run, with at most `samples` wrong samples; see `report_run`.
+    """Return the values that the page's template needs about one run; see `report_run`.
 
-    Raises TrainingError for files that do not belong together.
+    At most `samples` wrong samples are shown. Raises TrainingError for files that do not belong together.
     """
     try:
         summary, rows = run.summary, run.rows
@@ -217,7 +223,7 @@ def _state(summary: Mapping[str, Any], best: int) -> str:
 
 
 def _charts(run: RunFiles) -> list[tuple[list[tuple[Ink, str]], Chart | None]]:
-    """Return a chart of the losses, and one of each metric and of the learning rate, each with its legend."""
+    """Return a chart of the losses, one of each metric, and one of the learning rate, each after its legend."""
     losses = [float(loss) for loss in run.summary.get("losses") or ()]
     blue, accent, green = Ink("blue"), Ink("accent"), Ink("green")
     lines: list[tuple[Ink, Points]] = []
@@ -245,7 +251,7 @@ def _span(runs: Collection[RunFiles]) -> tuple[float, float]:
 
 
 def _rates(run: RunFiles) -> Points:
-    """Return learning rates by step; runs of earlier versions have only one for each epoch."""
+    """Return learning rates by step. Runs of earlier versions have only one learning rate for each epoch."""
     rates = [float(rate) for rate in run.summary.get("learning_rates") or ()]
     each = -(-len(rates) // _POINTS)
     chosen = sorted({*range(0, len(rates), each), len(rates) - 1}) if rates else []
@@ -258,7 +264,7 @@ def _points_of(rows: Sequence[Mapping[str, float]], name: str) -> Points:
 
 
 def _thinned(losses: Sequence[float]) -> Points:
-    """Return at most 600 points. Each is the mean loss of some consecutive steps, drawn at the last of them."""
+    """Return at most 600 points. Each is the mean loss of some consecutive steps, drawn at the last of these steps."""
     each = -(-len(losses) // _POINTS)
     parts = [losses[first : first + each] for first in range(0, len(losses), each)]
     return [(number * each + len(part), sum(part) / len(part)) for number, part in enumerate(parts)]
@@ -270,7 +276,7 @@ def _is_metric(name: str) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """Return a metric's name without its prefix."""
+    """Return a metric's name without the prefix `valid_`."""
     return name.removeprefix(_VALID)
 
 
@@ -314,7 +320,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return names and values of the settings that are neither None, "", an empty list nor False, as texts.
+    """Return the names and values of the run's settings as texts, without settings that are None, "", empty or False.
 
     Return None where the run has no settings file.
     """
@@ -344,7 +350,7 @@ def _data(run: RunFiles) -> list[tuple[str, str]]:
 
 
 class _Wrong(NamedTuple):
-    """One wrong sample: its label, its prediction, and for a mask its predicted map.
+    """A sample that the model predicted wrongly: its label, its prediction, and for a mask its predicted `map`.
 
     `row` is its row in the arrays of the run. `figure` is a text that says how sure or how far off the prediction was.
     """
@@ -357,7 +363,7 @@ class _Wrong(NamedTuple):
 
 
 def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
-    """Return pictures of the `count` most wrong validation samples, or the reason why there are none.
+    """Return pictures of the `count` most wrong validation samples, or a note that says why there are none.
 
     Their cache is at `cache`, or else where it was during the run. Only the pictures need Pillow.
     """
@@ -387,21 +393,29 @@ def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
 
 
 def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
-    """Return the records of the validation samples. Raises TpucacheError where they are gone or have changed."""
+    """Return the records of the validation samples. Raises TpucacheError if they are gone or have changed."""
     described = run.info["validation"]
     place = cache or described["cache"]
     if not is_url(place) and not (folder := locate(split_version(place)[0])).exists():
-        raise TpucacheError(f"the cache of the validation samples is no longer at {folder}. Say where it is by --valid")
+        raise TpucacheError(
+            f"the cache of the validation samples is no longer at {folder}. Say by --valid where that cache is"
+        )
     shown, frequencies = described.get("resolution"), described.get("frequencies")
     size = tuple(shown) if isinstance(shown, list) else shown
     with CachedDataset(place, described["variant"], resolution=size, frequencies=frequencies) as whole:
         positions = run.arrays["positions"]
         samples = whole.manifest.samples
         if len(positions) and not 0 <= positions.min() <= positions.max() < samples:
-            raise TpucacheError(f"{whole.place} has {samples:,} samples, fewer than the run has validated on")
+            raise TpucacheError(
+                f"{whole.place} has {samples:,} samples, fewer than the run was validated on. Say by --valid where the "
+                "run's cache is"
+            )
         dataset = whole.select(positions)
         if dataset.digest != described["digest"]:
-            raise TpucacheError(f"{whole.place} has other records or labels than those that the run was validated on")
+            raise TpucacheError(
+                f"{whole.place} has other records or labels than the cache that the run was validated on. Say by "
+                "--valid where the run's cache is"
+            )
         return Records(dataset)
 
 
@@ -453,7 +467,7 @@ def _figure(run: RunFiles, records: Records, wrong: _Wrong, look: str, variant: 
 
 
 def _mask_colours(run: RunFiles) -> list[tuple[str, str]]:
-    """Return the classes that pictures of masks show in a colour of their own, each with its CSS colour."""
+    """Return the classes that have a colour of their own in pictures of masks, each with its CSS colour."""
     from tpucache.report.draw import PALETTE
 
     outputs = max(int(run.info.get("outputs", 0)), len(run.classes))
@@ -468,14 +482,18 @@ class _PageTable(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A confusion matrix: the classes' names, and counts and percentages by true and predicted class."""
+    """A confusion matrix.
+
+    `names` are the classes' names. `rows` has, by true and then by predicted class, the number of samples or pixels and
+    its percentage of the true class, as texts.
+    """
 
     names: Sequence[str]
     rows: Sequence[Sequence[tuple[str, str]]]
 
 
 class _Mistakes(NamedTuple):
-    """A section about mistakes: tables, and a confusion matrix or None."""
+    """The section of the page about mistakes: its title, a note, tables, and a confusion matrix or None."""
 
     title: str
     note: str

@@ -1,4 +1,4 @@
-"""The files of a run, read for its page. All are checked, and none is trusted."""
+"""Reads the files of a run for the run's page. All files are checked, and none is trusted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tpucache.store.files import check_stored, open_file, open_text, read_file
 from tpucache.strict_json import LARGEST, parse_object
 from tpucache.types import Array
 
-_SHOWN: Final = 200  # characters of a reason, at most
+_SHOWN: Final = 200  # characters of the reason in a message, at most
 
 #: The dimensions of the arrays of validation.npz.
 _DIMENSIONS: Final = {
@@ -47,7 +47,7 @@ class RunFiles:
     """The contents of a run's files; a file that is missing counts as empty.
 
     `info` is run.json. `summary` is report.json or, before that exists, account.json. `rows` are those of history.csv,
-    and `arrays` those of validation.npz.
+    and `arrays` those of validation.npz, by name.
     """
 
     folder: Path
@@ -63,19 +63,21 @@ class RunFiles:
 
     @property
     def task(self) -> str:
-        """The name of the task; empty where it is not known."""
+        """The name of the task; "" where it is not known."""
         return str(self.info.get("task", ""))
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes; empty where they have none."""
+        """The names of the classes; empty where the classes have no names."""
         return tuple(map(str, self.info.get("classes", ())))
 
 
 @dataclass(frozen=True)
 class FoldsFiles:
-    """The contents of the files of a run of folds: the folds' names, its report, and the runs of the folds that have
-    begun.
+    """The contents of the files of a run of folds.
+
+    `names` are the folds' names, `summary` is the report on all folds, and `runs` has, by fold, the files of the folds'
+    runs that have begun.
     """
 
     folder: Path
@@ -90,18 +92,21 @@ class FoldsFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the files of a run, finished or not.
+    """Return the contents of the files of a run, finished or not.
 
     Raises UsageError for a folder without a run, TrainingError for a damaged file.
     """
     if not is_run(folder):
-        raise UsageError(f"{folder} holds no run: give the folder that was train's --run")
+        raise UsageError(f"{folder} holds no run: give the folder that `train --run` named")
     summary = _read_json(folder / REPORT_NAME) or _read_json(folder / ACCOUNT_NAME)
     return RunFiles(folder, _read_json(folder / INFO_NAME), summary, _read_rows(folder), _read_arrays(folder))
 
 
 def read_folds_run(folder: Path) -> FoldsFiles:
-    """Read the files of a run of all folds, finished or not. Raises TrainingError for a damaged file."""
+    """Return the contents of the files of a run of all folds, finished or not.
+
+    Raises TrainingError for a damaged file.
+    """
     names = _read_json(folder / FOLDS_NAME).get("folds")
     if not isinstance(names, list):
         raise _unreadable(folder / FOLDS_NAME, "it has no list of folds")
@@ -122,7 +127,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _check_numbers(path: Path, values: object) -> None:
-    """Raise TrainingError for a number too large to be drawn or added up, which no run writes."""
+    """Raise TrainingError if values have a number too large to be drawn or added up; no run writes such numbers."""
     if isinstance(values, (dict, list)):
         for value in values.values() if isinstance(values, dict) else values:
             _check_numbers(path, value)
@@ -156,9 +161,9 @@ def _read_arrays(folder: Path) -> dict[str, Array]:
         raise _unreadable(path, error) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
-            raise _unreadable(path, f"{name} is {array.dtype}, or has numbers that are too large or none")
+            raise _unreadable(path, f"{name} is {array.dtype}, or has values that are too large or not numbers")
         if array.ndim != _DIMENSIONS.get(name, array.ndim):
-            raise _unreadable(path, f"{name} is {array.dtype} {array.shape}")
+            raise _unreadable(path, f"{name} is {array.dtype} {array.shape}, with a wrong number of dimensions")
     if len({len(arrays[name]) for name in _OF_SAMPLES if name in arrays}) > 1:
         raise _unreadable(path, "its arrays have different numbers of samples")
     return arrays

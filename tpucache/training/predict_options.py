@@ -1,4 +1,7 @@
-"""Options of prediction: the views, and how predictions are averaged. Importing this does not import torch."""
+"""The options of prediction: the views of images, and how predictions are averaged.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Crops = Literal["none", "five"]
 Average = Literal["probability", "rank"]
 RunWeights = Literal["equal", "score"]
 
-#: The side of a crop is this share of the image's: 224 of 256 pixels (Krizhevsky et al., 2012).
+#: The side of a crop is this share of the image's side: 224 of 256 pixels (Krizhevsky et al., 2012).
 CROP_SHARE: Final = 7 / 8
 #: The largest number of sizes. All views of an image are in one XLA graph, which should not become too large.
 _MOST_SIZES: Final = 8
@@ -23,11 +26,11 @@ _LEAST_SIZE: Final = 8
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """The views in which images are predicted, and how predictions of several runs are averaged. Raises UsageError.
+    """The views in which images are predicted, and how predictions of several runs are averaged.
 
     `sizes` are lengths of an image's shorter side in pixels; without them an image has the size of the run's
-    evaluation. `average="rank"` is for the average over runs only: the views of one run are averaged by value, and so
-    are `logits` and `features`.
+    evaluation. `average="rank"` concerns only the average over runs: the views of one run are averaged by value, and so
+    are `logits` and `features`. Raises UsageError for values that are not possible.
     """
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
@@ -52,7 +55,7 @@ class PredictOptions:
         if odd := [size for size in sizes if not _is_size(size)]:
             raise UsageError(f"sizes are whole numbers of pixels, at least {_LEAST_SIZE}, not {odd[0]!r:.40}")
         if len(sizes) > _MOST_SIZES or len({*sizes}) < len(sizes):
-            raise UsageError(f"sizes are at most {_MOST_SIZES} different ones, not {', '.join(map(str, sizes)):.80}")
+            raise UsageError(f"sizes are at most {_MOST_SIZES} different numbers, not {', '.join(map(str, sizes)):.80}")
         object.__setattr__(self, "sizes", sizes)
 
     @property

@@ -16,17 +16,17 @@ from tpucache.training.settings import TrainSettings
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out; none of it changes a result.
+    """How a run is carried out; no option changes a result.
 
     `checkpoint_every` is in steps; each epoch also ends in a checkpoint. `time_limit` is in seconds from the start of
-    training; a given `stop` replaces it. `account` has counted the time before training. `replay`: when training has
-    ended, repeat some steps on data that is already on the device, for at most 2 % of the run's time or 2 s, whichever
-    is longer, to measure how fast they could have been. `curves` writes the curves as a picture, however the run ends.
-    `profile` is the folder for a trace of a few executions after the warm-up; the trace slows these down. `watchers`
-    are notified of losses and epochs. `on_epoch` is called with a line of text when an epoch has ended; a resumed run
-    first repeats the lines of its earlier epochs. Progress is shown under the run's `name`. `following` is the number
-    of runs of the same length that come after this one. `chosen` is the reason why this backend was chosen, for the
-    report. `resident` says whether records stay on the device.
+    training; a given `stop` replaces it. `account` has counted the time before training. `resident` says whether
+    records stay on the device. `replay`: when training has ended, repeat some steps on data that is already on the
+    device, for at most 2 % of the run's time or 2 s, whichever is longer, to measure how fast they could have been.
+    `curves` writes the curves as a picture, however the run ends. `profile` is the folder for a trace of a few
+    executions after the warm-up; the trace slows these executions down. `watchers` are notified of losses and epochs.
+    `on_epoch` is called with a line of text when an epoch has ended; a resumed run first repeats the lines of its
+    earlier epochs. Progress is shown under the run's `name`. `following` is the number of runs of the same length that
+    come after this one. `chosen` is the reason why this backend was chosen, for the report.
     """
 
     resume: bool = option(False, "continue the run in RUN, if there is one")

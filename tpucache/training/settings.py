@@ -1,4 +1,4 @@
-"""The settings that decide what a run computes from its data. Importing this does not import torch."""
+"""The settings that decide what a run computes from its data. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpucache.options import check_options, option
 from tpucache.plugins import PartTable
 from tpucache.training.sizes import ImageSizes, plan_sizes
 
-#: The optimizers that are written for XLA and have defaults of their own; all others are torch's and timm's.
+#: The optimizers that are set up for XLA and have default rates of their own. All others are torch's or timm's.
 OPTIMIZERS: Final = ("sgd", "adamw")
 ScheduleName = Literal["one-cycle", "warmup-cosine", "constant"]
 ScaleRule = Literal["none", "linear", "sqrt"]
@@ -71,13 +71,14 @@ class TrainSettings:
     schedule's own). `clip` is the largest norm of all gradients together. `ema` is the decay of averaged weights, which
     are evaluated in place of the model's. `weights` are read when a run begins, not when it is resumed. `mix_off` below
     1 is a share of the epochs. `bf16` is short for the precision of that name. `train_step` and `eval_step` each name a
-    `module:callable`; `loss` and `metric` name one, or a loss or metric of the task.
+    function as `module:callable`; `loss` and `metric` name such a function, or a loss or metric of the task.
 
     Settings that are left open are decided when a run begins, and the run's files have the decision. `epochs` follows
     from the number of samples; `batch_size` from the samples, the epochs and the cores; `optimizer` and `clip` from the
     task and the model; `lr`, `scale`, `weight_decay` and `schedule` from the optimizer, the model's normalisation
     layers, and whether there are `weights`; `precision` from the device; `normalise` from the origin of the weights.
-    `epochs="auto"` means as many as a time limit allows, at a pace that is measured first. Raises UsageError.
+    `epochs="auto"` means as many as a time limit allows, at a pace that is measured first. Raises UsageError for values
+    that are not possible.
     """
 
     model: str = option(
@@ -259,7 +260,7 @@ class TrainSettings:
         if not all(map(math.isfinite, self.mean or ())):
             raise UsageError(f"mean holds finite numbers, not {self.mean}")
         if not all(0 < spread < math.inf for spread in self.std or ()):
-            raise UsageError(f"std holds numbers above 0, not {self.std}")
+            raise UsageError(f"std holds finite numbers above 0, not {self.std}")
         if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
             raise UsageError(f"layer_decay is above 0 and at most 1, not {self.layer_decay}")
         for name in ("ramp", "smoothing", "ema"):
@@ -273,11 +274,14 @@ class TrainSettings:
         _ = self.sizes  # raises UsageError for impossible sizes
         object.__setattr__(self, "precision", _precision(self.precision, self.bf16))
         if self.batch_size is not None and self.batch_size % self.accumulate:
-            raise UsageError(f"a batch of {self.batch_size} does not divide into {self.accumulate} parts")
+            raise UsageError(
+                f"a batch of {self.batch_size} does not divide into {self.accumulate} equal parts: choose another "
+                "batch_size or accumulate"
+            )
 
     @property
     def sizes(self) -> ImageSizes:
-        """The size of the images in each epoch. Raises UsageError."""
+        """The size of the images in each epoch and in evaluations. Raises UsageError for impossible sizes."""
         epochs = self.epochs if isinstance(self.epochs, int) else 1
         return plan_sizes(epochs, self.size, self.grow, self.valid_size, self.fix_res)
 
@@ -293,28 +297,28 @@ class TrainSettings:
 
     @property
     def batch(self) -> int:
-        """The number of samples in one optimizer step. Raises UsageError before it is decided."""
+        """The number of samples in one optimizer step. Raises UsageError before the batch size is decided."""
         if self.batch_size is None:
             raise UsageError("the batch size is decided when the run begins: give batch_size to know it before")
         return self.batch_size
 
     @property
     def passes(self) -> int:
-        """The number of epochs. Raises UsageError before it is decided."""
+        """The number of epochs. Raises UsageError before the number is decided."""
         if not isinstance(self.epochs, int):
             raise UsageError("the number of epochs is decided when the run begins: give epochs to know it before")
         return self.epochs
 
     @property
     def peak_lr(self) -> float:
-        """The highest learning rate. Raises UsageError before it is decided."""
+        """The highest learning rate of the run. Raises UsageError before it is decided."""
         if self.lr is None:
             raise UsageError("the learning rate is decided when the run begins: give lr to know it before")
         return scale_lr(self.lr, self.batch, self.scale or "none")
 
     @property
     def part_size(self) -> int:
-        """The number of samples sent to the device at once."""
+        """The number of samples in each of the `accumulate` parts of a batch."""
         return self.batch // self.accumulate
 
     def steps_per_epoch(self, samples: int) -> int:
@@ -328,36 +332,38 @@ class TrainSettings:
 
 
 def whole_epochs(count: float, epochs: int) -> int:
-    """Return a number of epochs; a count below 1 is a share of `epochs`."""
+    """Return `count` as a whole number of epochs; a count below 1 is a share of `epochs`."""
     return round(count * epochs) if count < 1 else int(count)
 
 
 def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
-    """Return the learning rate for a global batch, given the rate for `base` samples.
+    """Return the learning rate for a global batch of `batch_size`, given the rate `lr` for `base` samples.
 
-    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" the variance of a step
-    (Krizhevsky, arXiv:1404.5997), "none" the rate. Raises UsageError for another rule.
+    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" keeps the variance of a
+    step (Krizhevsky, arXiv:1404.5997), and "none" keeps the rate. Raises UsageError for another rule.
     """
     if rule not in SCALE_RULES:
-        raise UsageError(f"there is no rule {rule!r} to scale the rate by: use {', '.join(SCALE_RULES)}")
+        raise UsageError(f"there is no rule {rule!r} to scale the learning rate by: use {', '.join(SCALE_RULES)}")
     times = batch_size / base
     return lr * {"none": 1.0, "linear": times, "sqrt": math.sqrt(times)}[rule]
 
 
 def settings_from(values: Mapping[str, Any]) -> TrainSettings:
-    """Return settings from the values that `to_dict` returns; a missing value has its default.
+    """Return settings from the values that `TrainSettings.to_dict` returns; a missing value has its default.
 
-    Raises UsageError for settings of a later version.
+    Raises UsageError for settings of a later version of tpucache.
     """
     unknown = {*values} - {item.name for item in fields(TrainSettings)}
     unknown |= {*values["augment"]} - {item.name for item in fields(AugmentSettings)}
     if unknown:
-        raise UsageError(f"the run was made by a later version of tpucache: its settings have {sorted(unknown)}")
+        raise UsageError(
+            f"the run was made by a later version of tpucache, as its settings have {sorted(unknown)}: use that version"
+        )
     return TrainSettings(**{**values, "augment": AugmentSettings(**values["augment"])})
 
 
 def unusual_settings(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings, and those of the augmentation, that differ from their defaults, by name."""
+    """Return, by name, the settings that differ from their defaults, also those of the augmentation."""
     usual = _flat(TrainSettings())
     return {name: value for name, value in _flat(settings).items() if value != usual[name]}
 
@@ -369,9 +375,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings; those that are undecided get their values from `before`, the settings that a run has
-    decided.
-    """
+    """Return the settings, in which undecided ones get their values from `before`, the decided settings of a run."""
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 
@@ -382,7 +386,10 @@ def setting_differences(before: TrainSettings, now: TrainSettings) -> list[str]:
 
 
 def _precision(given: Precision, bf16: bool) -> Precision:
-    """Return the precision that `precision` and `bf16` ask for. Raises UsageError where they contradict each other."""
+    """Return the precision to use, given the settings `precision` and `bf16`.
+
+    Raises UsageError if the two settings contradict each other.
+    """
     if bf16 and given not in ("auto", "mixed", "bf16"):
         raise UsageError(f"bf16 and the precision {given} contradict each other: leave one of them out")
     return "bf16" if bf16 else given

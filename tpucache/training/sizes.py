@@ -1,4 +1,4 @@
-"""The size of the images in each epoch of a run. Importing this does not import torch."""
+"""The size of the images in each epoch of a run. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from tpucache.errors import UsageError
 if TYPE_CHECKING:
     from tpucache.loading.dataset import CachedDataset
 
-_STEP: Final = 32  # pixels: most networks halve an image five times
-_MOST: Final = 4  # sizes: XLA compiles a graph for each
+_STEP: Final = 32  # sizes are multiples of this, in pixels: most networks halve an image five times
+_MOST: Final = 4  # sizes, at most: XLA compiles a graph for each size
 _GROWING: Final = re.compile(r"(\d+)(?::([\d.]+))?")
 
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """The sides of images in pixels, in each epoch and in evaluations; None stands for the dataset's own size."""
+    """The side of the images in pixels, in each epoch (`epochs`) and in evaluations (`valid`).
+
+    None stands for the size of the dataset's images.
+    """
 
     epochs: tuple[int | None, ...]
     valid: int | None
 
     def at(self, epoch: int) -> int | None:
-        """Return the size in an epoch, counted from 0; epochs after the last one have the size of the last one."""
+        """Return the size in an epoch, counted from 0; epochs after the last one have the size of the last epoch."""
         return self.epochs[min(epoch, len(self.epochs) - 1)]
 
     @property
@@ -38,11 +41,11 @@ class ImageSizes:
 def plan_sizes(
     epochs: int, size: int | None = None, grow: str | None = None, valid_size: int | None = None, fix_res: int = 0
 ) -> ImageSizes:
-    """Return the sizes of a run, given its number of epochs.
+    """Return the image sizes of a run of `epochs` epochs.
 
-    `grow` is such as "128:0.4,176:0.7,224": each size ends at its share of the epochs, and the last one has no share.
-    `fix_res` is the number of epochs at the end that have the evaluation's size (Touvron et al., arXiv:1906.06423).
-    Raises UsageError.
+    `grow` is such as "128:0.4,176:0.7,224": each size ends at its share of the epochs, and the last size has no share.
+    `valid_size` is the size in evaluations. `fix_res` is the number of epochs at the end that have the evaluation's
+    size (Touvron et al., arXiv:1906.06423). Raises UsageError for sizes that are not possible.
     """
     if size is not None and grow is not None:
         raise UsageError("--size and --grow both say how large images are: leave one of them out")
@@ -57,11 +60,11 @@ def plan_sizes(
 
 
 def _steps(grow: str) -> list[tuple[int | None, float]]:
-    """Return each size with the share of the epochs at which it ends. Raises UsageError."""
+    """Return each size with the share of the epochs at which it ends. Raises UsageError for another form of text."""
     wrong = f"--grow is such as 128:0.4,176:0.7,224, not {grow!r:.60}: "
     parts = [_GROWING.fullmatch(part.strip()) for part in grow.split(",")]
     if not all(parts):
-        raise UsageError(f"{wrong}give each size the share of the epochs at which it ends, and the last one none")
+        raise UsageError(f"{wrong}give each size but the last the share of the epochs at which it ends")
     found = [(int(part[1]), part[2]) for part in parts if part]
     if found[-1][1] is not None or any(share is None for _, share in found[:-1]):
         raise UsageError(f"{wrong}each size but the last has a share")
@@ -86,8 +89,8 @@ def own_size(dataset: CachedDataset) -> int:
     height, width = image.shape[:2]
     if height != width:
         raise UsageError(
-            f"--valid-size makes square images, and those of {dataset.directory} are {width}x{height} pixels: say by "
-            "--size how large training images are"
+            f"--valid-size makes square images, and the images of {dataset.directory} are {width}x{height} pixels: say "
+            "by --size how large training images are"
         )
     return int(height)
 

@@ -17,7 +17,7 @@ Sides = tuple[int, int]
 
 
 class ImageViews:
-    """Makes the views of a batch's images, and moves the predictions of maps back to their place in the image."""
+    """Makes the views of a batch's images, and moves maps that were predicted from views back to their position."""
 
     def __init__(self, options: PredictOptions, learned: Sides, given: Sides, device: torch.device) -> None:
         """Take `learned`, the height and width that the model was evaluated on, and `given`, those of the images."""
@@ -77,8 +77,7 @@ class _ImageView:
         return view.flip(2) if self._flip else view
 
     def put_back(self, maps: torch.Tensor, given: Sides) -> torch.Tensor:
-        """Return a view's maps (batch, outputs, height, width) moved to the view's place in the image, with zeros
-        around it.
+        """Return a view's maps (batch, outputs, height, width) at their position in the image, with zeros around them.
 
         `given` is the height and width of the image.
         """
@@ -91,7 +90,10 @@ class _ImageView:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product. Each operand is split into a sum of two bfloat16 parts, as a TPU rounds operands."""
+    """Return a matrix product.
+
+    Each operand is split into two bfloat16 parts that add up to it, as a TPU rounds operands.
+    """
     first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
     return first
 
@@ -105,6 +107,6 @@ def _five(given: Sides) -> list[tuple[int, int, int, int]]:
 
 
 def _scaled(sides: Sides, shorter: int) -> Sides:
-    """Return height and width in the same proportion, with this shorter side."""
+    """Return the height and width in the same proportion whose shorter side is `shorter`."""
     height, width = sides
     return round(height * shorter / min(sides)), round(width * shorter / min(sides))

@@ -127,4 +127,4 @@ def test_predictions_of_all_hosts_are_written_by_the_first(folders):
 def test_what_several_hosts_cannot_do_is_refused_on_each(short, host):
     found = results(short[1], host)
     assert found["two_cores"].startswith("cores is all: this machine has 1 (CPU), not 2")
-    assert "each host of a pod evaluates its rows alone" in found["own_loss"]
+    assert "each host of a pod evaluates only its own rows of a batch" in found["own_loss"]
