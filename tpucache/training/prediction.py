@@ -1,4 +1,4 @@
-"""Predictions for the samples of caches, written as files: tables of values, and pictures of class maps."""
+"""Predicts the samples of caches, and writes the predictions as files: tables of values, or pictures of class maps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ _log = logging.getLogger("tpucache")
 class PredictReport:
     """What was predicted, and the task's metrics if the cache has labels of that task.
 
-    `views` is the number of views of each image that were averaged. `weights` are those of the runs, and add up to 1.
+    `output` is the CSV, `runs` the number of models, and `variants` the variants of the cache that were averaged.
+    `views` is the number of views of each image that were averaged. `weights` are those of the models, and add up to 1.
+    `logits` and `features` are the paths of the files with these arrays, None if they were not asked for.
     """
 
     output: str
@@ -66,7 +68,7 @@ class PredictReport:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the report as lines for people."""
+        """Return the report as lines of text."""
         parts = [f"{self.runs} models"] if self.runs > 1 else []
         parts += [f"{len(self.variants)} variants"] if len(self.variants) > 1 else []
         parts += ["five crops"] if self.crops == "five" else []
@@ -83,9 +85,9 @@ class PredictReport:
 class _Predictions:
     """The predictions of all samples, and the scores that metrics are computed from.
 
-    `texts` has each sample's prediction as text. `values`, float32 (samples, columns), are written as columns with
-    these `names`. `scores` are None for maps that were not compared with masks. `arrays` are logits and features,
-    float32 (samples, runs, numbers).
+    `texts` has each sample's prediction as text. `values`, float32 (samples, columns), become columns of the CSV with
+    these `names`. `scores` are None for maps that were not compared with masks. `arrays` has logits and features by
+    name, float32 (samples, runs, numbers).
     """
 
     texts: Sequence[str]
@@ -97,7 +99,7 @@ class _Predictions:
 
 @dataclass(frozen=True)
 class _Work:
-    """How predictions are made: batch size, threads, progress, and a `check` after each batch.
+    """How predictions are made: batch size, threads, progress, and a function `check` that is called after each batch.
 
     Class maps are written next to `output`. With `scored`, they are also compared with the samples' masks. With
     `by_rank`, the ranks of runs are averaged instead of their values.
@@ -119,11 +121,11 @@ def predict(
     batch_size: int,
     threads: int = 2,
 ) -> PredictReport:
-    """Write a CSV of predictions, averaged over the datasets, which are variants of one cache.
+    """Write a CSV of predictions, averaged over the datasets, which are variants of one cache; return a report.
 
-    Its columns are `sample` (the sample's number), `path`, `label` (empty where there is none), `prediction`, and a
-    probability for each class or a value for each column. Class maps are PNG files in a folder next to the CSV, and
-    `prediction` names them.
+    The columns of the CSV are `sample` (the sample's number), `path`, `label` (empty where there is none),
+    `prediction`, and a probability for each class or a value for each column. Class maps are PNG files in a folder next
+    to the CSV, and `prediction` names them.
 
     Where the predictor averages ranks, a class's column is the sample's rank in that class, from 0 for the lowest to 1
     for the highest, averaged over the runs. `prediction` and all metrics but the AUC still follow from the mean
@@ -132,17 +134,17 @@ def predict(
     If the predictor's options ask for logits and features, they are arrays next to the CSV, OUT_logits.npy and
     OUT_features.npy: float32 (samples, runs, numbers), averaged over views and variants.
 
-    With several processes, each predicts its share of the samples, and the main one writes the files. Raises UsageError
-    when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run; TrainingError
-    when a file cannot be written.
+    With several processes, each process predicts its share of the samples, and the main process writes the files.
+    Raises UsageError when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run;
+    TrainingError when a file cannot be written.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     processes, options = predictor.device.processes, predictor.options
     by_rank = options.average == "rank"
     if by_rank and task.name not in _RANKED:
         raise UsageError(
-            f"ranks are averaged for {' and '.join(_RANKED)}, and the runs predict {task.name!r}: use --average "
-            "probability"
+            f"ranks are averaged for the tasks {' and '.join(_RANKED)}, and the runs have the task {task.name!r}: use "
+            "--average probability"
         )
     processes.on_main(lambda: check_no_cache_file(output))
     processes.on_main(lambda: check_no_run_file(output))
@@ -225,9 +227,9 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Return the samples' predictions: values averaged over the datasets, texts and scores.
+    """Return the samples' predictions as values, averaged over the datasets, with their texts and scores.
 
-    With several processes only the main one has the right values.
+    With several processes only the main process has the right values.
     """
     dataset, names = datasets[0], value_names(predictor)
     is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
@@ -268,8 +270,8 @@ def predict_values(
 ) -> Array:
     """Return probabilities or values, averaged over the datasets: float32 (samples, outputs), in the samples' order.
 
-    `check` is called between batches. With several processes only the main one gets them; the other processes get
-    zeros.
+    `check` is called between batches. With several processes only the main process gets the values; the other processes
+    get zeros.
     """
     work = _Work(Path(), batch_size, threads, progress, check)
     return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
@@ -278,8 +280,8 @@ def predict_values(
 def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
     """Return the mean of the predictions over the datasets, float64 (samples, runs, outputs).
 
-    With `by_run`, outputs are followed by logits and features if they were asked for. Without it, the runs are averaged
-    as well, so that there is one.
+    With `by_run`, outputs are followed by logits and features if they were asked for. Without `by_run`, the runs are
+    averaged as well, so that the result has one run.
     """
     runs = predictor.runs if by_run else 1
     total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
@@ -320,9 +322,11 @@ def value_names(predictor: Predictor) -> list[str]:
 
 
 def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> _Predictions:
-    """Write each sample's class map as a PNG; return the files' names relative to the CSV."""
+    """Write each sample's class map as a PNG. The texts of the result are the files' names relative to the CSV."""
     if len(datasets) > 1:
-        raise UsageError("class maps of several variants cannot be averaged: augmentation has moved their pixels")
+        raise UsageError(
+            "class maps of several variants cannot be averaged, as augmentation has moved their pixels: give one variant"
+        )
     try:
         from PIL import Image
     except ImportError as error:
@@ -365,16 +369,16 @@ _PREDICT: Final[dict[Form, Callable[..., _Predictions]]] = {"values": _predict_v
 
 
 def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dict[str, float]:
-    """Return the task's metrics; nothing without labels.
+    """Return the task's metrics; {} for a cache without labels.
 
-    If the labels or the classes do not fit the task, log a warning and return nothing.
+    If the labels or the classes do not fit the task, log a warning and return {}.
     """
     if not len(dataset) or LABEL not in dataset.table:
         return {}
     if dataset.classes != predictor.classes:
         _log.warning(
-            "no metrics: the run has learned other classes than those of %s: %s. Relabel it with --classes where the "
-            "same classes are meant", dataset.directory, describe_difference(predictor.classes, dataset.classes),
+            "no metrics: the run has learned other classes than those of %s: %s. Relabel that cache with --classes if "
+            "the same classes are meant", dataset.directory, describe_difference(predictor.classes, dataset.classes),
         )  # fmt: skip
         return {}
     labels = dataset.labels.numpy()

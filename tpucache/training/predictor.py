@@ -1,6 +1,4 @@
-"""Trained models as one function: the weighted mean of the predictions of several runs, and of several views of an
-image.
-"""
+"""Trained models as one function: the mean of the predictions of several runs, and of several views of an image."""
 
 from __future__ import annotations
 
@@ -78,8 +76,8 @@ class Predictor:
             differing += ["fields"] if run.inputs != self.fields else []
             if differing:
                 raise UsageError(
-                    f"{run.folder} and {first.folder} cannot be averaged: they have other {', '.join(differing)}. "
-                    "Predict with each of them alone"
+                    f"{run.folder} and {first.folder} cannot be averaged: the two runs differ in "
+                    f"{', '.join(differing)}. Predict with each run alone"
                 )
         _check_views(self.options, self.fields)
         self.device, self.runs = device, len(saved)
@@ -112,8 +110,8 @@ class Predictor:
     def predict_runs(self, batch: DeviceBatch) -> torch.Tensor:
         """Return the predictions of each run, float32 (runs, batch, …), averaged over the views.
 
-        A row has the predictions, then the logits and the features if the options ask for them. Raises UsageError for
-        runs whose features have different lengths.
+        A sample's numbers are its predictions, then its logits and its features if the options ask for them. Raises
+        UsageError for runs whose features have different lengths.
         """
         found = [self._predict_views(batch, predictions) for predictions in self._predictions]
         if len({each.shape for each in found}) > 1:
@@ -148,10 +146,10 @@ class Predictor:
         return height, width
 
     def resolution(self, manifest: Manifest) -> int | None:
-        """Return the resolution in which to read a cache's images; None to read them as they are stored.
+        """Return the resolution in which to read a cache's images; None to read them in their stored size.
 
-        Without crops and sizes, it is the size of the run's evaluation. With them, images that can be read in any size
-        are read as large as the largest view, and at most as large as they are stored.
+        Without crops and sizes, it is the size of the run's evaluation. With crops or sizes, images that can be read in
+        any size are read as large as the largest view needs, and at most as large as they are stored.
         """
         wanted = self.settings.sizes.valid
         image = next((field for field in manifest.fields if field.name == IMAGE), None)
@@ -162,7 +160,7 @@ class Predictor:
         return min(image.shape[0], self.options.largest(self._learned))
 
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
-        """Return a cache's samples as the models take them: with the input columns of each run, encoded as in that run.
+        """Return a cache's samples as the models take them, with the input columns of each run, encoded as in that run.
 
         The cache may have no labels, or other classes. Raises UsageError where its fields and sizes are not those that
         the models were trained with.
@@ -183,7 +181,7 @@ class Predictor:
                 other = "none" if name not in found else "{} {}".format(*found[name])
                 raise UsageError(
                     f"the run learned from the field {name!r} of {kind[0]} {kind[1]}, and {dataset.directory} has "
-                    f"{other}: warm it up with --like and the cache that the run learned from"
+                    f"{other}: warm up a cache with --like and the cache that the run learned from"
                 )
 
 
@@ -201,7 +199,7 @@ def _check_views(options: PredictOptions, fields: Mapping[str, object]) -> None:
         )
     if options.resamples and (others := [name for name in fields if name != IMAGE]):
         raise UsageError(
-            f"the models take {' and '.join(others)}, too, which would not fit a crop or another size: leave "
+            f"the models also take {' and '.join(others)}, which would not fit a crop or another size: leave "
             f"{' and '.join(name for name in names if name != '--flip-tta')} out"
         )
 
@@ -213,7 +211,7 @@ def _flip_batch(batch: DeviceBatch) -> DeviceBatch:
 
 
 def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
-    """Return in words how the classes of a cache differ from those that a run has learned."""
+    """Return a text that says how the classes of a cache, `found`, differ from those that a run has `learned`."""
     parts = []
     for verb, names in (
         ("lacks", [name for name in learned if name not in set(found)]),
@@ -222,7 +220,7 @@ def describe_difference(learned: Sequence[str], found: Sequence[str]) -> str:
         if names:
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
             parts.append(f"{verb} {', '.join(map(repr, names[:_NAMED]))}{more}")
-    return f"it {' and '.join(parts)}" if parts else "it has them in another order"
+    return f"the cache {' and '.join(parts)}" if parts else "the cache has the same classes in another order"
 
 
 def _score(run: SavedRun) -> float:
@@ -258,7 +256,7 @@ def _normalised(scores: Sequence[float], first: Path) -> list[float]:
 def _predictions(run: SavedRun, device: Device, columns: slice, options: PredictOptions) -> PredictBatch:
     """Return the function that computes a run's predictions for a batch.
 
-    If the options ask for them, logits and features follow the predictions in each row. `columns` is the slice of the
+    If the options ask for logits and features, these follow the predictions in each row. `columns` is the slice of the
     batch's input columns that belongs to this run. Raises TrainingError for weights that do not fit.
     """
     settings, task, content = run.settings, run.task, run.content
@@ -289,9 +287,9 @@ def _predictions(run: SavedRun, device: Device, columns: slice, options: Predict
 
 
 def _keep_features(model: nn.Module, outputs: int, name: str, taken: dict[str, torch.Tensor]) -> None:
-    """Let a model store the input of its last linear layer in `taken`, each time it is called.
+    """Let a model store the input of its last linear layer in `taken`, each time that the model is called.
 
-    Raises UsageError without a linear layer of `outputs` outputs. `name` is the model's name in this message.
+    Raises UsageError if the model has no linear layer of `outputs` outputs. `name` is the model's name in the message.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == outputs]
     if not layers:

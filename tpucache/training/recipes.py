@@ -1,4 +1,7 @@
-"""Training recipes by name: settings that go together for a kind of run. Importing this does not import torch."""
+"""Training recipes by name: settings that go together for a kind of run.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 class TrainingRecipe:
     """A recipe: what it is good for, and the settings and augmentations in which it differs from the defaults.
 
-    `mix_off` is the share of the epochs, at the end of the run, that do not mix images. All other settings follow from
-    data, task, model and weights, as they do without a recipe. With `needs_weights`, `weights` must be given.
+    `summary` says what it is good for. `mix_off` is the share of the epochs, at the end of the run, that do not mix
+    images. All other settings follow from data, task, model and weights, as they do without a recipe. With
+    `needs_weights`, the setting `weights` must be given.
     """
 
     summary: str
@@ -26,9 +30,9 @@ class TrainingRecipe:
     needs_weights: bool = False
 
     def values(self, given: Collection[str], epochs: Any = None) -> dict[str, Any]:
-        """Return the recipe's settings for a run of `epochs` epochs, without those named in `given`.
+        """Return the recipe's settings for a run of `epochs` epochs, without the settings named in `given`.
 
-        For None the number of epochs is the recipe's own.
+        If `epochs` is None, the number of epochs is the recipe's own.
         """
         values = dict(self.settings)
         if self.mix_off:
@@ -37,7 +41,7 @@ class TrainingRecipe:
         return {name: value for name, value in values.items() if name not in given}
 
     def augmentations(self, given: Collection[str]) -> dict[str, Any]:
-        """Return the recipe's augmentations, without those named in `given` and those that a given one replaces.
+        """Return the recipe's augmentations, without those that are named in `given` or replaced by a given one.
 
         `crop` replaces `zoom`, and `trivial_augment` replaces `rand_augment`.
         """
@@ -102,7 +106,7 @@ RECIPES: Final[Mapping[RecipeName, TrainingRecipe]] = {
 
 
 def find_recipe(name: str) -> TrainingRecipe:
-    """Return a recipe by its name. Raises UsageError."""
+    """Return a recipe by its name. Raises UsageError for an unknown name."""
     found = {str(known): recipe for known, recipe in RECIPES.items()}.get(name)
     if found is None:
         raise UsageError(f"there is no recipe {name!r}: use {', '.join(RECIPES)}")
@@ -113,7 +117,7 @@ def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given
     """Return the settings of a recipe, `quick`, `finetune`, `scratch` or `vit`.
 
     `given` replaces settings of the recipe, and `augment` its augmentations, by their names in AugmentSettings. Raises
-    UsageError.
+    UsageError for an unknown recipe or setting, and for a recipe that needs weights without `weights`.
     """
     recipe, augment = find_recipe(name), augment or {}
     if recipe.needs_weights and given.get("weights") is None:

@@ -140,7 +140,7 @@ def test_epochs_that_follow_one_another_are_counted(cache):
 def test_what_has_no_state_says_so(cache):
     feeder = Feeder(batches(3), CpuDevice())
     for call in (feeder.state_dict, lambda: feeder.load_state_dict({})):
-        with pytest.raises(UsageError, match="reads a generator: give it the loader itself"):
+        with pytest.raises(UsageError, match="reads a generator: give the Feeder the loader itself"):
             call()
     with Feeder(loader_of(cache), CpuDevice()) as feeder, pytest.raises(UsageError, match="before its `with` block"):
         feeder.load_state_dict(feeder.state_dict())

@@ -1,1 +1,1 @@
-"""Sends batches to the device, and measures how long the loop waits for them."""
+"""Sends batches to the device ahead of the steps, and measures how long the loop waits for them."""

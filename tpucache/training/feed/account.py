@@ -1,6 +1,4 @@
-"""The seconds of each part of a run. Every second belongs to exactly one part, so that the parts add up to the whole
-run.
-"""
+"""The seconds of each part of a run. Every second belongs to exactly one part, so that the parts add up to the run."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Account:
     """
 
     def __init__(self, began: float | None = None, clock: Counter = time.monotonic) -> None:
-        """Begin with the part `start_up`, now or at `began`, an earlier time of the clock."""
+        """Begin with the part `start_up`, now or at the time `began` of the clock."""
         self._clock = clock
         self._began = self._since = clock() if began is None else began
         self._part: Part = "start_up"
@@ -36,15 +34,17 @@ class Account:
         self._earlier_wall = 0.0
 
     def take_out(self, part: Part, counter: Counter) -> None:
-        """From now on add the seconds of a counter to this part, and subtract them from the part in which they are
-        spent.
+        """From now on add the seconds of a counter to `part`, and subtract them from the part in which they are spent.
+
+        `counter` returns the seconds that it has counted so far.
         """
         self.begin(self._part)
         self._counters[part] = (counter, counter())
 
     def add_earlier(self, seconds: Mapping[str, float], wall: float) -> None:
-        """Add the seconds of each part that earlier processes of the run spent, and their total; only the first call
-        counts.
+        """Add the seconds of each part that earlier processes of the run spent, and their total `wall`.
+
+        Only the first call counts.
         """
         if self._earlier is None:
             self._earlier, self._earlier_wall = dict(seconds), wall
@@ -59,7 +59,7 @@ class Account:
             self.begin(before)
 
     def begin(self, name: Part) -> Part:
-        """Let the time from now on belong to a part; return the part before it."""
+        """Let the time from now on belong to the part `name`; return the part that was current before."""
         now = self._clock()
         spent = now - self._since
         for part, (counter, last) in self._counters.items():

@@ -10,14 +10,13 @@ from tpucache.loading.dataset import CachedDataset
 
 
 class Building:
-    """Measures how long a run waits for a cache that is built while it trains; for a finished cache it measures
-    nothing.
+    """Measures how long a run waits for a cache that is built while the run trains.
 
-    Only the time of steps counts, without evaluations and checkpoints.
+    For a finished cache it measures nothing. Only the time of steps counts, without evaluations and checkpoints.
     """
 
     def __init__(self, train_set: CachedDataset, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the training samples, before the first epoch."""
+        """Take the training samples, before the first epoch; `clock` returns the time in seconds."""
         self._train_set, self._clock = train_set, clock
         self._is_needed = train_set.cache.is_growing
         self._is_over, self._is_new = False, True  # whether the cache is built; whether the epoch is new

@@ -49,10 +49,11 @@ class Feeder(Ahead[DeviceBatch]):
         first: int = 0,
         resident: Resident | Residence | None = None,
     ) -> None:
-        """Take a CachedLoader, or an iterable of its host batches. The thread starts when the context is entered.
+        """Take a CachedLoader, or an iterable of host batches. The thread starts when the context is entered.
 
-        `draw` returns the random numbers that are sent with a batch, given the batch's number, which begins at `first`.
-        With a `resident`, a CachedLoader's records stay on the device, and later batches are only row numbers.
+        At most `depth` batches are uploaded ahead. `draw` returns the random numbers that are sent with a batch, given
+        the batch's number, which begins at `first`. With a `resident`, a CachedLoader's records stay on the device, and
+        later batches are only row numbers.
         """
 
         def prepare(batch: Any, number: int) -> DeviceBatch:
@@ -99,14 +100,14 @@ class Feeder(Ahead[DeviceBatch]):
     def state_dict(self) -> dict[str, int | str]:
         """Return the loader's state, in which the yielded batches count as seen; see CachedLoader.state_dict.
 
-        Raises UsageError unless this reads a CachedLoader.
+        Raises UsageError unless this Feeder reads a CachedLoader.
         """
         return self._loader().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the loader continue at a state, before the context is entered; see CachedLoader.load_state_dict.
 
-        Raises UsageError if the context has been entered, and unless this reads a CachedLoader.
+        Raises UsageError if the context has been entered, and unless this Feeder reads a CachedLoader.
         """
         loader = self._loader()
         if self.has_begun:
@@ -119,7 +120,7 @@ class Feeder(Ahead[DeviceBatch]):
         if not isinstance(self._batches, BatchLoader):
             raise UsageError(
                 f"a Feeder has the state of the CachedLoader that it reads, and this one reads a "
-                f"{type(self._batches).__name__}: give it the loader itself, or count the batches that you took"
+                f"{type(self._batches).__name__}: give the Feeder the loader itself, or count the batches that you took"
             )
         return self._batches
 
@@ -198,21 +199,21 @@ def local_cores(settings: TrainSettings, processes: int) -> int:
     if parts % processes:
         raise UsageError(
             f"the run's --order local divides its samples among {parts} cores, which do not divide evenly among "
-            f"{processes} processes: continue it with another number of processes"
+            f"{processes} processes: continue the run with another number of processes"
         )
     return parts // processes
 
 
 def take_execution(stream: Iterator[DeviceBatch], settings: TrainSettings) -> Execution:
-    """Take one execution from a stream: the parts of all its batches."""
+    """Take the batches of one execution from a stream; return the list of parts of each batch."""
     return [list(itertools.islice(stream, settings.accumulate)) for _ in range(settings.steps_per_execution)]
 
 
 def drawer(settings: TrainSettings, train_set: CachedDataset, processes: Processes = ALONE) -> Draw | None:
     """Return the function that draws the random numbers for a part of a batch, given the part's number in the run.
 
-    It draws for the whole batch, so that a sample's numbers do not depend on the number of processes and parts. Return
-    None for records without an image.
+    It draws for the whole batch, so that a sample's numbers do not depend on the number of processes and parts. For
+    records without an image, the result is None.
     """
     if IMAGE not in train_set.names:
         return None

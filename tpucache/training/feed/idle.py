@@ -1,4 +1,4 @@
-"""Measures how long the device was idle and why, without the first steps, which compile."""
+"""Measures how long the device was idle and why. The first steps, which compile, are left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpucache.training.feed.building import Building
 from tpucache.training.feed.feeder import Feeder
 from tpucache.training.settings import TrainSettings
 
-#: Executions that may compile: the first one, and the second one if it finds other shardings or optimizer state.
+#: Executions that may compile: the first, and also the second, if the first has changed shardings or optimizer state.
 WARMUP_EXECUTIONS: Final = 2
 #: Host batches that may still be queued when batches become row numbers on the device.
 _MOST_QUEUED: Final = 4
@@ -22,29 +22,30 @@ _MOST_QUEUED: Final = 4
 REPLAY_SECONDS: Final = 2.0
 _REPLAYS: Final = 5
 LEAST_REPLAYS: Final = 1 + _REPLAYS  # the first one is not measured
-_MUCH: Final = 0.05
-_SHOWN_SECONDS: Final = 1.0
+_MUCH: Final = 0.05  # a larger idle share leads to advice
+_SHOWN_SECONDS: Final = 1.0  # the shown idle share is updated this often
 
 
 @dataclass(frozen=True)
 class Pace:
     """The speed of the steps after the warm-up.
 
-    `device_idle` is the share of their time in which the device ran nothing, by the backend's own times. It is the
+    `device_idle` is the share of the steps' time in which the device ran nothing, by the backend's own times. It is the
     figure that counts; two others are hints at the reason. `waited` is the share in which the loop was blocked on data,
     even while the device still ran earlier steps. `ceiling_idle` compares the rate with the rate of the same steps
     repeated on batches that are on the device already (None where that was not measured).
 
-    `compiles` counts the graphs compiled during these steps, `graphs` all of the run's, with the warm-up (None where it
-    is unknown). `sizes` has steps, images, seconds and received bytes for each image size, if there were several.
+    `compiles` counts the graphs that were compiled during these steps, `graphs` all graphs of the run, also those of
+    the warm-up (None where the number is unknown). `sizes` has steps, images, seconds and received bytes for each image
+    size, if there were several sizes.
 
     After the first epoch, the feeding thread sent `later_bytes_per_step` for each step's batch, and used the share
     `feeding_cpu` of a core's time (None where there was one epoch). `resident` says whether records stay on the device,
     and why.
 
     `built` describes a cache that was built during the run, and is empty otherwise. It has the `cache`, its `bytes`
-    (None until it is finished), the number of `epochs` during which it was built, the share of their time that the loop
-    `waited` for data, and that share for all `later` epochs (None without any).
+    (None until the cache is finished), the number of `epochs` during which it was built, the share of these epochs'
+    time that the loop `waited` for data, and that share for all `later` epochs (None without later epochs).
     """
 
     steps: int
@@ -68,14 +69,15 @@ class Pace:
         return asdict(self)
 
     def with_ceiling(self, images_per_second: float) -> Pace:
-        """Return the pace with the rate that a replay has reached."""
+        """Return the pace with the rate that a replay on data on the device has reached."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
     @staticmethod
     def slowest(paces: Sequence[Pace]) -> Pace:
-        """Return the pace of several processes that took the same steps: the worst of each figure, and all received
-        bytes.
+        """Return one pace for several processes that took the same steps.
+
+        It has the worst of each figure, and the received bytes of all processes together.
         """
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
@@ -92,7 +94,7 @@ class Pace:
     def advice(self, settings: TrainSettings | None = None, in_memory: bool = False) -> str:
         """Return one sentence on what limits the run, and which unused settings would help.
 
-        `in_memory` says whether its records are kept in memory or mapped.
+        `in_memory` says whether the run's records are kept in memory or mapped, instead of being read from files.
         """
         settings = settings or TrainSettings()
         if not self.steps:
@@ -134,7 +136,8 @@ class PaceMeter:
     ) -> None:
         """Measure a loop over the batches of `feeder`. `warmed` is called once, after the warm-up.
 
-        If it returns that batches will become row numbers on the device, another warm-up begins when they do.
+        If `warmed` returns True, batches will become row numbers on the device, and another warm-up begins with the
+        first such batch. `building` also measures how long the run waits for a cache that is being built.
         """
         self._building = building
         self._device, self._feeder, self._warmed = device, feeder, warmed
@@ -176,8 +179,8 @@ class PaceMeter:
     def resume(self, size: int | None = None, *, is_new: bool = False) -> None:
         """Wait for the device and start the clock, unless executions that may compile are still to come.
 
-        Such executions are expected again if the image `size` changes, and if `is_new` says that steps have another
-        graph.
+        Such executions are expected again if the image `size` has changed, and if `is_new` says that the next steps
+        have another graph.
         """
         if self._building is not None:
             self._building.begin(lambda: self._feeder.waited_seconds)
@@ -190,8 +193,9 @@ class PaceMeter:
             self._from = self._now()
 
     def expect_rows(self, has_rows: bool) -> None:
-        """Say whether the next execution has row numbers on the device: with the first of these, another warm-up
-        begins.
+        """Take whether the next execution's batches are row numbers on the device.
+
+        With the first such execution, another warm-up begins.
         """
         if has_rows:
             self._awaited = 0
@@ -211,8 +215,9 @@ class PaceMeter:
             self._from = None
 
     def end_epoch(self) -> Pace:
-        """Return the pace so far; call this after `pause`. Bytes of later epochs are counted separately from the first
-        one's.
+        """Return the pace so far; call this after `pause`, when an epoch has ended.
+
+        The bytes of later epochs are counted separately from those of the first epoch.
         """
         if self._at_epoch is None:
             self._at_epoch = self._sent()
@@ -227,8 +232,8 @@ class PaceMeter:
     def idle(self) -> float:
         """The share of the time so far in which the device ran nothing; it is updated once a second.
 
-        Read it just after an execution was sent. Only executions that have ended count, and of those that have not, the
-        oldest has only begun then.
+        Read it just after an execution was sent: then the oldest execution that has not ended has only begun. Only
+        executions that have ended count.
         """
         if self._from is not None and time.perf_counter() >= self._shown[0] + _SHOWN_SECONDS:
             now = self._now()
@@ -267,14 +272,14 @@ class PaceMeter:
 
 
 def _share(executing: float, seconds: float) -> float:
-    """Return the share of the seconds in which nothing was executing."""
+    """Return the share of `seconds` in which nothing was executing; 0 for no seconds."""
     return max(0.0, 1 - executing / seconds) if seconds else 0.0
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return the rate, in images a second, of repeating an execution of this number of images without waiting for data.
+    """Return the images a second of an execution of `images` images that is repeated without waiting for data.
 
-    It is repeated for `seconds`, but for at most 2, and at least 5 times.
+    It is repeated for `seconds`, which are limited to 2 s, and at least 5 times.
     """
     execute()
     device.wait()

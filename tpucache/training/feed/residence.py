@@ -1,4 +1,4 @@
-"""Decides whether a run's records stay in the device's memory, and gives its loaders' batches in both cases."""
+"""Decides whether a run's records stay in the device's memory, and yields its loaders' batches in both cases."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class DeviceMemory:
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
-        """Send an array or tensor to the device."""
+        """Return an array or tensor of the host on the device. `name` is not used."""
         return self.device.put(torch.from_numpy(array) if isinstance(array, np.ndarray) else array)
 
     def put_all(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
-        """Send arrays of one shape and dtype, in one transfer where the device can."""
+        """Return arrays of one shape and dtype on the device, sent in one transfer where the device can."""
         return put_all(self.device, [*map(torch.from_numpy, arrays)])
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
-        """Return a table on the device with a row for each of these slots."""
+        """Return a table on the device with a row for each row of `slots`, for records of `chunk`'s dtype and shape."""
         return self.device.reserve(slots, chunk)
 
     def itemsize(self, dtype: np.dtype[Any]) -> int:
@@ -59,20 +59,21 @@ class DeviceMemory:
         return dtype.itemsize
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes on all cores together."""
+        """Return the free bytes on all cores together; None where the device does not report them."""
         return self.device.free_bytes()
 
     def as_image(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images as (batch, channels, height, width), channels last in memory."""
+        """Return a view (batch, channels, height, width) of images (batch, height, width, channels)."""
         return images.permute(0, 3, 1, 2)
 
 
 class Residence:
-    """Decides whether records stay in the device's memory; if they do, it gives a loader's batches as row numbers.
+    """Decides whether records stay in the device's memory; if they do, it yields a loader's batches as row numbers.
 
-    With "auto" the decision needs the memory that the first steps leave free. Until `decide` is called, and if there is
-    no room, batches have the records themselves. If images grow during the run, the records of each size are uploaded
-    in its first epoch, and replace those of the size before. Validation records stay, too, in their own size.
+    With the choice "auto", the decision needs the memory that the first steps leave free. Until `decide` is called, and
+    if the records do not fit, batches have the records themselves. If images grow during the run, the records of each
+    size are uploaded in its first epoch, and replace those of the size before. Validation records stay, too, in their
+    own size.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Residence:
         device: Device,
         valid_set: CachedDataset | None = None,
     ) -> None:
-        """Plan the memory for all records. Raises UsageError for "yes" if they do not fit, or the device cannot keep
-        any.
+        """Plan the memory for all records.
+
+        Raises UsageError for the choice "yes" if the records do not fit, or the device cannot keep records.
         """
         self._memory, self._resident, self._valid, self._keeps_valid = DeviceMemory(device), None, None, True
         ranks, size = device.processes.world_size, settings.part_size
@@ -107,20 +109,18 @@ class Residence:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes of all training records in their largest size, and of the validation records, on all cores
-        together.
-        """
+        """The bytes of all training records in their largest size, and of all validation records, on all cores."""
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide for "auto", after the steps have allocated their memory.
+        """Decide for the choice "auto", after the steps have allocated their memory.
 
-        Return whether batches will become row numbers, after a few that are queued already.
+        Return whether batches will become row numbers, after a few batches that are queued already.
         """
         return self._decision.decide()
 
     def describe(self) -> str:
-        """Return the decision in words, with the memory that it takes and the reason."""
+        """Return the decision as text, with the bytes of the records and the reason."""
         return self._decision.describe()
 
     def begin(self) -> None:
@@ -133,7 +133,7 @@ class Residence:
         self._resident = self._valid = None  # frees their memory
 
     def batches(self, loader: CachedLoader, count: int) -> Iterator[Any]:
-        """Yield at most `count` next batches of a loader: host batches, or `(resident, RecordBatch)`."""
+        """Yield the next batches of a loader, at most `count`: host batches, or pairs (Resident, RecordBatch)."""
         while count:
             is_resident = self._decision.is_resident
             with contextlib.closing(self._of(loader).pairs(loader) if is_resident else loader.iterate_ahead()) as read:
@@ -148,7 +148,10 @@ class Residence:
             loader.load_state_dict(loader.state_dict())  # drops what was read ahead
 
     def keep(self, loader: CachedLoader) -> Resident | None:
-        """Return the Resident with the records of an evaluation's loader; None where evaluations upload them."""
+        """Return the Resident that keeps the records of an evaluation's loader on the device.
+
+        The result is None where each evaluation uploads them.
+        """
         if not self._decision.is_resident or not self._keeps_valid:
             return None
         if self._valid is None:
@@ -160,7 +163,7 @@ class Residence:
         if self._decision.choice == "yes":
             raise error
         self._keeps_valid, self._valid = False, None
-        _log.warning("%s. Validation samples are sent in each evaluation", error)
+        _log.warning("%s. From now on, validation samples are sent to the device in each evaluation", error)
 
     def _of(self, loader: CachedLoader) -> Resident:
         fields = loader.dataset.record_fields
@@ -175,16 +178,16 @@ class Residence:
 def _problem(device: Device) -> str:
     """Return the reason why a device cannot keep records; "" where it can."""
     if not hasattr(device, "reserve"):
-        return f"the backend {device.name!r} cannot keep any"
+        return f"the backend {device.name!r} cannot keep records"
     if device.name == "xla" and device.processes.world_size > 1:
-        return "that is not possible on several hosts of XLA"
+        return "records cannot stay on the devices of several hosts of XLA"
     return ""
 
 
 def _problem_of_auto(device: Device) -> str:
-    """Return the reason why "auto" keeps no records; "" where it depends on the memory that steps leave."""
+    """Return the reason why the choice "auto" keeps no records; "" where that depends on the free memory."""
     if device.torch_device.type == "cpu":
         return "the device's memory is the host's"
     if not hasattr(device, "free_bytes") or device.free_bytes() is None:
-        return "the device does not say how much memory it has left; --resident yes keeps them on it"
+        return "the device does not report its free memory; --resident yes keeps the records on it"
     return ""

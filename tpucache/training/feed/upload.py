@@ -17,7 +17,10 @@ _MEASURED_SECONDS: Final = 0.5
 
 
 def send(batch: Any, device: Device, draws: torch.Tensor | None = None) -> DeviceBatch:
-    """Send a loader's batch, with its random numbers if it has any. See `Device.put` for when the copies have ended."""
+    """Return a loader's batch on the device, with its random numbers `draws` if it has any.
+
+    See `Device.put` for when the copies have ended.
+    """
     named = as_named(batch)
     return DeviceBatch(
         # The channels-last view is contiguous, so the host does not transpose.
@@ -44,5 +47,5 @@ def measure_upload(device: Device, seconds: float = _MEASURED_SECONDS) -> float:
 
 
 def measure_xla() -> float:
-    """Open XLA's device; return the bytes a second that one thread sends to it."""
+    """Open XLA's device, and return the bytes a second that one thread sends to it."""
     return measure_upload(open_device("xla"))

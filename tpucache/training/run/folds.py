@@ -1,4 +1,4 @@
-"""The folder of a run of all folds: it has a run for each fold, and a report on all of them."""
+"""The folder of a run of all folds: it has a run for each fold, and a report on all folds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ class _Names:
 
 @dataclass(frozen=True)
 class FoldScore:
-    """A fold's name, the name of its run's folder, its best epoch, from 1, and the validation metrics of that epoch.
+    """The result of one fold.
 
-    `finished` says whether the fold's run is. `samples` is the number of its validation samples.
+    `fold` is its name, and `run` the name of its run's folder. `finished` says whether this run is finished.
+    `best_epoch` is its best epoch, from 1, and `metrics` are the validation metrics of that epoch. `samples` is the
+    number of its validation samples.
     """
 
     fold: str
@@ -46,10 +48,10 @@ class FoldsReport:
     """The report on the folds that have been trained so far.
 
     `mean` and `deviation` are those of the folds' metrics. `out_of_fold` has the metrics over all samples at once, each
-    predicted by the model that has not seen it, and `output` is the CSV of these predictions. They are empty until the
-    last fold is finished. `seconds` are those of each part, and `wall_seconds` is the total, over all folds.
-    `refit_epochs` is the number of epochs of a model that was then trained on all samples, 0 without one; its run has
-    its own report.
+    predicted by the model that has not seen it, and `output` is the CSV of these predictions. These four are empty
+    until the last fold is finished. `seconds` are those of each part of the work, and `wall_seconds` is the total, over
+    all folds. `refit_epochs` is the number of epochs of a model that was then trained on all samples, 0 without such a
+    model; its run has its own report.
     """
 
     backend: str
@@ -74,7 +76,7 @@ class FoldsReport:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the report as lines for people."""
+        """Return the report as lines of text."""
         lines = []
         for each in self.folds:
             state = f"best epoch {each.best_epoch:>3}" if each.finished else "unfinished    "
@@ -91,7 +93,10 @@ class FoldsReport:
 
 
 def read_folds(run: Path) -> list[str] | None:
-    """Return the names of the folds of a run, None for another kind of run. Raises TrainingError."""
+    """Return the names of the folds of a run; None for another kind of run.
+
+    Raises TrainingError where the file with the names cannot be read.
+    """
     path = run / FOLDS_NAME
     try:
         values = read_values(path, _Names)
@@ -105,13 +110,14 @@ def read_folds(run: Path) -> list[str] | None:
 
 
 def write_folds(run: Path, names: Sequence[str]) -> None:
-    """Write the names of a run's folds. Raises TrainingError."""
+    """Write the names of a run's folds. Raises TrainingError when they cannot be written."""
     write_json(run / FOLDS_NAME, {"version": _VERSION, "folds": list(names)})
 
 
 def run_folders(run: Path) -> list[Path]:
-    """Return the folders of the models that predict for a run: one for each fold, or the run itself. Raises
-    TrainingError.
+    """Return the folders of the models that predict for a run: one for each fold, or the run's own folder.
+
+    Raises TrainingError for a fold without weights.
     """
     names = read_folds(run)
     if names is None:
@@ -120,7 +126,7 @@ def run_folders(run: Path) -> list[Path]:
     missing = [name for name, folder in zip(names, folders, strict=True) if not (folder / BEST_NAME).exists()]
     if missing:
         raise TrainingError(
-            f"{run} has no weights of fold {', '.join(missing)} yet: continue it with train --folds --resume first"
+            f"{run} has no weights of fold {', '.join(missing)} yet: continue the run with train --folds --resume first"
         )
     return folders
 
@@ -132,10 +138,10 @@ def make_report(
     account: tuple[Mapping[str, float], float],
     out_of_fold: Mapping[str, float] | None = None,
 ) -> FoldsReport:
-    """Return the report of all folds, given the reports of their runs by the folds' names.
+    """Return the report on all folds, given the reports of their runs by the folds' names.
 
-    `device` is its name and number of cores. `account` has the seconds, by part and in total, that are in no fold's
-    report. Without the metrics `out_of_fold`, the run is not finished.
+    `device` is the device's name and number of cores. `account` has the seconds, by part and in total, that are in no
+    fold's report. Without the metrics `out_of_fold`, the run is not finished.
     """
     scores = [_make_score(fold, fold_folder(run, fold), report) for fold, report in reports.items()]
     seconds, wall = dict(account[0]), account[1] + sum(report.wall_seconds for report in reports.values())
@@ -159,12 +165,15 @@ def _make_score(fold: str, run: Path, report: TrainReport) -> FoldScore:
 
 
 def write_report(run: Path, report: FoldsReport) -> None:
-    """Write `report.json` atomically. Raises TrainingError."""
+    """Write `report.json` atomically. Raises TrainingError when it cannot be written."""
     write_json(run / REPORT_NAME, report.to_dict())
 
 
 def read_report(run: str | Path) -> FoldsReport | None:
-    """Return the report in a folder of a run of all folds, None where there is none. Raises TrainingError."""
+    """Return the report in the folder of a run of all folds; None if there is no report.
+
+    Raises TrainingError for a report that cannot be read.
+    """
     path = Path(run) / REPORT_NAME
     try:
         values = read_values(path, FoldsReport)

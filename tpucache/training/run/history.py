@@ -27,11 +27,14 @@ class Watcher(Protocol):
     """An object that a run notifies of losses and epochs."""
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from number `first` on, which counts from 0."""
+        """Take the losses of consecutive steps; `first` is the number of the first of them, counted from 0."""
         ...
 
     def epoch(self, row: Row) -> None:
-        """Take an epoch's row, with `images_per_second`, `waited` and `device_idle` of the run so far; see Pace."""
+        """Take an epoch's row of the history, with `images_per_second`, `waited` and `device_idle` of the run so far.
+
+        Pace describes these three.
+        """
         ...
 
 
@@ -46,8 +49,9 @@ class Losses:
         advice: str = "Try a lower --lr",
         fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]] = lambda loss: loss.cpu,
     ) -> None:
-        """Continue the losses of a run. New ones, averaged over all processes by `mean`, are appended to `values`.
+        """Continue the losses of a run, which are in `values`.
 
+        New losses, averaged over all processes by `mean`, are appended to `values`, and `watchers` are notified.
         `advice` ends the message for a loss that is not finite. `fetch` begins to copy a loss to the host, and returns
         the function that waits for the copy.
         """
@@ -59,13 +63,13 @@ class Losses:
         self._pending: deque[Callable[[], torch.Tensor]] = deque()
 
     def append(self, loss: torch.Tensor) -> None:
-        """Take a step's loss, which is on the device. Raises TrainingError when an earlier one is not finite."""
+        """Take a step's loss, which is on the device. Raises TrainingError when an earlier loss is not finite."""
         self._pending.append(self._fetch(loss))
         if len(self._pending) > 2 * _LAG:
             self.settle(_LAG)
 
     def settle(self, keep: int = 0) -> None:
-        """Read all losses but the newest `keep`. Raises TrainingError when one is not finite."""
+        """Read all losses but the newest `keep`. Raises TrainingError when a loss is not finite."""
         first = len(self.values)
         read = [float(self._pending.popleft()()) for _ in range(len(self._pending) - keep)]
         for value in self._mean(read):
@@ -78,7 +82,10 @@ class Losses:
 
 
 def write_history(run: Path, rows: Sequence[Row]) -> None:
-    """Write `history.csv`, a row for each epoch, atomically, unless it has these rows already. Raises TrainingError."""
+    """Write `history.csv`, a row for each epoch, atomically, unless it has these rows already.
+
+    Raises TrainingError when it cannot be written.
+    """
     text = io.StringIO(newline="")
     names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")

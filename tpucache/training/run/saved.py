@@ -1,4 +1,4 @@
-"""A trained model in a run's folder: `best.pt` has its weights, and a description of its training data."""
+"""A trained model in a run's folder: the file `best.pt` has its weights, and describes its training data."""
 
 from __future__ import annotations
 
@@ -45,27 +45,29 @@ class SavedRun:
         try:
             return (task if self.settings.own_loss else task.with_loss(self.settings.loss)).with_constants(constants)
         except UsageError as error:
-            raise TrainingError(f"{self._path} cannot be used: {error}. Copy it again, or train again") from error
+            raise TrainingError(
+                f"{self._path} cannot be used: {error}. Copy that file again, or train again"
+            ) from error
 
     @functools.cached_property
     def columns(self) -> Columns:
-        """The columns of the samples table that the model takes, encoded as in training."""
+        """The columns of the samples table that the model takes, and how they were encoded in training."""
         return columns_from(self.content.get("columns", []))
 
     @functools.cached_property
     def fields(self) -> dict[str, FieldKind]:
-        """The fields of the training records."""
+        """The dtype and shape of each field of the training records, by name."""
         return {field["name"]: (field["dtype"], tuple(field["shape"])) for field in self.content["fields"]}
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes: only the image if there is one, and never the labels."""
+        """The fields that the model takes, with dtype and shape: only the image if there is one, and never the labels."""
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
 
     def check_trusted(self, trust: Collection[str]) -> None:
-        """Raise UsageError where the file names code of the user's that is not one of the names in `trust`."""
+        """Raise UsageError where the file names code of the user's that is not named in `trust`."""
         trust = {trust} if isinstance(trust, str) else trust  # `in` would find parts of a text
         called = [self.settings.model] if is_user_code(self.settings.model) else []
         called += [] if self.settings.eval_step is None else [self.settings.eval_step]
@@ -76,9 +78,9 @@ class SavedRun:
             )
 
     def load_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:
-        """Return the model with its weights, on the host; `build` makes a model that was given as an object.
+        """Return the model with its weights, on the host; `build` makes a model that was given to `train` as an object.
 
-        Raises TrainingError where the weights do not fit it.
+        Raises TrainingError where the weights do not fit the model.
         """
         name, weights = self.settings.model, self.content["model"]
         channels = self.fields[IMAGE][1][2] if IMAGE in self.fields else 3
@@ -103,11 +105,11 @@ class SavedRun:
 
 
 def load_run(run: Path) -> SavedRun:
-    """Read the best weights of the run in a folder. Raises TrainingError where there are none."""
+    """Return the best weights of the run in a folder. Raises TrainingError where there are none."""
     if (run / BEST_NAME).exists():
         return SavedRun(run, load_best(run))
     if (run / LAST_NAME).exists():
         raise TrainingError(
-            f"{run} has no {BEST_NAME}, as no epoch of it has ended: continue it with train --resume first"
+            f"{run} has no {BEST_NAME}, as no epoch of the run has ended: continue the run with train --resume first"
         )
-    raise TrainingError(f"{run} holds no run: give the folder that was train's --run")
+    raise TrainingError(f"{run} holds no run: give the folder that `train --run` named")

@@ -1,4 +1,4 @@
-"""Pictures of a run: its curves, and the losses of a range test by rate."""
+"""Pictures of a run: its curves, and the losses of a learning-rate range test by rate."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tpucache")
 
 _WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
-_WINDOWS: Final = 20  # a run has at least this many such windows
+_WINDOWS: Final = 20  # it averages over at most a run's steps divided by this number
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
-_MOST: Final = 20  # more points get no markers, which would hide the line
+_MOST: Final = 20  # a curve of more points has no markers, which would hide the line
 
 
 def save_figure(path: Path, size: tuple[float, float], paint: Callable[[Figure], None]) -> None:
-    """Write a PNG of the drawing that `paint` makes on a figure of this size in inches, atomically.
+    """Write a PNG of the drawing that `paint` makes on a figure of this `size` in inches, atomically.
 
     Where matplotlib is missing or fails, nothing is written, and a warning says so once. Raises TrainingError when the
     file cannot be written.
@@ -59,7 +59,10 @@ def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None
 
 
 def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
-    """Return a PNG of the drawing that `paint` makes on a figure of this size in inches. Raises ImportError."""
+    """Return a PNG of the drawing that `paint` makes on a figure of this `size` in inches.
+
+    Raises ImportError without matplotlib.
+    """
     # pyplot would open windows and keep global state.
     from matplotlib.figure import Figure
 
@@ -74,7 +77,7 @@ def to_png(size: tuple[float, float], paint: Callable[[Figure], None]) -> bytes:
 
 
 def smooth(values: Sequence[float], decay: float) -> list[float]:
-    """Return the exponential moving average, without its bias towards 0 (Kingma and Ba, arXiv:1412.6980)."""
+    """Return the exponential moving average of `values` without its bias to 0 (Kingma and Ba, arXiv:1412.6980)."""
     average, smoothed = 0.0, []
     for number, value in enumerate(values, 1):
         average = decay * average + (1 - decay) * value
@@ -83,15 +86,16 @@ def smooth(values: Sequence[float], decay: float) -> list[float]:
 
 
 def fitting_decay(steps: int) -> float:
-    """Return a decay for `smooth` that suits this number of steps: it averages over 50 steps, or a twentieth of a short
-    run.
+    """Return a decay for `smooth` that suits a run of this number of steps.
+
+    It averages over 50 steps, or over a twentieth of a run of fewer than 1,000 steps.
     """
     return 1 - 1 / min(_WINDOW, max(1.0, steps / _WINDOWS))
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Log a warning, the first time that it is given."""
+    """Log a warning the first time that this message is given, and nothing later."""
     _log.warning(message)
 
 
@@ -109,21 +113,22 @@ def drawn_curves(run: Path | None, schedule: Callable[[int], Rates], state: RunS
 
 
 def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows: Sequence[Row]) -> None:
-    """Write `curves.png`: the loss and learning rate of each step, the loss and metrics of each epoch. Raises
-    TrainingError.
+    """Write `curves.png`: the loss and learning rate of each step, and the loss and metrics of each epoch.
+
+    Raises TrainingError when the file cannot be written.
     """
     save_figure(run / CURVES_NAME, curves_size(rows, 1), lambda figure: paint_curves(figure, losses, rows, rates))
 
 
 def curves_size(rows: Sequence[Row], others: int = 0) -> tuple[float, float]:
-    """Return the size in inches of a figure with losses, metrics if there are any, and `others` more panels."""
+    """Return the size in inches of a figure with losses, metrics if the rows have any, and `others` more panels."""
     return 8, 4.4 + 2.2 * (bool(_metrics(rows)) + others)
 
 
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
-    """Draw the losses from step `first` on, the epochs' metrics, and the rates of all steps if given."""
+    """Draw the losses from step `first` on, the epochs' metrics, and the learning rates of all steps, if given."""
     metrics = _metrics(rows)
     heights = [3, *([2] if metrics else []), *([1] if rates else [])]
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
@@ -171,7 +176,11 @@ def _paint_epochs(axes: Any, rows: Sequence[Row], name: str, label: str, color: 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of a range test: the learning rate of each step, its loss, the smoothed loss, and the rate to use."""
+    """The result of a learning-rate range test.
+
+    `rates`, `losses` and `smoothed` are the learning rate, the loss and the smoothed loss of each step. `suggestion` is
+    the rate to use.
+    """
 
     rates: Sequence[float]
     losses: Sequence[float]
@@ -180,7 +189,7 @@ class RangeTest:
 
 
 def save_range_test(path: Path, found: RangeTest) -> None:
-    """Write the losses over the rates, and the rate to use, as a PNG. Raises TrainingError."""
+    """Write a PNG with the losses by rate, and the rate to use. Raises TrainingError when it cannot be written."""
     save_figure(path, (7, 4.2), lambda figure: _paint(figure, found))
 
 

@@ -23,7 +23,7 @@ class NotebookCurves:
     """Watches a run and shows its losses and metrics: after each epoch, and at most every ten seconds within one."""
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the function that shows a picture."""
+        """Take the function that shows a picture in place of the one before it; `clock` returns the time in seconds."""
         self._show, self._clock = show, clock
         self._first: int | None = None
         self._losses: list[float] = []
@@ -31,7 +31,10 @@ class NotebookCurves:
         self._drawn = clock()
 
     def losses(self, first: int, values: Sequence[float]) -> None:
-        """Take the losses of the steps from number `first` on. Losses before a resume are not shown."""
+        """Take the losses of the steps from number `first` on, and show the curves if ten seconds have passed.
+
+        Steps are counted from 0. Losses from before a resume are not shown.
+        """
         if self._first is None:
             self._first = first
         self._losses += values
@@ -39,7 +42,7 @@ class NotebookCurves:
             self._draw()
 
     def epoch(self, row: Row) -> None:
-        """Take an epoch's row."""
+        """Take the row of an epoch that has ended, and show the curves."""
         self._rows.append(row)
         self._draw()
 
@@ -55,7 +58,10 @@ class NotebookCurves:
 
 
 def notebook_watchers() -> Sequence[Watcher]:
-    """Return the watcher that shows the curves in this notebook; nothing outside of notebooks or without matplotlib."""
+    """Return the watcher that shows the curves in this notebook.
+
+    The result is empty outside of notebooks and without matplotlib.
+    """
     show = _find_display()
     if show is None or importlib.util.find_spec("matplotlib") is None:
         return ()

@@ -10,13 +10,13 @@ from typing import Final
 from tpucache.training.device import Device
 from tpucache.training.feed.idle import WARMUP_EXECUTIONS
 
-_TRACED: Final = 5
+_TRACED: Final = 5  # executions in a trace
 
 _log = logging.getLogger("tpucache")
 
 
 class Tracer:
-    """Traces the first executions after the warm-up to a folder, if one is given."""
+    """Traces a few executions after the warm-up with the device's profiler, if a folder for the trace is given."""
 
     def __init__(self, device: Device, folder: Path | None) -> None:
         self._device, self._folder = device, folder
@@ -32,7 +32,7 @@ class Tracer:
             _log.warning("nothing was traced: the run has ended within its warm-up of %d executions", WARMUP_EXECUTIONS)
 
     def step(self) -> None:
-        """Count an execution that has been sent; begin or end the trace if it is time."""
+        """Count an execution that has been sent to the device; begin or end the trace if it is time."""
         if self._folder is None:
             return
         self._seen += 1

@@ -23,7 +23,7 @@ TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
 IDS_NAME: Final = "trackers.json"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_IDS_BYTES: Final = 4096
-#: MLflow takes at most 1,000 metrics and 100 parameters a request, and cuts off longer values.
+#: MLflow takes at most 1,000 metrics and 100 parameters in a request, and cuts off long values of parameters.
 _METRICS, _PARAMETERS, _VALUE = 500, 100, 500
 _NOT_METRICS: Final = ("epoch", "step")
 
@@ -36,8 +36,8 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
     """Return a context with the watchers of a run that `names` asks for, out of TRACKERS.
 
     `settings` are shown with the run. At the end the watchers are closed with the outcome of the run. A resumed run
-    continues the same runs of its trackers. Raises DependencyError for a tracker that is not installed, TrainingError
-    for one that cannot begin. If one fails later, a warning says so and the run continues without it.
+    continues the same runs in its trackers. Raises DependencyError for a tracker that is not installed, TrainingError
+    for a tracker that cannot begin. If a tracker fails later, a warning says so and the run continues without it.
     """
     makers: dict[str, Callable[[], Any]] = {
         "tensorboard": lambda: TensorBoard(run / "tensorboard"),
@@ -49,7 +49,10 @@ def watch_with(names: Collection[str], settings: Mapping[str, Any], run: Path) -
 
 
 class TensorBoard:
-    """Writes scalars: `train/loss` for each step; for each epoch `valid/…` for metrics and `epoch/…` for the rest."""
+    """Writes scalars for TensorBoard: `train/loss` for each step, and the numbers of each epoch.
+
+    Of an epoch, metrics are `valid/…`, and other numbers `epoch/…`.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raise DependencyError without TensorBoard. Nothing is written before the first loss."""
@@ -57,7 +60,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise DependencyError(
-                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave it out"
+                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave the tracker tensorboard out"
             ) from error
         self._make: Any = SummaryWriter
         self._folder = folder
@@ -77,7 +80,7 @@ class TensorBoard:
         self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
-        """Write an epoch's numbers."""
+        """Write the numbers of an epoch's row."""
         self._write(row["step"], [(row["step"], _tagged(row))])
         with self._forgiving():
             self._writer.flush()
@@ -92,7 +95,7 @@ class TensorBoard:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Warn once of any error of TensorBoard: the run continues."""
+        """Return a context in which any error of TensorBoard only causes a warning, once: the run continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # a full disk among others
@@ -108,7 +111,7 @@ class Tracker:
     """
 
     def __init__(self, name: str, make: Callable[[], WandbRun | MlflowRun]) -> None:
-        """Take the function that begins the service."""
+        """Take the name of the service, and the function that begins a run in it."""
         self._name, self._make = name, make
         self._service: WandbRun | MlflowRun | None = None
         self._has_failed = False
@@ -128,7 +131,7 @@ class Tracker:
         self._send([(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
 
     def epoch(self, row: Row) -> None:
-        """Send an epoch's numbers."""
+        """Send the numbers of an epoch's row."""
         self._send([(row["step"], _tagged(row))])
 
     def _send(self, rows: Rows) -> None:
@@ -139,7 +142,8 @@ class Tracker:
                 self._service = self._make()
             except Exception as error:
                 raise TrainingError(
-                    f"{self._name} cannot watch this run: {error}. Leave --watch-with {self._name} out to train without"
+                    f"{self._name} cannot watch this run: {error}. Leave --watch-with {self._name} out to train without "
+                    f"{self._name}"
                 ) from error
         with self._forgiving():
             self._service.send(rows)
@@ -166,7 +170,7 @@ class WandbRun:
         _write_id(run, "wandb", self._run.id)
 
     def send(self, rows: Rows) -> None:
-        """Send scalars."""
+        """Send scalars, each with its step."""
         for step, scalars in rows:
             self._run.log({**scalars, "step": step})
 
@@ -198,7 +202,7 @@ class MlflowRun:
             self._client.log_batch(self._id, metrics=metrics[at : at + _METRICS])
 
     def close(self, outcome: Outcome) -> None:
-        """End the run."""
+        """End the run with this outcome."""
         self._end(outcome)
 
 
@@ -212,7 +216,7 @@ def _tagged(row: Row) -> dict[str, float]:
 
 
 def _imported(name: str) -> Any:
-    """Import and return a module. Raises DependencyError."""
+    """Import and return a module. Raises DependencyError where it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
