@@ -325,7 +325,8 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     """Write each sample's class map as a PNG. The texts of the result are the files' names relative to the CSV."""
     if len(datasets) > 1:
         raise UsageError(
-            "class maps of several variants cannot be averaged, as augmentation has moved their pixels: give one variant"
+            "class maps of several variants cannot be averaged, as augmentation has moved their pixels: give one "
+            "variant"
         )
     try:
         from PIL import Image

@@ -45,9 +45,7 @@ class SavedRun:
         try:
             return (task if self.settings.own_loss else task.with_loss(self.settings.loss)).with_constants(constants)
         except UsageError as error:
-            raise TrainingError(
-                f"{self._path} cannot be used: {error}. Copy that file again, or train again"
-            ) from error
+            raise TrainingError(f"{self._path} cannot be used: {error}. Copy it again, or train again") from error
 
     @functools.cached_property
     def columns(self) -> Columns:

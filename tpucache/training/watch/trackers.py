@@ -60,7 +60,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise DependencyError(
-                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave the tracker tensorboard out"
+                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave --tensorboard and "
+                "--watch-with tensorboard out"
             ) from error
         self._make: Any = SummaryWriter
         self._folder = folder
@@ -142,8 +143,8 @@ class Tracker:
                 self._service = self._make()
             except Exception as error:
                 raise TrainingError(
-                    f"{self._name} cannot watch this run: {error}. Leave --watch-with {self._name} out to train without "
-                    f"{self._name}"
+                    f"{self._name} cannot watch this run: {error}. Leave --watch-with {self._name} out, to train "
+                    f"without {self._name}"
                 ) from error
         with self._forgiving():
             self._service.send(rows)
