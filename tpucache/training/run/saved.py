@@ -59,7 +59,7 @@ class SavedRun:
 
     @property
     def inputs(self) -> dict[str, FieldKind]:
-        """The fields that the model takes, with dtype and shape: only the image if there is one, and never the labels."""
+        """The fields that the model takes, with dtype and shape: only the image if there is one, never the labels."""
         if IMAGE in self.fields and self.settings.eval_step is None:
             return {IMAGE: self.fields[IMAGE]}
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
