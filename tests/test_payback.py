@@ -54,7 +54,7 @@ def test_what_the_manifest_alone_names_is_not_called(photos, dataset, monkeypatc
 
 def test_another_source_is_refused(dataset, tmp_path):
     Image.new("RGB", (9, 9)).save(tmp_path / "other.png")
-    with pytest.raises(UsageError, match=r"was not built from .*give what was given to warmup"):
+    with pytest.raises(UsageError, match=r"was not built from .*give --against the source that was given to warmup"):
         measure(tmp_path, dataset)
 
 

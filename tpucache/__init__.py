@@ -1,7 +1,8 @@
 """Decode, resize and augment once; then read batches at memory speed, so that the accelerator never waits.
 
 This package has the names that are used most. Training is in `tpucache.training`, sources are in `tpucache.warmup`,
-errors in `tpucache.errors`. Importing it loads no other module: each name is imported when it is first used (PEP 562).
+errors in `tpucache.errors`. `import tpucache` imports none of the modules that define the names: each name is imported
+when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -1,4 +1,4 @@
-"""`python -m tpucache`, and the `tpucache` command."""
+"""The entry points of the command line: `python -m tpucache`, and `run` for the installed command `tpucache`."""
 
 # Signals are handled first: all imports that take time come later.
 from tpucache import signals
@@ -10,9 +10,10 @@ import sys
 
 
 def run() -> int:
-    """Run the installed command like `python -m tpucache`: it can import modules from the working folder.
+    """Run the installed command `tpucache`, and return its exit status.
 
-    If Python was started with a safe path (its option -P), it cannot, and neither can `python -m tpucache`.
+    Like `python -m tpucache`, it can import modules from the working folder, unless Python was started with a safe path
+    (Python's option -P).
     """
     signals.begin(is_own=True)
     if not sys.flags.safe_path:
@@ -25,9 +26,9 @@ def run() -> int:
 
 
 def run_command() -> int:
-    """Run the command that this process was started for, and return its exit status.
+    """Run the command in `sys.argv`, and return its exit status.
 
-    An error prints at most one line, from the first moment on: also before numpy is imported, and if that fails.
+    A lack of memory prints one line instead of a traceback, also if numpy cannot be imported for want of memory.
     """
     import atexit
 

@@ -4,11 +4,11 @@ TpucacheError
 ├── UsageError              an argument with a value that is not allowed (also a ValueError)
 │   └── OutOfRangeError     an index outside of the samples (also an IndexError)
 ├── DependencyError         an optional library is missing or unfit (also an ImportError)
-├── RecipeError             a recipe or an augmentation that cannot be built, or one that changed
-├── SourceError             a source that cannot be read as asked
-│   └── SampleError         one sample of it that cannot be used: names the sample and the reason
-├── StoreError              a cache that cannot be read or written
-│   ├── NotACacheError      there is no manifest
+├── RecipeError             a recipe or an augmentation cannot be used, or differs from that of the unfinished cache
+├── SourceError             a source cannot be read as asked
+│   └── SampleError         one sample of a source cannot be used: names the sample and the reason
+├── StoreError              a cache cannot be read or written
+│   ├── NotACacheError      a folder has no manifest
 │   ├── FormatError         a file of a cache has content that no version of tpucache writes
 │   │   └── UnknownCodecError   a codec that neither tpucache nor an installed package has
 │   └── DamageError         bytes differ from what the manifest states
@@ -36,7 +36,7 @@ class UsageError(TpucacheError, ValueError):
 
 
 class OutOfRangeError(UsageError, IndexError):
-    """An index lies outside of the samples; also an IndexError, which ends Python's iteration over a sequence."""
+    """An index is not that of a sample; also an IndexError, which ends Python's iteration over a sequence."""
 
 
 class DependencyError(TpucacheError, ImportError):
@@ -44,7 +44,7 @@ class DependencyError(TpucacheError, ImportError):
 
 
 class RecipeError(TpucacheError):
-    """A recipe cannot be built, or differs from the one that the cache was begun with."""
+    """A recipe has a value that cannot be used, or differs from the recipe with which the cache was begun."""
 
 
 class SourceError(TpucacheError):
@@ -74,7 +74,7 @@ class StoreError(TpucacheError):
 
 
 class NotACacheError(StoreError):
-    """A directory holds no manifest, so it is not a (finished) cache."""
+    """A folder has no manifest, so it is not a cache, or the cache is not finished."""
 
 
 class FormatError(StoreError):
@@ -113,9 +113,10 @@ class UnfinishedError(TpucacheError):
 def calling(
     library: str, kind: type[TpucacheError] = DependencyError, advice: str = "Install another version of it"
 ) -> Iterator[None]:
-    """Return a context that turns any error of a library into an error of `kind`, in one line.
+    """Return a context that replaces an exception of the `with` block by an error of `kind`, whose message is one line.
 
-    Errors of tpucache and MemoryError are not changed.
+    The message has the name `library`, the exception's type and text, and `advice`, which says what to do. Errors of
+    tpucache and MemoryError are raised unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Geometry of images that are resized or turned: the places of pixels, boxes and points, and the weights of pixels.
+"""Geometry of images that are resized or turned: the positions of pixels, boxes and points, and the weights of pixels.
 
 Coordinates are continuous: pixel i covers [i, i + 1). A box is (left, top, right, bottom).
 """
@@ -20,21 +20,22 @@ Box = tuple[float, float, float, float]
 
 _SCALED_DECODE_FACTOR: Final = 2
 _LOBES: Final = 3  # of Lanczos' filter, to either side
-#: The value in rows without a box.
+#: The value of all five numbers in a row without a box.
 _NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
-    """The `box` (left, top, right, bottom) of an image that is resized, and its `size` (width, height) afterwards."""
+    """The part `box` (left, top, right, bottom) of an image that is resized, and the `size` (width, height) it gets."""
 
     box: Box
     size: tuple[int, int]
 
 
 def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
-    """Return which part of the image area `box` is resized to which size, to fit `target` (width, height).
+    """Return the part of an image that is resized, and the size it gets, to fit `target` (width, height).
 
-    The geometry is that of Pillow's `ImageOps.fit` (crop) and `ImageOps.pad`, so a crop may begin within a pixel.
+    `box` (left, top, right, bottom) is the area of the image that may be used. The geometry is that of Pillow's
+    `ImageOps.fit` (crop) and `ImageOps.pad`, so a crop may begin within a pixel.
     """
     width, height = box[2] - box[0], box[3] - box[1]
     if fit == "stretch":
@@ -55,15 +56,19 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
 
 
 def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
-    """Return the columns to the left and the rows above an image of `size` on a `canvas`, (width, height) both."""
+    """Return how many columns are to the left of an image, and how many rows above it, in the middle of a canvas.
+
+    `size` and `canvas` are the (width, height) of the image and of the canvas.
+    """
     return round((canvas[0] - size[0]) / 2), round((canvas[1] - size[1]) / 2)
 
 
 def lanczos(length: int, start: float, stop: float, size: int) -> Array:
-    """Return float64 (size, length): the weights by which Pillow's Lanczos resizes [start, stop) of a side.
+    """Return the weights of Pillow's Lanczos filter for one side of an image: float64 (size, length).
 
-    If the result is smaller, the filter is wider in proportion, so that nothing aliases. Each row adds up to 1. After
-    Pillow's `precompute_coeffs` (Resample.c).
+    The side has `length` pixels, and the part from `start` to `stop` is resized to `size` pixels. Row i has the weight
+    of each input pixel in output pixel i, and adds up to 1. If the image becomes smaller, the filter is wider in
+    proportion, so that nothing aliases. The formula is that of Pillow's `precompute_coeffs` (Resample.c).
     """
     scale = (stop - start) / size
     wide = max(scale, 1.0)
@@ -78,9 +83,9 @@ def lanczos(length: int, start: float, stop: float, size: int) -> Array:
 
 
 def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[np.intp]:
-    """Divide `start` to `stop` into `count` equal steps, and return the number of the pixel under the middle of each.
+    """Divide the range from `start` to `stop` into `count` equal steps; return the pixel in the middle of each step.
 
-    Pixels are numbered from 0 to `length` - 1.
+    The result has `count` indices of pixels of a side, from 0 to `length` - 1.
     """
     middles = start + (np.arange(count) + 0.5) * ((stop - start) / count)
     return np.asarray(np.clip(np.floor(middles), 0, length - 1), np.intp)
@@ -94,7 +99,7 @@ def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
 
 
 def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) clipped to `area` (left, top, right, bottom), without those outside of it."""
+    """Return boxes (n, 5) clipped to `area` (left, top, right, bottom); boxes outside of the area are left out."""
     clipped = boxes.astype(np.float32)
     clipped[:, 0:4:2] = clipped[:, 0:4:2].clip(area[0], area[2])
     clipped[:, 1:4:2] = clipped[:, 1:4:2].clip(area[1], area[3])
@@ -104,10 +109,10 @@ def clip_boxes(boxes: Array, area: tuple[float, float, float, float]) -> npt.NDA
 def within(
     points: Array, area: tuple[float, float, float, float], flipped: tuple[bool, ...] = (False, False)
 ) -> npt.NDArray[np.bool_]:
-    """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom).
+    """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom): bool (n,).
 
-    The right and the bottom edge do not belong to the area. On an axis that was `flipped`, this edge does, and the left
-        or top edge does not.
+    The left and the top edge belong to the area, the right and the bottom edge do not. `flipped` says for x and for y
+    whether the image was flipped along this axis; there it is the other way round.
     """
     low, high = np.array(area[:2]), np.array(area[2:])
     inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
@@ -117,9 +122,10 @@ def within(
 def mark_points(
     points: Array, visible: npt.NDArray[np.bool_], area: tuple[float, float, float, float]
 ) -> npt.NDArray[np.float32]:
-    """Return points x, y (n, 2) as rows of a record: float32 (n, 3) of x, y and 1 for visible ones, else 0.
+    """Return keypoints as a record stores them: float32 (n, 3), with x, y, and 1 for a visible point or 0 otherwise.
 
-    Visible points on the right or bottom edge of `area` move just inside it, so that each lies in an existing pixel.
+    `points` are x, y (n, 2), and `visible` (n,) says which are visible. Visible points on the right or bottom edge of
+    `area` (left, top, right, bottom) move just inside it, so that each lies in an existing pixel.
     """
     last = np.nextafter(np.array(area[2:], np.float32), np.float32(0))
     placed = np.where(visible[:, None], np.minimum(points, last), points)
@@ -127,14 +133,17 @@ def mark_points(
 
 
 class Turn(NamedTuple):
-    """An EXIF orientation, as operations on the stored pixels: first swap the axes, then flip each or not."""
+    """The operations by which an EXIF orientation turns the stored pixels.
+
+    First `swap` exchanges height and width, then `flip_x` reverses the columns and `flip_y` the rows.
+    """
 
     swap: bool = False
     flip_x: bool = False
     flip_y: bool = False
 
 
-#: The turn from the stored to the displayed image by EXIF orientation.
+#: For each EXIF orientation, the turn from the stored to the displayed image.
 TURNS: Final = {
     1: Turn(),
     2: Turn(flip_x=True),
@@ -148,25 +157,32 @@ TURNS: Final = {
 
 
 def turn(pixels: Array, by: Turn) -> Array:
-    """Return a view of pixels (height, width, …) after a turn."""
+    """Return a view of `pixels` (height, width, …), turned by `by`."""
     turned = pixels.swapaxes(0, 1) if by.swap else pixels
     return turned[:: -1 if by.flip_y else 1, :: -1 if by.flip_x else 1]
 
 
 def turn_back(pixels: Array, by: Turn) -> Array:
-    """Return a view of turned pixels (height, width, …) as they were stored."""
+    """Undo `turn`: return a view of turned `pixels` (height, width, …) as they were before."""
     flipped = turn(pixels, by._replace(swap=False))
     return flipped.swapaxes(0, 1) if by.swap else flipped
 
 
 def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray[np.float64]:
-    """Return points x, y (n, 2) of a stored image (width, height) after a turn: float64 (n, 2)."""
+    """Return where points x, y (n, 2) of an image lie after it is turned by `by`: float64 (n, 2).
+
+    `stored` is the (width, height) of the image before the turn.
+    """
     swapped, size = (points[:, ::-1], stored[::-1]) if by.swap else (points, stored)
     return np.where(by[1:], np.subtract(size, swapped), swapped).astype(np.float64)
 
 
 def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int], fit: Fit) -> Framing:
-    """Return the Framing of an image stored as (width, height), with an EXIF orientation, on a canvas."""
+    """Return the Framing that brings an image into a record.
+
+    `stored` is the (width, height) of the image as stored, `orientation` its EXIF orientation, 1 to 8, and `canvas` the
+    (width, height) of the record's image.
+    """
     turned = TURNS[orientation]
     whole = (0.0, 0.0, float(stored[0]), float(stored[1]))
     place = placement(whole, canvas[::-1] if turned.swap else canvas, fit)
@@ -175,10 +191,10 @@ def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int
 
 @dataclass(frozen=True)
 class Framing:
-    """The way of an image into its record: `box` of the stored image is resized to `size`, turned, and put on a canvas.
+    """How an image becomes a record's image: the part `box` is resized to `size`, turned by `turn`, put on a canvas.
 
-    `stored` is the image's (width, height), `box` is (left, top, right, bottom) in it, `size` and `canvas` are (width,
-    height).
+    `stored` is the (width, height) of the stored image, and `box` (left, top, right, bottom) a part of it. `size` and
+    `canvas` are (width, height), too.
     """
 
     stored: tuple[int, int]
@@ -195,7 +211,7 @@ class Framing:
         return left, top, left + width, top + height
 
     def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
-        """Return the (width, height) of the source image, as stored or as displayed."""
+        """Return the (width, height) of the source image, as stored or as displayed, as `coordinates` says."""
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
     def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
@@ -212,7 +228,7 @@ class Framing:
         return width, height
 
     def place(self, resized: Array) -> Array:
-        """Return pixels (height, width, …) of `size`, turned, on a canvas of zeros."""
+        """Turn resized pixels (height, width, …), whose size is `self.size`, and return them on a canvas of zeros."""
         turned = turn(resized, self.turn)
         if turned.shape[:2] == self.canvas[::-1]:
             return np.ascontiguousarray(turned)
@@ -222,13 +238,19 @@ class Framing:
         return canvas
 
     def nearest(self, pixels: Array) -> Array:
-        """Return pixels of the stored image (height, width, …) on the canvas, each the nearest one, never a mixture."""
+        """Resize the stored image `pixels` (height, width, …) without mixing pixels, and return it on the canvas.
+
+        Each pixel of the result is the nearest one of the stored image.
+        """
         columns = nearest(self.box[0], self.box[2], self.size[0], self.stored[0])
         rows = nearest(self.box[1], self.box[3], self.size[1], self.stored[1])
         return self.place(pixels[rows[:, None], columns])
 
     def points(self, points: Array, coordinates: Coordinates = "stored") -> npt.NDArray[np.float64]:
-        """Return points x, y (n, 2) of the image, as stored or as displayed, on the canvas: float64 (n, 2)."""
+        """Return where points x, y (n, 2) of the image lie on the canvas: float64 (n, 2).
+
+        `coordinates` says whether `points` refer to the image as stored or as displayed.
+        """
         if coordinates == "displayed":
             return self._displayed().points(points)
         left, top, right, bottom = self.box

@@ -1,4 +1,4 @@
-"""Imports of names that options give, and of public names when they are first used."""
+"""Import objects by the text `module:name`, and the public names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tpucache.errors import DependencyError, UsageError
 
-#: The packages of modules with another name in pip, or which are needed in one version.
+#: The arguments of `pip install` for modules whose package has another name, or is needed in one version.
 _PACKAGES: Final = {
     "PIL": "pillow",
     "albumentations": "albumentations==2.0.8",
@@ -30,10 +30,11 @@ def package_of(module: str) -> str:
 def lazy_names(
     package: str, file: str, hidden: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, `__dir__` and `__all__` of a package that imports its public names on first use.
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names on first use (PEP 562).
 
-    The stub file next to `file`, `__init__.pyi`, lists the names: it has one import for each (PEP 562). Names from the
-    module `hidden` can be imported, too, but are not listed.
+    `file` is the package's `__init__.py`. The stub file `__init__.pyi` next to it imports all public names, and so says
+    which module has which name. Names from the module `hidden` can be imported, too, but `__dir__` and `__all__` lack
+    them.
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     homes = {
@@ -52,9 +53,9 @@ def lazy_names(
 
 
 def load(reference: str) -> Any:
-    """Import the object at `module:name` in tpucache.
+    """Import a module of tpucache and return its object; `reference` is `module:name`.
 
-    Raises DependencyError if the part of tpucache with this module is not installed.
+    Raises DependencyError if the module's folder was left out of the installation.
     """
     module, _, name = reference.partition(":")
     try:
@@ -66,7 +67,10 @@ def load(reference: str) -> Any:
 
 
 def missing_part(reference: str) -> str:
-    """Return a message if the part of tpucache that a `module:name` belongs to is not installed; otherwise ""."""
+    """Return a message if the folder or file of tpucache with the module of `reference` is not installed; otherwise "".
+
+    `reference` is `module` or `module:name`.
+    """
     from importlib.util import find_spec
 
     part = ".".join(reference.partition(":")[0].split(".")[:2])  # a folder or file of the package: tpucache.training
@@ -77,7 +81,10 @@ def missing_part(reference: str) -> str:
 
 
 def load_callable(name: str) -> Callable[..., Any]:
-    """Import the callable at `module:name` or `module:name.attribute`. Raises UsageError."""
+    """Import and return the callable that `name` names: `module:name` or `module:name.attribute`.
+
+    Raises UsageError if it cannot be imported, or is not callable.
+    """
     module_name, _, path = name.partition(":")
     try:
         target: Any = importlib.import_module(module_name)
@@ -86,5 +93,5 @@ def load_callable(name: str) -> Callable[..., Any]:
     except Exception as error:  # importing a user's module may raise any error
         raise UsageError(f"{name!r} cannot be imported as module:name: {error}") from error
     if not callable(target):
-        raise UsageError(f"{name!r} is a {type(target).__name__}, not a callable")
+        raise UsageError(f"{name!r} is a {type(target).__name__}, not a callable: name a function or a class")
     return target  # type: ignore[no-any-return]  # callable() narrows Any to nothing better

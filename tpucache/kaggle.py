@@ -11,7 +11,8 @@ from tpucache.errors import UsageError
 WORKING_BYTES: Final = 20_000_000_000
 #: The largest size of a dataset, in bytes.
 MAX_BYTES: Final = 200_000_000_000
-#: With more files, kagglehub and the web page zip all of them. The metadata file is not uploaded, and does not count.
+#: The most files of a dataset. With more, kagglehub and the web page zip all of them. The metadata file is not
+#: uploaded, and does not count.
 MAX_FILES: Final = 50
 #: The files of a published cache other than shards: manifest, index, samples, card, and tpucache's wheel.
 COMPANIONS: Final = 5
@@ -25,11 +26,14 @@ _ID: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)/([a-z0-9]+(?:-[a-z0-9]+)*)
 
 
 def check_id(dataset_id: str, what: str = "--id") -> str:
-    """Return an owner/slug if Kaggle accepts it. Raises UsageError."""
+    """Return `dataset_id` unchanged if it is an owner/slug that Kaggle accepts; raise UsageError otherwise.
+
+    `what` names the option or argument in the message.
+    """
     found = _ID.fullmatch(dataset_id)
     if not found or len(found[2]) not in SLUG_LENGTH:
         raise UsageError(
-            f"{what} is owner/slug, the slug {SLUG_LENGTH[0]} to {SLUG_LENGTH[-1]} small letters, digits and single "
-            f"hyphens between them, not {dataset_id!r}"
+            f"{what} is owner/slug, where the slug has {SLUG_LENGTH[0]} to {SLUG_LENGTH[-1]} lower-case letters and "
+            f"digits, with single hyphens between them, not {dataset_id!r}"
         )
     return dataset_id

@@ -20,7 +20,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 1 << 60  # in version 1 of cgroups, a limit that no machine reaches means none
 
-#: PCI device numbers of TPU chips, from jax/_src/hardware_utils.py; v2 and v3 have the same one.
+#: PCI device numbers of TPU chips, from jax/_src/hardware_utils.py; v2 and v3 have the same number.
 _GOOGLE: Final = "0x1ae0"
 _TPUS: Final = {
     "0x0027": "v2 or v3",
@@ -37,9 +37,9 @@ _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fus
 
 
 class _Version(NamedTuple):
-    """Where a version of cgroups states a group's memory limit and use, and the names of lines in its statistics."""
+    """The files in which a version of cgroups states a group's memory limit and use, and lines of its memory.stat."""
 
-    controller: str  # its name in /proc/self/cgroup, and its folder
+    controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
     limits: tuple[str, ...]
     usage: str
     cached: str  # the page cache, which includes files in /dev/shm and shared memory
@@ -62,7 +62,10 @@ _CGROUPS: Final = (
 
 @dataclass(frozen=True)
 class Cores:
-    """Logical cores: the machine's, those that this process may run on, and the container's quota (None: no limit)."""
+    """Numbers of logical cores: of the `machine`, and of those that this process may run on, its `affinity`.
+
+    `quota` is the container's CPU quota as a number of cores; None without a limit.
+    """
 
     machine: int
     affinity: int
@@ -70,13 +73,13 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """The number of processes that can work at once."""
+        """The number of processes that can compute at the same time."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, math.ceil(self.quota)))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: the machine's, the container's limit (None without one), and the available ones."""
+    """Bytes of memory: of the `machine`, the container's `limit` (None without one), and the `available` bytes."""
 
     machine: int
     limit: int | None
@@ -85,7 +88,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Space:
-    """The bytes of a file system, and its free bytes."""
+    """The size of the file system with `path`, `total`, and its `free` space, both in bytes."""
 
     path: str
     total: int
@@ -94,7 +97,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Tpu:
-    """TPU chips on the PCI bus: their generation, their number, and the device files that open them."""
+    """TPU chips: their `generation` such as v5e, the number of `chips`, and the files in /dev that open them."""
 
     generation: str
     chips: int
@@ -102,12 +105,12 @@ class Tpu:
 
 
 def count_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Cores:
-    """Count the cores, with the process's affinity and the container's CPU quota."""
+    """Return the machine's cores, the process's affinity and the container's CPU quota."""
     return Cores(os.cpu_count() or 1, usable_cores(), _core_quota(cgroup, own))
 
 
 def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> Memory:
-    """Measure the memory. Unknown figures are 0."""
+    """Return the memory of the machine and of the container; `machine` and `available` are 0 if unknown."""
     try:
         machine = _lines(meminfo)["MemTotal:"] << 10
     except (OSError, KeyError, ValueError):
@@ -117,7 +120,7 @@ def measure_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path =
 
 
 def measure_space(path: str | Path) -> Space | None:
-    """Measure the file system of a path; None if the path does not exist."""
+    """Return the size of the file system with `path`; None if the path does not exist."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -128,7 +131,7 @@ def measure_space(path: str | Path) -> Space | None:
 def network_file_system(path: str | Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
     """Return the type of a path's file system, such as nfs4 or fuse.gcsfuse, if it is a network file system.
 
-    Return None for a local disk, and where the system does not tell. Format: `man 5 fstab`.
+    Return None for a local disk, and on systems without the file `mounts`, whose format is that of `man 5 fstab`.
     """
     place = os.path.realpath(path)
     found = ("", "")
@@ -157,10 +160,12 @@ def process_began(stat: Path = Path("/proc/self/stat")) -> float:
 
 
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
-    """Return why a torch that was built for these architectures cannot run on a GPU; "" if it can.
+    """Return why the installed torch cannot run on a GPU; "" if it can.
 
-    Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y; code for `compute_XY` on all from X.Y on; with a
-    letter at the end, only on X.Y (NVIDIA's CUDA C++ Programming Guide, "Compute Capability").
+    `capability` is the GPU's compute capability (major, minor), and `architectures` are those that torch was built for.
+    Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y. Code for `compute_XY` runs on all GPUs from X.Y
+    on. Code with a letter at the end, as `sm_90a`, runs only on X.Y (NVIDIA's CUDA C++ Programming Guide, "Compute
+    Capability").
     """
     major, minor = capability
     for name in architectures:
@@ -176,7 +181,7 @@ def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
 
 
 def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
-    """Look for TPU chips without opening any; None if there are none."""
+    """Return the machine's TPU chips, without opening any; None if there are none."""
     kinds = []
     for vendor in sorted(sys.glob("bus/pci/devices/*/vendor")):
         kind = _TPUS.get(_read(vendor.with_name("device")))
@@ -190,11 +195,11 @@ def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
-    """Return the bytes that a process may still allocate without displacing others, on the machine or in its container.
+    """Return the bytes that a process may still allocate: the free memory of the machine, or of its container if less.
 
-    For nested containers it is the smallest figure. The page cache counts as free, because the kernel gives it up;
-    files in /dev/shm do not. Where the system has no figure for free memory, as on macOS, it is half of the memory; 0
-    where nothing is known.
+    In nested containers, the one with the least free memory counts. The page cache counts as free, because the kernel
+    frees it for programs; files in /dev/shm do not. On systems that do not report free memory, such as macOS, the
+    result is half of the machine's memory. It is 0 if that is unknown, too.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
@@ -224,7 +229,9 @@ def _memory_groups(cgroup: Path, own: Path) -> list[tuple[_Version, Path]]:
 def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of the groups above it, if they are visible.
 
-    Version 1 of cgroups has a folder for each controller, version 2 ("") one for all.
+    Version 1 of cgroups has a folder for each controller. Version 2 has one folder for all; its `controller` is "".
+    `cgroup` is the folder where cgroups are mounted, and `own` is /proc/self/cgroup. `folder` is the controller's
+    folder if its name is not `controller`.
     """
     paths = []
     for line in _read(own).splitlines():
@@ -245,7 +252,7 @@ def _memory_limit(group: Path, version: _Version) -> int:
 
 
 def _statistics(group: Path) -> dict[str, int]:
-    """Return the lines of a cgroup's memory.stat; nothing if it cannot be read."""
+    """Return the numbers in a cgroup's memory.stat by their names; {} if the file cannot be read."""
     try:
         return _lines(group / "memory.stat")
     except (OSError, ValueError):
@@ -262,7 +269,10 @@ def _core_quota(cgroup: Path, own: Path) -> float | None:
 
 
 def _quota(words: Sequence[str]) -> float | None:
-    """Return a CPU quota as a number of cores, from microseconds and the length of a period; None without a limit."""
+    """Return a CPU quota as a number of cores; None without a limit.
+
+    `words` are the microseconds of CPU time in each period, and the length of a period in microseconds.
+    """
     try:
         quota, period = map(int, words)  # "max 100000" means no limit
     except ValueError:
@@ -279,6 +289,6 @@ def _read(path: Path) -> str:
 
 
 def _lines(path: Path) -> dict[str, int]:
-    """Return the first number of each line of a file, by the line's first word."""
+    """Return, for the first word of each line of a file, the number after it."""
     rows = (line.split() for line in path.read_text().splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

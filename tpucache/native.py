@@ -45,7 +45,7 @@ _LINE: Final = 64  # bytes of a cache line; each shorter store past the cache wo
 _AHEAD: Final = 4096  # bytes to prefetch ahead; a processor's own prefetch stops at the end of a page
 _TO_READ_INTO_L2: Final = (0, 2, 1)  # LLVM's arguments of a prefetch: read; into L2 (3 would be L1); data
 
-_GROUP: Final = 64  # bytes that a byte of the second mask describes
+_GROUP: Final = 64  # bytes of a record that one byte of a sparse form's second mask describes
 _INT_MAX: Final = (1 << 31) - 1  # the largest C int, and so the longest record
 _PREFIX: Final = 4  # bytes of the length that a file has before each record
 # Instructions that shuffle the bytes of a vector by index; an index of 128 or more gives 0. Eight of 16 bytes are used.
@@ -68,7 +68,7 @@ libc: Final = _find_libc()
 
 
 class LoopWork(NamedTuple):
-    """The arguments of a compiled loop: records to unpack, each to exactly `size` bytes. Arrays are passed by address.
+    """The arguments of the compiled loop that unpacks records, each to exactly `size` bytes. Arrays are addresses.
 
     Records are bytes in memory or, with `descriptors`, in files. In a file, the length of a record stands before it, as
     a u32.
@@ -102,7 +102,10 @@ class LoopWork(NamedTuple):
 
 
 class FileRecords(NamedTuple):
-    """Records in open files: file descriptors, positions in the files, and lengths; all int64 (n,)."""
+    """Records in open files: the file's descriptor, the offset in the file, and the length of each; all int64 (n,).
+
+    The lengths include the 4 bytes before each record, which contain its length.
+    """
 
     descriptors: Numbers
     offsets: Numbers
@@ -112,12 +115,15 @@ class FileRecords(NamedTuple):
 class Native(NamedTuple):
     """Compiled loops. All arrays are passed by address."""
 
-    #: (targets, sources, count, length): copy rows past the processor's caches, each from one address to another.
+    #: copy(targets, sources, count, length): copy `count` rows of `length` bytes past the processor's caches. `targets`
+    #: and `sources` are arrays with the address of each row.
     copy: Callable[[int, int, int, int], None]
-    #: (descriptors, offsets, parts, parts of a record, lengths, count): read records by `preadv`, each into its parts.
-    #: Returns the number of records before the first one with a wrong length.
+    #: read(descriptors, offsets, parts, width, lengths, count): read `count` records by `preadv`. `parts` is an array
+    #: of C's struct iovec, `width` of them for each record, which say where its bytes go. Returns the number of records
+    #: before the first one with a wrong length.
     read: Callable[[int, int, int, int, int, int], int]
-    #: Unpack records up to the first one that does not give exactly `size` bytes. Returns how many are before it.
+    #: Unpack records up to the first one that does not give exactly `size` bytes. Returns the number of records before
+    #: that one; the number of all records if there is none.
     unpack: Callable[[LoopWork], int]
 
 
@@ -136,14 +142,14 @@ def _compiled() -> Native | None:
     try:
         return compile_loops()
     except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
-        _log.warning("batches are copied and unpacked by numpy: with `pip install llvmlite` it is faster (%s)", error)
+        _log.warning("numpy copies and unpacks batches; after `pip install llvmlite` that is faster (%s)", error)
         return None
 
 
 def populate(start: int, length: int) -> bool:
-    """Read the pages of a memory map and enter them in the page table. Return whether that is possible.
+    """Read the pages of a memory map, from the address `start` on, and enter them in the page table.
 
-    If pages cannot be read, this returns False; the first access to them would end the process.
+    Return False if the kernel has no such call, or if pages cannot be read: an access to them would end the process.
     """
     if libc is None:
         return False
@@ -174,7 +180,10 @@ def file_system(descriptor: int) -> int:
 
 
 def free_part(descriptor: int, start: int, stop: int) -> bool:
-    """Free the disk space of some bytes of a file, which then read as zeros; return whether that is possible."""
+    """Free the disk space of the bytes from `start` to `stop` of an open file; they are read as zeros afterwards.
+
+    Return False if the system or the file system cannot do that.
+    """
     if stop <= start:
         return True
     fallocate = getattr(libc, "fallocate", None)  # only on Linux
@@ -183,7 +192,7 @@ def free_part(descriptor: int, start: int, stop: int) -> bool:
 
 
 def is_large(rows: int, nbytes: int) -> bool:
-    """Return whether copying past the processor's caches is faster, for a batch with this number of rows and bytes."""
+    """Return whether a batch of `rows` rows with `nbytes` bytes in all is copied faster past the processor's caches."""
     return nbytes >= max(_LARGE, rows * _LONG)
 
 
@@ -194,10 +203,11 @@ def address(array: Array) -> int:
 
 
 def copy_rows(targets: Addresses, sources: Addresses, length: int, *, past_caches: bool) -> None:
-    """Copy `length` bytes from each source address to its target address: int64 (n,) each, contiguous.
+    """Copy `length` bytes from each address in `sources` to the address in `targets` at the same index.
 
-    With `past_caches`, a compiled loop writes past the processor's caches (see `is_large`). Several threads may call
-    this. The caller keeps the memory alive and checks that it is large enough.
+    Both arrays are int64 (n,) and contiguous. With `past_caches`, a compiled loop writes past the processor's caches
+    (see `is_large`). Several threads may call this. The caller keeps the memory alive and checks that it is large
+    enough.
     """
     loops = native() if past_caches else None
     if loops is not None:
@@ -212,11 +222,11 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
     """Copy rows into `target`: target[i] = source[rows[i]]. Several threads may call this.
 
     `source` is (n, *shape), `target` (m, *shape), `rows` (m,). Raises IndexError for a row out of range, ValueError
-    where the target has another shape, TypeError where it has another dtype.
+    if the target has another shape, TypeError if its dtype is not that of the source.
     """
     _check_fit(source, len(rows), target)
     if len(rows) and not (rows.min() >= 0 and rows.max() < len(source)):
-        raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, of {len(source)}")
+        raise IndexError(f"rows has indices from {rows.min()} to {rows.max()}, and the source has {len(source)} rows")
     large = is_large(len(rows), target.nbytes) and source.flags.c_contiguous and target.flags.c_contiguous
     if not large or native() is None:
         # With "clip", numpy writes to the target without a buffer.
@@ -228,7 +238,10 @@ def gather(source: Array, rows: npt.NDArray[np.int64], target: Array) -> None:
 
 
 def _check_fit(source: Array, rows: int, target: Array) -> None:
-    """Refuse another shape or dtype: the compiled loop sees only addresses, and numpy may cast without a message."""
+    """Raise ValueError or TypeError unless `target` has the shape and dtype of `rows` rows of `source`.
+
+    The compiled loop sees only addresses, and numpy may cast without a message.
+    """
     shape = (rows, *source.shape[1:])
     if target.shape != shape:
         raise ValueError(f"the target of {rows} rows should have shape {shape}, not {target.shape}")
@@ -237,9 +250,10 @@ def _check_fit(source: Array, rows: int, target: Array) -> None:
 
 
 def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
-    """Compile the loops for this processor, or for the given processor `features`, by LLVM's names.
+    """Compile the loops for this processor.
 
-    Raises ImportError without llvmlite, OSError and RuntimeError if the loops cannot be compiled.
+    `features` replaces the processor's own features: LLVM's name of each, and whether it may be used. Raises
+    ImportError without llvmlite, OSError and RuntimeError if the loops cannot be compiled.
     """
     if not (hasattr(libc, "preadv") and hasattr(libc, "pread")):
         raise OSError("the system's C library has no preadv")
@@ -259,12 +273,11 @@ def compile_loops(features: Mapping[str, bool] | None = None) -> Native:
 
 
 def compile_functions(write: Callable[[Any, Any, str, Mapping[str, bool]], None]) -> Callable[..., Any]:
-    """Compile the functions that `write` emits, and return a function that returns each of them by its name.
+    """Compile the functions that `write` emits, and return a function `function` that returns each of them by its name.
 
-    It is called with (name, arguments, result=None): the number of arguments and the ctypes type of the result. All
-    arguments of compiled functions are 64-bit numbers. `write` is called with llvmlite's module `ir`, the module to
-    write into, and LLVM's names of this processor and of its features. Raises ImportError without llvmlite,
-    RuntimeError if llvmlite cannot compile.
+    `function(name, arguments, result=None)` needs the number of arguments, which are all 64-bit numbers, and the ctypes
+    type of the result. `write` is called with llvmlite's module `ir`, the LLVM module to write into, and LLVM's names
+    of this processor and of its features. Raises ImportError without llvmlite, RuntimeError if llvmlite cannot compile.
     """
     from llvmlite import binding, ir
 
@@ -350,9 +363,10 @@ def write_read(ir: Any, module: Any) -> None:
 
 
 class UnpackWriter:
-    """Emits the loop that unpacks records, for a processor. `processor` and `features` are LLVM's names.
+    """Emits the loop that unpacks records into `module`, for a processor.
 
-    `ir` is llvmlite's module. Raises RuntimeError for a processor without a loop.
+    `ir` is llvmlite's module of that name. `processor` is LLVM's name of the processor, and `features` says for LLVM's
+    names of its features whether they may be used. Raises RuntimeError for a processor without a loop.
     """
 
     def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
@@ -385,7 +399,8 @@ class UnpackWriter:
             place, whole, target = (code.item(work[name], turn) for name in ("sources", "lengths", "targets"))
             length = build.sub(whole, prefix)
             with build.if_then(in_files):
-                stop_if(">", length, build.sub(work["record_bytes"], prefix))  # also refuses one that is too short
+                # This also refuses a record that is shorter than its prefix: `length` is a large unsigned number then.
+                stop_if(">", length, build.sub(work["record_bytes"], prefix))
                 file = build.trunc(code.item(work["descriptors"], turn), half)
                 stop_if("!=", build.call(pread, [file, work["record"], whole, place]), whole)
                 stop_if("!=", build.zext(code.load(half, work["record"]), word), length)
@@ -404,9 +419,11 @@ class UnpackWriter:
         build.ret(work["records"])
 
     def _write_spread(self, widen: Any) -> Any:
-        """Emit the function that decodes a sparse form (`store.codecs.dct.sparse`) to the bytes of a record.
+        """Emit the function spread(source, length, target, size, widened), and return it.
 
-        It returns 1 if the sparse form has exactly the given length, otherwise 0.
+        The emitted function decodes a sparse form (`store.codecs.dct.sparse`) at `source` to the `size` bytes of a
+        record at `target`. It returns 1 if the sparse form has exactly `length` bytes, otherwise 0. `widened` is memory
+        for the values of a sparse form with nibbles, and 0 for other forms.
         """
         code = FunctionWriter(self._ir, self._module, "spread", 5)
         build, byte, word = code.build, code.byte, code.word
@@ -439,9 +456,10 @@ class UnpackWriter:
         return code.function
 
     def _write_widen(self) -> Any:
-        """Emit the function that decodes nibbles (`store.codecs.dct.sparse`) to a number of values.
+        """Emit the function widen(source, count, target), and return it.
 
-        It returns the address at which the encoded values end.
+        The emitted function decodes nibbles (`store.codecs.dct.sparse`) at `source` to `count` values at `target`. It
+        returns the address at which the encoded values end.
         """
         ir, step = self._ir, self._step
         code = FunctionWriter(ir, self._module, "widen", 3)
@@ -465,10 +483,10 @@ class UnpackWriter:
         return code.function
 
     def _expand(self, code: FunctionWriter, mask: Any, values: Any) -> tuple[Any, Any]:
-        """Emit code that makes a vector from the lowest bits of a mask: for a set bit the next value at `values`,
-        otherwise 0.
+        """Emit code that makes a vector of bytes from the lowest bits of `mask`, one byte for each bit.
 
-        Return the vector, and the address of the value after the last one used.
+        For a set bit the byte is the next value at the address `values`, otherwise 0. Return the vector, and the
+        address of the value after the last one used.
         """
         build, word, size = code.build, code.word, self._step
         line = self._ir.VectorType(code.byte, size)
@@ -486,10 +504,9 @@ class UnpackWriter:
         return build.bitcast(words, line), values
 
     def _expand_eight(self, code: FunctionWriter, mask: Any, values: Any) -> Any:
-        """Emit code that makes eight bytes, as a word: for each set bit of a mask the next value at `values`, otherwise
-        0.
+        """Emit code that makes eight bytes from the eight bits of `mask`, and return them as a 64-bit word.
 
-        Return the word.
+        For a set bit the byte is the next value at the address `values`, otherwise 0.
         """
         build, half, word = code.build, code.half, code.word
         words, vector = self._ir.VectorType(word, 2), self._ir.VectorType(code.byte, 16)
@@ -519,7 +536,10 @@ def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
 
 
 def _places() -> bytes:
-    """Return, for each mask of eight bits, the index of the value for each of eight bytes; 128 for no value."""
+    """Return a table of 256 rows of eight bytes, one row for each mask of eight bits.
+
+    Byte k of a row is the index of the value that belongs to bit k of the mask; 128 if this bit is not set.
+    """
     masks = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     order = np.cumsum(masks, axis=1) - 1
     return np.where(masks, order, 128).astype(np.uint8).tobytes()

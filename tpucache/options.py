@@ -1,8 +1,8 @@
 """Options: fields of a dataclass with help and limits. The command line makes its options from them.
 
-A field is declared once, `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`. If its
-type is a Literal, this gives the choices. If the default is a tuple, each use of the command line's option adds one
-value.
+A field is declared once, as in `epochs: int = option(5, "passes over the training samples", metavar="N", minimum=1)`.
+If the type of a field is a Literal, its values are the choices. If the default is a tuple, each use of the command
+line's option adds one value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _KEY: Final = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """A field with its help. Values have one of `types`, or are one of `choices`, or None if that is the default.
+    """An option: a field of a dataclass, with its help text and its limits.
 
-    The default of a required field is `dataclasses.MISSING`. `flag` is its option on the command line.
+    `flag` is the command line's option for it, such as `--epochs`. A value has one of `types`, or is one of `choices`,
+    or is None if that is the `default`; a number is at least `minimum`. The default of a required field is
+    `dataclasses.MISSING`. `metavar` is the word for the value in the help.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Option:
     choices: Collection[Any]
 
     def check(self, value: object) -> None:
-        """Raise UsageError when a value is below the minimum or not one of the choices."""
+        """Raise UsageError if `value` is below the option's minimum or is not one of its choices."""
         if value is None and self.default is None:
             return
         if self.choices and value not in self.choices:
@@ -55,16 +57,20 @@ def option(
     choices: Collection[str] = (),
     flag: str | None = None,
 ) -> Any:
-    """Return a dataclass field with this default and help; `minimum` is its smallest allowed number.
+    """Return a dataclass field that is an option, with this default and the help `text`.
 
-    With the default `dataclasses.MISSING` the field is required. `choices` are for a type that is not a Literal. `flag`
-    is the name of the command line's option, if it differs from the field's.
+    `minimum` is its smallest allowed number, and `metavar` the word for its value in the help. With the default
+    `dataclasses.MISSING` the field is required. `choices` are the allowed values if the field's type is not a Literal.
+    `flag` is the name of the command line's option, if it differs from the field's.
     """
     return dataclasses.field(default=default, metadata={_KEY: (text, metavar, minimum, choices, flag)})
 
 
 def options_of(settings: type) -> Mapping[str, Option]:
-    """Return the options of a dataclass by name, in order; a field without help is not an option."""
+    """Return the options of the dataclass `settings` by name, in order.
+
+    Fields that were not declared with `option` are left out.
+    """
     return _options_of(settings)  # this wrapper exists because mypy regards a dataclass type as unhashable
 
 
@@ -83,15 +89,16 @@ def _options_of(settings: type) -> Mapping[str, Option]:
 
 
 def check_options(settings: Any) -> None:
-    """Raise UsageError when a value of a dataclass is below its option's minimum or not one of its choices."""
+    """Raise UsageError if an option of the instance `settings` is below its minimum or not one of its choices."""
     for name, each in options_of(type(settings)).items():
         each.check(getattr(settings, name))
 
 
 def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
-    """Return a function that takes a dataclass's fields as keywords, and passes them as one object, the last argument.
+    """Wrap `function` so that callers give the fields of the dataclass `kind` as keyword arguments.
 
-    For an unknown name it raises TypeError, as Python does, and suggests the nearest name.
+    The returned function makes one object of the dataclass from them, and passes it as the last argument of `function`.
+    For an unknown keyword it raises TypeError, as Python does, and suggests the most similar name.
     """
     shown = inspect.signature(function)
     *others, last = shown.parameters.values()
@@ -112,7 +119,7 @@ def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
 
 
 def _nearest(named: Collection[str], known: Collection[str]) -> str:
-    """Return a suggestion for the first unknown name, or ""."""
+    """Return text that suggests a known name for the first unknown one of `named`; "" if no name is similar."""
     import difflib
 
     unknown = next((name for name in named if name not in known), "")
@@ -121,7 +128,7 @@ def _nearest(named: Collection[str], known: Collection[str]) -> str:
 
 
 def _kinds(hint: Any) -> tuple[tuple[type, ...], tuple[Any, ...]]:
-    """Return the types and the choices that a type hint allows, without None."""
+    """Return the types and the choices that a type hint allows, without None; there are no choices if it has types."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     literals = [member for member in members if get_origin(member) is Literal]
     choices = tuple(choice for literal in literals for choice in get_args(literal))

@@ -33,12 +33,15 @@ _BATCH: Final = 32
 class Payback:
     """The speed of a DataLoader on a cache's source, and the number of epochs after which the cache has paid off.
 
-    The DataLoader does the work of torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without
-    augmentation, in `workers` processes, for `images` of the cache's samples. `images_per_second` counts from the first
-    batch. `idle` is the share of time that a device with a given rate waits, None without one. `build_seconds` is
-    warmup's estimate of building the cache on this machine; None if it is unknown, for the reason `unknown`. After
-    `epochs` epochs, building and reading the cache has taken less time than reading the source; None if that never
-    happens or is unknown.
+    The DataLoader reads `images` of the cache's samples from `source` in `workers` processes. It does the work of
+    torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without augmentation. `images_per_second`
+    is its rate from the first batch on. `idle` is the share of time for which a simulated device waits for it; None
+    without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
+    `cache_epoch_seconds` from the cache.
+
+    `build_seconds` is warmup's estimate of building the cache on this machine; None if it cannot be estimated, for the
+    reason `unknown`. After `epochs` epochs, building and reading the cache has taken less time than reading the source;
+    None if that never happens or is unknown.
     """
 
     source: str
@@ -69,9 +72,11 @@ def measure_payback(
 ) -> Payback:
     """Read a cache's source with a DataLoader for some seconds, and compare its rate with that of the cache.
 
-    `images_per_second` is the rate at which the cache is read. `workers` are the DataLoader's; None means one for each
-    core. With `device_rate`, a simulated device takes this many images a second, as in `run_bench`. Raises UsageError
-    if the cache has no images or was not built from the source, and the errors of the source.
+    `images_per_second` is the rate at which the cache is read. `workers` is the number of the DataLoader's processes;
+    None means one for each core. With `device_rate`, a simulated device takes this many images a second, as in
+    `run_bench`. The DataLoader is measured for about `seconds`, and 1.5 times as long with a device. `on_progress` is
+    called with lines of text. Raises UsageError if the cache has no images or was not built from the source, and the
+    errors of the source.
     """
     workers = count_cores().usable if workers is None else workers
     recipe = Recipe.from_dict(dataset.manifest.recipe)
@@ -99,17 +104,20 @@ def measure_payback(
 
 
 def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
-    """Return samples of a source that a dataset also has, spread over it. Raises UsageError if there are none."""
+    """Return at most 2,048 samples that a source and a dataset have in common, spread over the dataset.
+
+    Raises UsageError if there are none, or if the dataset has no images.
+    """
     if dataset.manifest.fields[0].name != IMAGE:
-        raise UsageError(f"--against reads images, and {dataset.place} has none: leave it out")
+        raise UsageError(f"--against reads images, and {dataset.place} has none: leave --against out")
     samples = {sample.path: sample for sample in source.list().samples}
     paths = dataset.table.paths
     chosen = np.linspace(0, len(paths) - 1, min(len(paths), _MOST_IMAGES)).astype(int).tolist()
     found = [samples[paths[at]] for at in chosen if paths[at] in samples]
     if not found:
         raise UsageError(
-            f"{dataset.place} was not built from {source_name(source)}, which has no {paths[0]!r}: give what was given "
-            "to warmup"
+            f"{dataset.place} was not built from {source_name(source)}, which has no {paths[0]!r}: give --against the "
+            "source that was given to warmup"
         )
     return found
 
@@ -129,7 +137,7 @@ class _SourceImages:
         sample = self._samples[index]
         data = self._source.load(sample).fields.get(IMAGE)
         if not isinstance(data, bytes):
-            raise UsageError(f"{sample.path} is no image file, and --against reads only image files: leave it out")
+            raise UsageError(f"{sample.path} is not an image file, and --against reads only these: leave --against out")
         with Image.open(io.BytesIO(data)) as opened:
             picture = _fit(opened.convert("L" if self._recipe.mode == "grey" else "RGB"), self._recipe)
         pixels = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1)
@@ -137,7 +145,7 @@ class _SourceImages:
 
 
 def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
-    """Return a picture in a recipe's size, as torchvision's Resize and CenterCrop make it."""
+    """Return a picture in a recipe's size; with the fit `crop`, as torchvision's Resize and CenterCrop make it."""
     size = recipe.width, recipe.height
     if recipe.fit == "stretch":
         return picture.resize(size, Image.Resampling.BILINEAR)
@@ -151,7 +159,7 @@ def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 class _Shuffled:
-    """The numbers of samples in random order, epoch after epoch, without end."""
+    """A sampler: yields the numbers 0 to `count` - 1 in random order, then in another order, and so on without end."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -165,7 +173,10 @@ class _Shuffled:
 def _measure_loader(
     images: _SourceImages, workers: int, seconds: float, device_rate: float | None
 ) -> tuple[float, float | None]:
-    """Return the images a second of a DataLoader, and the share of time that a device with a rate waits for it."""
+    """Return a DataLoader's images a second, and the share of time for which a device waits for the DataLoader.
+
+    The device takes `device_rate` images a second. If that is None, the share is None, too.
+    """
     from torch.utils.data import DataLoader
 
     order: Any = _Shuffled(len(images))
@@ -177,14 +188,13 @@ def _measure_loader(
 
 
 def _estimate_build(source: Source, recipe: Recipe) -> tuple[float | None, str]:
-    """Return the seconds that building the cache would take on this machine with all cores, estimated from a few
-    samples.
+    """Return an estimate of the seconds to build the cache on all cores of this machine, and "".
 
-    If they cannot be estimated, return None and the reason. An augmentation from a file or from code is not called,
-    because the cache names it and not the user.
+    A few samples are built for the estimate. If that is not possible, return None and the reason. An augmentation from
+    a file or from code is not called, because the cache names it and not the user.
     """
     if recipe.variants and recipe.augment not in PRESETS:
-        return None, f"its augmentation, {recipe.augment}, is not called here"
+        return None, f"the cache's augmentation, {recipe.augment}, is not called here"
     with tempfile.TemporaryDirectory(prefix="tpucache-bench-") as folder:
         try:
             found = dry_run(source, Path(folder, "cache"), recipe, jobs=count_cores().usable)

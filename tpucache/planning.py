@@ -1,6 +1,7 @@
 """plan_cache: builds small caches of a few samples and reads them, to choose a codec, a size and a number of variants.
 
-`build_cache` builds each of them in one process. The figures of the whole cache are in proportion.
+`build_cache` builds each small cache in one process. From its figures, those of the whole cache are estimated in
+proportion to the number of samples.
 """
 
 from __future__ import annotations
@@ -67,15 +68,16 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A cache and a size to read it in, with its figures.
+    """The figures of one cache, read in one size.
 
-    `size` is the stored (height, width). `resolution` is the size that is read, if it is smaller; then `bands` are the
-    bands of frequencies. `bytes` and `seconds` are estimates for the whole cache, built on this machine.
-    `bytes_per_image` are read for an image, and `batch_bytes_per_image` are sent to a device. `images_per_second` is
-    measured, with packed images left packed; `reading` is "keep" if all images of an epoch fit into memory, else
-    "stream". `idle` is the share of time that a device with the given rate would wait. `psnr`, in dB, compares the
-    images with uncompressed pixels; None if they are equal. `fits` says whether the cache is within the target's
-    limits; if not, `reason` says why.
+    `codec`, `size` (height, width) and `variants` are the cache's. `resolution` is the (height, width) in which it is
+    read, None for the stored size. `bands` are its bands of frequencies, None without. `bytes` is the estimated size of
+    the whole cache, and `seconds` the estimated time to build it on this machine. `bytes_per_image` is read from the
+    cache for an image, and `batch_bytes_per_image` is sent to a device. `images_per_second` is the measured rate of
+    reading, with packed images left packed. `reading` is "keep" if all images of an epoch fit into memory, else
+    "stream". `idle` is the share of time for which a device with the given rate would wait; None without a rate.
+    `psnr`, in dB, compares the images with uncompressed pixels; None if they are equal. `fits` says whether the cache
+    is within the target's limits; if not, `reason` says why.
     """
 
     codec: str
@@ -96,17 +98,18 @@ class PlanRow:
 
     @property
     def cache(self) -> tuple[Any, ...]:
-        """A key that is equal for all rows of the same cache."""
+        """The codec, size, bands and number of variants, which are equal in all rows of the same cache."""
         return self.codec, self.size, self.bands, self.variants
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The result of `plan_cache`: a row for each cache and size to read it in, and the recommended recipe.
+    """The result of `plan_cache`: a row for each cache and each size to read it in, and the recommended recipe.
 
-    `recommended` is None if no cache is within the target's limits. Small caches were built from `tried` of the
-    `samples` samples. `failed` has path and reason of unusable samples, `left_out` the reason for each unusable codec,
-    by its name. The estimates are for `workers` processes that build and `threads` threads that read. The plan took
+    `recommended` is None if no cache is within the limits of `target`. Small caches were built from `tried` of the
+    `samples` samples. `failed` has the path and the reason for each tried sample that cannot be used. `left_out` has
+    the reason for each codec that cannot be used, by its name. `target` and `device_rate` are the options that were
+    given. The estimates are for `workers` processes that build and `threads` threads that read. Planning took
     `seconds`.
     """
 
@@ -159,9 +162,9 @@ def _options_by_name(kind: Callable[Names, PlanOptions]) -> Callable[[Callable[.
 def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None, *, options: PlanOptions) -> CachePlan:
     """Compare caches of each codec, size and number of variants: build small ones from a few samples, and read them.
 
-    They have up to 256 samples, spread over the source; one process builds them in a temporary folder. The figures of
-    the whole cache are in proportion, with the seconds divided by the number of workers. `recipe` has the caches' other
-    settings. Options are keywords:
+    A small cache has up to 256 samples, spread over the source. One process builds it in a temporary folder. The size
+    and the time of building are estimated for the whole cache in proportion to the number of samples, and the time is
+    divided by the number of workers. `recipe` has the caches' other settings. Options are keywords:
 
     - `sizes`, `codecs`, `variants`: what to compare. With several sizes, caches of the largest size with bands of
       frequencies are compared, too, read in each of the sizes.
@@ -213,22 +216,29 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """Make a temporary folder for small caches, and remove it afterwards. Raises BuildError."""
+    """Return a context with a temporary folder for small caches, which is removed afterwards.
+
+    Raises BuildError if the folder cannot be made or used.
+    """
     try:
         folder = Path(tempfile.mkdtemp(prefix="tpucache-plan-"))
     except OSError as error:
-        raise BuildError(f"no temporary folder can be made: {error}. Name a writable one by TMPDIR") from error
+        raise BuildError(
+            f"no temporary folder can be made: {error}. Set the variable TMPDIR to a writable folder"
+        ) from error
     try:
         yield folder
     except OSError as error:
-        raise BuildError(f"the temporary folder {folder} cannot be used: {error}. Name another by TMPDIR") from error
+        raise BuildError(
+            f"the temporary folder {folder} cannot be used: {error}. Set the variable TMPDIR to another folder"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _warning_once() -> Iterator[None]:
-    """Drop repeated warnings: each small build has the same ones about its source."""
+    """Return a context that logs each warning once: all small builds have the same warnings about the source."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -244,21 +254,25 @@ def _warning_once() -> Iterator[None]:
 
 
 class _Wanted(NamedTuple):
-    """A recipe to try with the largest number of variants, and the sizes to read it in (None: the stored one)."""
+    """A recipe to try, with the largest number of variants, and the sizes in which its cache is read.
+
+    `read` has each size as (height, width), or None for the stored size.
+    """
 
     recipe: Recipe
     read: tuple[tuple[int, int] | None, ...]
 
     @property
     def text(self) -> str:
-        """The recipe in words."""
+        """The recipe's codec and size, and whether it has bands, in words."""
         return f"{self.recipe.codec} {self.recipe.height}x{self.recipe.width}{' in bands' if self.recipe.bands else ''}"
 
 
 def _to_wanted(recipe: Recipe, options: PlanOptions) -> tuple[list[_Wanted], dict[str, str]]:
-    """Return the recipes to try for all sizes and codecs, and the reasons for unusable codecs, by their names.
+    """Return the recipes to try, for all sizes and codecs, and by codec the reasons why codecs cannot be used.
 
-    With several sizes, the largest one in bands is among them. Raises RecipeError.
+    With several sizes, a recipe of the largest size with bands of frequencies is among them. Raises RecipeError if no
+    codec can be used.
     """
     for count in options.variants:
         replace(recipe, variants=count)  # raises RecipeError for an impossible number
@@ -298,7 +312,7 @@ def _with_codec(recipe: Recipe, codec: str) -> Recipe:
 
 @dataclass(frozen=True, repr=False)
 class _Listed(DerivedSource):
-    """A source with its list of samples."""
+    """A source that has been listed: `listing` has all its samples, or some of them."""
 
     source: Source
     listing: Listing
@@ -373,7 +387,10 @@ class _TrialBuilds:
         )
 
     def rows(self, wanted: _Wanted) -> Iterator[PlanRow]:
-        """Build a cache with the most variants, and yield its rows. Raises the errors of `build_cache`."""
+        """Build a small cache by a recipe to try, and yield its rows: for each size to read and number of variants.
+
+        Raises the errors of `build_cache`.
+        """
         built = self._build(self._few, wanted.recipe)
         self.failed |= {skip.path: skip.reason for skip in built.manifest.skipped}
         pace = self._pace(wanted.recipe, built.seconds)
@@ -382,7 +399,10 @@ class _TrialBuilds:
         shutil.rmtree(built.directory, ignore_errors=True)
 
     def _build(self, few: _Listed, recipe: Recipe) -> _Built:
-        """Build a small cache in one process; in one block, unless it has all samples."""
+        """Build a small cache in one process, and in one block unless it has all samples.
+
+        Raises SourceError if the source has no images.
+        """
         if len(few.listing.samples) < self.samples:
             recipe = replace(recipe, max_blocks=1)
         directory, began = Path(tempfile.mkdtemp(dir=self._folder)), time.perf_counter()
@@ -393,9 +413,10 @@ class _TrialBuilds:
         return _Built(directory, manifest, seconds)
 
     def _pace(self, recipe: Recipe, seconds: float) -> _Pace:
-        """Return the pace of builds by a recipe, given the seconds for a few samples with all variants.
+        """Return the pace of builds by a recipe.
 
-        A recipe with bands has the pace of the one without: it makes the same records and divides them.
+        `seconds` is the time in which the small cache with all variants was built. A recipe with bands has the pace of
+        the recipe without: it makes the same records and divides them.
         """
         key = recipe.codec, recipe.size
         if recipe.bands is None:
@@ -412,7 +433,7 @@ class _TrialBuilds:
     def _rows(
         self, recipe: Recipe, built: _Built, resolution: tuple[int, int] | None, pace: _Pace
     ) -> Iterator[PlanRow]:
-        """Read the clean images of a small cache in one size; yield a row for each number of variants."""
+        """Read the clean images of a small cache in the size `resolution`; yield a row for each number of variants."""
         options = self._options
         with CachedDataset(built.directory, resolution=resolution, in_memory=False) as dataset:
             psnr = _psnr(dataset, self._pixels[_shape(recipe)])
@@ -446,7 +467,10 @@ class _TrialBuilds:
             )
 
     def _rate(self, directory: Path, resolution: tuple[int, int] | None, is_kept: bool, ways: int) -> float:
-        """Return the images a second that are read from memory or from files, in rounds of up to a second."""
+        """Measure how many images a second are read from memory (`is_kept`) or from files, in rounds of up to a second.
+
+        `ways` is the number of such measurements that share the time for reading.
+        """
         seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, self._reading_seconds / ways / (_ROUNDS + 1)))
         with CachedDataset(directory, resolution=resolution, in_memory="auto" if is_kept else False) as dataset:
             repeated = dataset.select(np.tile(np.arange(len(dataset)), -(-_EPOCH // len(dataset))))
@@ -456,7 +480,7 @@ class _TrialBuilds:
 
 
 def _bytes(manifest: Manifest, variants: int) -> float:
-    """Return the size of a cache with only this number of its augmented variants."""
+    """Return how many bytes a cache would have with only this number of its augmented variants."""
     records = (1 + variants) / len(manifest.variants)
     shards = sum(entry.bytes for entry in manifest.shards if entry.variant <= variants)
     tables = sum(entry.bytes for entry in manifest.tables)
@@ -471,9 +495,9 @@ def _pixels(built: _Built) -> dict[str, Array]:
 
 
 def _psnr(dataset: CachedDataset, pixels: Mapping[str, Array]) -> float | None:
-    """Return the mean PSNR in dB of a dataset's images against these pixels, by path; None if all are equal.
+    """Return the mean PSNR in dB of a dataset's images against uncompressed images; None if all are equal.
 
-    Pixels are resized by Lanczos where images have another size.
+    `pixels` has the uncompressed images by path. They are resized by Lanczos if the dataset's images have another size.
     """
     positions = {path: at for at, path in enumerate(dataset.table.paths)}
     some = dataset.select([positions[path] for path in pixels])
@@ -502,7 +526,7 @@ def _refusal(recipe: Recipe, needed: int) -> str:
     except BuildError as error:
         return str(error)
     limit = kaggle.WORKING_BYTES
-    return f"{needed / 1e9:,.1f} GB, and /kaggle/working keeps {limit / 1e9:.0f}" if needed > limit else ""
+    return f"it has {needed / 1e9:,.1f} GB, and /kaggle/working keeps {limit / 1e9:.0f} GB" if needed > limit else ""
 
 
 def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:
@@ -513,7 +537,7 @@ def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:
 
 
 def _best(rows: Sequence[PlanRow]) -> PlanRow | None:
-    """Return one of the rows of the cache to recommend: the best by the criteria that `plan_cache` lists.
+    """Return a row of the cache to recommend, which is the best by the criteria in the docstring of `plan_cache`.
 
     Returns None if no cache is within the target's limits.
     """

@@ -1,7 +1,7 @@
-"""Parts that installed packages add: codecs, sources, tasks and devices, by the entry points in their metadata.
+"""Codecs, sources, tasks and backends ("parts") that other installed packages add by entry points in their metadata.
 
-tpucache's own parts have priority: an entry point with the name of one of them is never used. A package's code is
-imported only when one of its parts is used.
+tpucache's own parts have priority: an entry point with the name of one of tpucache's parts is never used. A package's
+code is imported only when one of its parts is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpucache.imports import load
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: The groups of entry points, with the word for a part in messages.
+#: The groups of entry points, each with the word by which messages call its parts.
 GROUPS: Final[Mapping[str, str]] = {
     "tpucache.codecs": "codec",
     "tpucache.sources": "source",
@@ -29,19 +29,19 @@ Result = TypeVar("Result")
 
 
 class PartTable(Mapping[str, Part]):
-    """Parts of one kind by name: tpucache's own, then those of installed packages.
+    """The codecs, sources, tasks or backends ("parts") by name: first tpucache's own, then those of other packages.
 
-    Looking up a name imports that part; nothing else imports one. Raises DependencyError for a part that cannot be
-    imported, is of another kind, or is in two packages.
+    Only looking up a name imports a part. It raises DependencyError for a part that cannot be imported, is not of the
+    right type, or is in two packages.
     """
 
     def __init__(
         self, group: str, own: Mapping[str, Part | str], check: Callable[[str, Any], Part] = lambda _name, part: part
     ) -> None:
-        """Take one of GROUPS and tpucache's own parts; a text `module:name` is imported when it is looked up.
+        """Make the table of a group of entry points, one of GROUPS, with tpucache's own parts `own` by name.
 
-        `check` is called with a name and the entry point's object, and returns the part. It raises TypeError for a
-        wrong object.
+        Where `own` has a text `module:name`, that part is imported when it is looked up. `check` is called with a name
+        and the object of the entry point, and returns the part. It raises TypeError for a wrong object.
         """
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are looked up.
@@ -69,7 +69,10 @@ class PartTable(Mapping[str, Part]):
         return sum(1 for _ in self)  # list() would call this method again
 
     def use(self, name: str, work: Callable[[Part], Result]) -> Result:
-        """Return the result of `work` on a part. Errors of another package's part become DependencyErrors."""
+        """Return `work(part)` for the part with this name.
+
+        If the part is from another package, errors that it raises become DependencyErrors, except tpucache's errors.
+        """
         part = self[name]
         if name in self.own:
             return work(part)
@@ -81,7 +84,10 @@ class PartTable(Mapping[str, Part]):
             raise self._unusable(installed(self._group)[name][0], error) from error
 
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
-        """Return the names to choose from: `first`, and the parts for which `where` holds; all parts if it is None."""
+        """Return the names to choose from: `first`, then the names of the parts for which `where` returns True.
+
+        If `where` is None, these are the names of all parts.
+        """
         return Names(self, first, where)
 
     def _load(self, entry: EntryPoint, *others: EntryPoint) -> Part:
@@ -96,12 +102,15 @@ class PartTable(Mapping[str, Part]):
     def _unusable(self, entry: EntryPoint, error: Exception) -> DependencyError:
         return DependencyError(
             f"the {GROUPS[self._group]} {entry.name!r} of the package {package_of(entry)} cannot be used: "
-            f"{type(error).__name__}: {error}. Install another version of it, or uninstall it"
+            f"{type(error).__name__}: {error}. Install another version of the package, or uninstall it"
         )
 
 
 class Names(Collection[str]):
-    """The names of a table's parts to choose from. `own` are the names without those of other packages' parts."""
+    """The names of parts to choose from. `own` has the names in `first` and those of tpucache's own parts.
+
+    Iterating also yields the names of other packages' parts. See `PartTable.names` for the arguments.
+    """
 
     def __init__(self, table: PartTable[Part], first: tuple[str, ...], where: Callable[[Part], bool] | None) -> None:
         self._table, self._first = table, first
@@ -130,7 +139,7 @@ class Names(Collection[str]):
 
 @functools.cache
 def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name, sorted by name; two packages may have the same name."""
+    """Return the entry points of a group by name, sorted by name; several packages may use the same name."""
     from importlib.metadata import entry_points  # imports forty modules, which tpucache's own parts do not need
 
     found: dict[str, tuple[EntryPoint, ...]] = {}
@@ -140,7 +149,7 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Return the name and version of the package with an entry point."""
+    """Return the name and version of the package with an entry point; the entry point's value if that is unknown."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 

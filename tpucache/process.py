@@ -1,6 +1,7 @@
 """The process of a command: its standard files, lack of memory, and its end.
 
-It uses no other library, so that it works before the first one is imported, and if none can be.
+This module imports only Python's standard library and a few files of tpucache. So it works before numpy is imported,
+and also if numpy cannot be imported.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _NO_MEMORY: Final = re.compile(
 def open_standard_files() -> None:
     """Open the null device in place of standard input, output and error if they are closed.
 
-    Otherwise the next opened files would get their numbers, and libraries would print into them.
+    Otherwise the next opened files would get the file descriptors 0 to 2, and libraries would print into these files.
     """
     for number in range(3):
         try:
@@ -55,7 +56,7 @@ def open_standard_files() -> None:
 
 
 def tell(text: str) -> None:
-    """Print a text on standard error, escaped; if nobody can read it, do nothing."""
+    """Print a text on standard error, escaped; do nothing if standard error is closed or cannot be written."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # the disk is full, the terminal is gone, or the file is closed
             sys.stderr.write(printable_lines(text) + "\n")
@@ -65,8 +66,8 @@ def tell(text: str) -> None:
 def complain(message: str, status: int) -> int:
     """Print an error as one line on standard error, and return the exit status.
 
-    If this process is one of several that a command has started, it only writes the error to a file, so that the
-    command can print it once.
+    If this process is one of several that a command has started, it writes the error to a file instead, so that the
+    command can print the error once.
     """
     message = " ".join(message.split())
     if (shared := launched()) is None:
@@ -80,7 +81,7 @@ def complain(message: str, status: int) -> int:
 def launched() -> dict[str, Any] | None:
     """Return the content of the environment variable LAUNCHED (see `signals`).
 
-    Returns None unless a command has started this process together with others.
+    Returns None unless a command has started this process together with other processes.
     """
     shared = json.loads(os.environ.get(LAUNCHED, "{}"))
     return shared if shared.get("parent") == os.getppid() else None
@@ -103,9 +104,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def forget_output(name: str = "stdout") -> None:
-    """Drop the rest of a standard file's output.
+    """Discard what is still in the buffer of `sys.stdout`, or of `sys.stderr` if `name` is "stderr".
 
-    Otherwise Python would try to write it again when it ends, and fail with status 120.
+    Otherwise Python would try to write it again when the process ends, and the exit status would be 120.
     """
     file = getattr(sys, name)
     if type(file) is io.TextIOWrapper:
@@ -118,7 +119,7 @@ def forget_output(name: str = "stdout") -> None:
 def end_soon() -> None:
     """Let Python end without its last search for reference cycles, which takes seconds once torch is imported.
 
-    First write the buffers of open files, as that search would do. Call this last.
+    First write the buffers of open files, as that search would do. Nothing else may be done after this call.
     """
     flush_files()
     try:
@@ -127,14 +128,14 @@ def end_soon() -> None:
         forget_output("stderr")
     gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # Python's own end cannot be interrupted in good order
+        signal.signal(number, signal.SIG_IGN)  # a signal while Python itself ends would cause a traceback
 
 
 def prepare_memory() -> None:
     """Raise MemoryError if this process has less address space than the command line needs.
 
-    If address space is limited, let numpy's OpenBLAS start only one thread: it ends the process if memory for more is
-    missing.
+    If address space is limited, let numpy's OpenBLAS start only one thread: OpenBLAS ends the process if there is no
+    memory for more threads.
     """
     if _limit() is None:
         return
@@ -146,7 +147,7 @@ def prepare_memory() -> None:
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return a sentence on what to do, if an error is due to a lack of memory; None for any other error."""
+    """Return a message that says what to do, if an error is due to a lack of memory; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, MemoryError) or getattr(seen, "errno", None) == errno.ENOMEM:
@@ -157,12 +158,12 @@ def shortage(error: BaseException) -> str | None:
     else:
         return None
     limit = _limit()
-    limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of addresses: "
+    limited = "" if limit is None else f"this process may use {limit / 1e6:,.0f} MB of address space: "
     raised = "end other programs" if limit is None else "raise the limit (`ulimit -v unlimited`)"
     reason = " ".join(str(seen).split()) or "none is left"
     return (
         f"memory is short ({reason:.200}): {limited}{raised}, or ask for less, such as --jobs 1, a smaller "
-        "--batch-size, --in-memory no; torch alone takes several GB of addresses"
+        "--batch-size, --in-memory no; torch alone takes several GB of address space"
     )
 
 

@@ -30,7 +30,7 @@ def hide() -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about the current work on standard error, above any bar; if it cannot be printed, drop it."""
+    """Print a line about the current work on standard error, above any bar; do nothing if that fails."""
     if _hidden or sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError), above_bars():
@@ -57,8 +57,8 @@ def _columns(stream: TextIO | None) -> int:
 class Progress:
     """Counts towards a total, and shows the count on standard error.
 
-    On a terminal with tqdm it is a bar; otherwise a line at most every ten seconds, and one at the end. If standard
-    error is closed or full, or the terminal is gone, work continues without it.
+    On a terminal, if tqdm is installed, the count is a bar. Otherwise it is a line at most every ten seconds, and a
+    line at the end. If standard error is closed or full, or the terminal is gone, work continues and nothing is shown.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Progress:
     ) -> None:
         """Begin at `initial` of `total` units (None: unknown); the initial units do not count for the rate.
 
-        The unit `bytes` is shown as kB, MB, GB or TB. Work that `is_brief` leaves nothing on a terminal, and in a log
-        only if it took more than ten seconds.
+        `label` names the work, and `unit` what is counted; `bytes` are shown as kB, MB, GB or TB. `stream` replaces
+        standard error. If `is_brief`, the bar disappears from a terminal at the end, and a log has lines only if the
+        work took more than ten seconds.
         """
         self._is_brief = is_brief
         self._stream = stream or sys.stderr  # None: standard error is closed
@@ -99,11 +100,11 @@ class Progress:
             self._print()
 
     def advance_to(self, done: int, note: str = "") -> None:
-        """Count up to `done` units in all."""
+        """Set the count to `done` units; `note` is shown after the rate."""
         self.advance(done - self._done, note)
 
     def advance(self, units: int, note: str = "") -> None:
-        """Count `units` more; `note` is shown after the rate."""
+        """Add `units` to the count; `note` is shown after the rate."""
         self._done += units
         self._note = printable(note)
         if self._bar is not None:
@@ -113,7 +114,7 @@ class Progress:
             self._print()
 
     def restart_clock(self) -> None:
-        """Do not count the earlier units in the rate: they were slower, for example because something was compiled."""
+        """Compute the rate from now on without the earlier units, which were slower, for example for a compilation."""
         self._initial, self._start = self._done, time.monotonic()
 
     @property
@@ -123,7 +124,7 @@ class Progress:
         return (self._done - self._initial) / seconds if seconds > 0 else 0.0
 
     def _parts(self) -> list[str]:
-        """Return the count, the rate, the time left and the note, as texts; unknown ones are empty."""
+        """Return four texts: the count, the rate, the time left and the note. A text is "" if its value is unknown."""
         whole, rate = self._total if self._total is not None else self._done, self.rate
         scale, unit, rate_unit = 1.0, self._unit, ""
         if unit == "bytes":
@@ -139,9 +140,10 @@ class Progress:
         ]
 
     def _text(self, width: int) -> str:
-        """Return the state in at most `width` columns.
+        """Return the state as text of at most `width` columns.
 
-        If it is longer, the parts that the bar shows are left out first, then the end of the note.
+        If the whole text is longer, the count is left out, then also the rate, then also words from the end of the
+        note. If nothing fits, return "".
         """
         done, rate, left, note = self._parts()
         pieces = note.split(", ")
@@ -188,15 +190,15 @@ class Progress:
 
 
 class BuildBar:
-    """Shows the progress of a build or repair, from its first report."""
+    """Shows the progress of a build or repair, from the first call of `show` on."""
 
     def __init__(self, label: str) -> None:
-        """Show nothing yet."""
+        """Store the label of the bar; the bar appears with the first call of `show`."""
         self._label = label
         self._shown: Progress | None = None
 
     def show(self, progress: BuildProgress) -> None:
-        """Show the progress."""
+        """Show how many samples are done, the bytes that were written, and the number of skipped samples."""
         if self._shown is None:
             self._shown = Progress(progress.total, self._label, "samples", initial=progress.samples)
         skipped = f", {progress.skipped:,} skipped" if progress.skipped else ""

@@ -1,4 +1,4 @@
-"""Recipe: the settings by which a record is built. The manifest keeps it; its fingerprint identifies it."""
+"""Recipe: the settings by which records are built. A manifest has the recipe, whose fingerprint identifies it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ MAX_SIDE: Final = 16384
 MAX_VARIANTS: Final = 1000
 DEFAULT_SHARD_MB: Final = 128
 
-#: Settings of how much is built and in how many files. They do not change records: changing them rebuilds nothing.
+#: Settings that say how many records are built, and in how many files. They do not change the records themselves, so
+#: changing them rebuilds nothing.
 EXTENT: Final = ("variants", "max_blocks", "shard_mb")
 #: Settings that do not change records: the extent, and which images are refused.
 _OF_NO_RECORD: Final = (*EXTENT, "max_pixels")
 
 _COLOUR: Final = re.compile("[0-9a-f]{6}")
 
-#: Settings that caches to be used together must share: the form of images and how they are stored.
+#: Settings that must be equal in caches that are used together: the form of images, and how images are stored.
 SHARED: Final = (
     "size",
     "fit",
@@ -66,8 +67,9 @@ class Recipe:
     """How images are brought to one size, augmented and encoded.
 
     `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape gets this
-    size: `crop` fills it and cuts the middle out, `pad` shrinks the image into it and adds black, `stretch` ignores the
-    shape. `variants` is the number of augmented variants, in addition to the clean one. `augment` is a preset's name, a
+    size: `crop` scales the image until it covers the size and cuts out its middle, `pad` scales it until it lies within
+    the size and adds black, `stretch` scales height and width separately. `variants` is the number of augmented
+    variants, in addition to the clean one. `augment` is a preset's name, a
     YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default
     95), dct-zstd and dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the
     colours in dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies in separate shards, so
@@ -77,7 +79,7 @@ class Recipe:
     `max_blocks` is the most shards of a variant, however large they are.
 
     `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
-    orientation, or as `stored`. With None, samples are refused for which it makes a difference. `white_level` is the
+    orientation, or as `stored`. With None, samples are refused for which this makes a difference. `white_level` is the
     value of white in images of more than 8 bits; with None, images are refused whose values do not show it.
 
     `mode` is the form of images: `rgb`, `grey` (one channel), or `keep`, which keeps 1 to 16 channels of uint8, uint16,
@@ -172,7 +174,7 @@ class Recipe:
             CODECS[self.codec].check(self.image_field())
         except FormatError as error:
             raise RecipeError(
-                f"codec is one that holds grey, for the mode grey, not {self.codec!r}: {error}"
+                f"the mode grey needs a codec that stores images of one channel, not {self.codec!r}: {error}"
             ) from error
 
     def _check_bands(self) -> None:
@@ -183,7 +185,7 @@ class Recipe:
             fine = all(_whole(band, 1, BLOCK) for band in bands) and bands[-1:] == (BLOCK,)
             check_bands(self.codec, bands)
         except (FormatError, TypeError) as error:
-            raise RecipeError(f"bands are not {self.bands!r}: {error}") from error
+            raise RecipeError(f"bands cannot be {self.bands!r}: {error}") from error
         self._check("bands", fine, f"ascending frequencies that end with {BLOCK}, as (2, 4, 8)")
         object.__setattr__(self, "bands", bands)
 
@@ -199,12 +201,12 @@ class Recipe:
 
     @property
     def height(self) -> int:
-        """Rows of pixels of every cached image."""
+        """The number of rows of pixels in each cached image."""
         return self._size[0]
 
     @property
     def width(self) -> int:
-        """Columns of pixels of every cached image."""
+        """The number of columns of pixels in each cached image."""
         return self._size[1]
 
     @property
@@ -226,7 +228,7 @@ class Recipe:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain JSON values."""
+        """Return the recipe as a dictionary of JSON values: the size as [height, width], other tuples as lists."""
         colours = None if self.mask_colours is None else list(self.mask_colours)
         # How masks are refused does not change records.
         decided = {"size": list(self._size), "mask_values": self.mask_values or "keep", "mask_colours": colours}
@@ -236,7 +238,10 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Recipe:
-        """Return the recipe from the values of `to_dict`. Raises RecipeError for any other values."""
+        """Return the recipe from a dictionary that `to_dict` has made; unknown keys are ignored.
+
+        Raises RecipeError for a value that a recipe cannot have, and if `size` is missing.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
         try:
             values = {name: value for name, value in content.items() if name in known}
@@ -244,14 +249,14 @@ class Recipe:
                 values["mask_values"] = None
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
-            raise RecipeError(f"this is not a recipe: {error!r}") from error
+            raise RecipeError(f"the recipe in a manifest cannot be read: {error!r}") from error
 
     @classmethod
     def like(cls, cache: str | Path, **options: Any) -> Recipe:
-        """Return a recipe for records like those of a finished cache; `options` are its other settings.
+        """Return a recipe whose records can be used together with those of the finished cache `cache`.
 
-        The records have the same size, fit, codec, quality, colours and room for boxes. Raises RecipeError for an
-        option that differs from the cache's, and the errors of `load_version`.
+        The settings in SHARED, such as size, fit, codec and quality, are the cache's; `options` are the other settings.
+        Raises RecipeError for an option that differs from the cache's setting, and the errors of `load_version`.
         """
         recipe = cls.from_dict(load_version(*split_version(cache)).recipe)
         before = recipe.to_dict()
@@ -263,7 +268,7 @@ class Recipe:
         if changed:
             texts = [f"{name} {shared[name]}, not {value}" for name, value in changed.items()]
             raise RecipeError(
-                f"the records of {cache} have {'; '.join(texts)}: leave {', '.join(changed)} out, or --like"
+                f"the records of {cache} have {'; '.join(texts)}: leave out {', '.join(changed)}, or --like"
             )
         masks = options.get("mask_values") or recipe.mask_values  # if not given, as in the cache
         return cls(**{**options, **shared, "mask_values": masks})
@@ -274,9 +279,9 @@ class Recipe:
 
 
 def fingerprint(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe's dictionary, without settings that do not change records.
+    """Return the SHA-256 of a recipe as hexadecimal text, without the settings that do not change records.
 
-    Recipes that make equal records have the same fingerprint.
+    `recipe` is the dictionary from `Recipe.to_dict`. Recipes that make equal records have the same fingerprint.
     """
     content = {
         name: value for name, value in recipe.items() if name not in _OF_NO_RECORD and not _is_default(name, value)
@@ -289,9 +294,9 @@ def _is_default(name: str, value: object) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return each setting that differs between two recipe dictionaries, as `seed 0, now 1`.
+    """Return each setting that differs between two recipes, as text such as `seed 0, now 1`.
 
-    Settings that do not change records are left out.
+    `before` and `now` are dictionaries from `Recipe.to_dict`. Settings that do not change records are left out.
     """
     before, now = {**_ADDED, **before}, {**_ADDED, **now}
     names = sorted({*before, *now}.difference(_OF_NO_RECORD))

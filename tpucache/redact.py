@@ -1,4 +1,4 @@
-"""Text that may be shown: without passwords and tokens of URLs, and without control characters for terminals."""
+"""Text for messages and tables: without passwords in URLs and control characters, and as cells that are read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USER: Final = re.compile(_SCHEME + r"(?P<user>[^\s/?#]*@|[^\s/:@]*:(?!:|\d+(?:/
 _QUERY: Final = re.compile(_SCHEME + r"([^\s?#'\"<>]*)[?#][^\s'\"<>]+")
 _SHORTEST: Final = 3
 
-#: The text between several classes or values of a sample in a cell.
+#: The character between several classes or values of a sample in one cell of a table.
 SEPARATOR: Final = ";"
 #: Characters at the beginning of a cell that make it a formula in spreadsheets.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -35,19 +35,22 @@ _CLASS_MARK: Final = "class:"
 
 
 def redact(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return a text without the user, password and query of URLs, and with each of the secrets hidden."""
+    """Return a text without the user, password and query of URLs, and with `***` in place of each of the secrets."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return _QUERY.sub(rf"\1\2?{HIDDEN}", _USER.sub(r"\1", text))
 
 
 def shown(url: str) -> str:
-    """Return a URL or a path in a form that may be shown."""
+    """Return a URL without its user, password and query, for messages; a path is returned unchanged."""
     return redact(url).removesuffix(f"?{HIDDEN}")
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return a URL's passwords, users and query values, longest first, in all possible spellings."""
+    """Return a URL's passwords, users and query values, longest first, each in all spellings.
+
+    The spellings are the one in the URL, and that quoted and unquoted as in URLs.
+    """
     found: set[str] = set()
     for part in url.split("::"):
         _, *query = re.split(r"[?#]", part)
@@ -59,7 +62,7 @@ def url_secrets(url: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    r"""Return text on one line, with escapes such as `\n` for characters that do not print or reverse the order."""
+    r"""Return text on one line, with escapes such as `\n` for characters that do not print or change the direction."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
@@ -73,9 +76,9 @@ def printable_lines(text: str) -> str:
 def to_cell(text: str) -> str:
     """Return a text as the cell of a CSV, with a `'` before it if a spreadsheet would take it for a formula.
 
-    Numbers, and several with `;` between them, are not changed. Names that are not UTF-8 get `bytes:` before them, and
-    each invalid byte becomes `%FF`; texts that begin with `bytes:` are written in the same way. `from_cell` is the
-    inverse.
+    Numbers, and several numbers with `;` between them, are not changed. A name that is not UTF-8 gets `bytes:` before
+    it, and each invalid byte is written as in a URL, for example `%FF`; a text that begins with `bytes:` is written in
+    the same way. `from_cell` is the inverse.
     """
     if text.startswith(_BYTES_MARK) or _OTHER_BYTE.search(text):
         return _BYTES_MARK + _OTHER_BYTE.sub(lambda found: f"%{ord(found[0]) & 0xFF:02X}", text.replace("%", "%25"))
@@ -83,7 +86,7 @@ def to_cell(text: str) -> str:
 
 
 def from_cell(text: str) -> str:
-    """Return the text that `to_cell` wrote as this cell."""
+    """Return the text from which `to_cell` makes the cell `text`."""
     if text.startswith(_BYTES_MARK):
         return unquote(text.removeprefix(_BYTES_MARK), errors="surrogateescape")
     rest = text.removeprefix(_TEXT_MARK)
@@ -117,7 +120,7 @@ def join_names(names: Iterable[str]) -> str:
 
 
 def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
-    """Return the classes in a text of `join_names`; empty parts are left out."""
+    """Return the classes in a text that `join_names` has made; empty pieces between separators are left out."""
     parts = [part.strip() for part in text.split(separator) if part.strip()]
     return [unquote(part.removeprefix(_NAME_MARK)) if part.startswith(_NAME_MARK) else part for part in parts]
 
@@ -125,8 +128,8 @@ def part_names(text: str, separator: str = SEPARATOR) -> list[str]:
 def to_heading(name: str) -> str:
     """Return the heading of a class's column in a table of predictions: its name as a cell.
 
-    A class with the name of one of the first columns gets `class:` before it, as does such a name that has `class:`
-        before it already.
+    A class that has the name of one of the table's first columns gets `class:` before it, also if its name begins with
+    `class:` already.
     """
     return to_cell(f"{_CLASS_MARK}{name}" if _is_taken(name) else name)
 
@@ -155,7 +158,7 @@ class _Lines:
 
 
 def to_csv(rows: Iterable[Sequence[Any]]) -> bytes:
-    """Return rows as a CSV file in UTF-8, whose cells are read back unchanged."""
+    """Return the content of a CSV file with these rows, in UTF-8; csv.reader reads the cells' texts back unchanged."""
     found = _Lines()
     csv.writer(found, lineterminator="\r\n").writerows(rows)  # makes csv quote carriage returns in cells
     return "".join(found.lines).encode()

@@ -10,7 +10,7 @@ from tpucache.errors import UsageError
 
 BEST_NAME: Final = "best.pt"
 LAST_NAME: Final = "last.pt"
-#: Settings, task and data of the run, as JSON.
+#: A JSON file with the settings, the task and the description of the data of the run.
 INFO_NAME: Final = "run.json"
 #: The predictions for the validation samples in the best epoch: named arrays, encoded by `store.samples`.
 VALIDATION_NAME: Final = "validation.npz"
@@ -21,7 +21,7 @@ CURVES_NAME: Final = "curves.png"
 RANGE_TEST_NAME: Final = "lr_finder.png"
 RANGE_TEST_CSV_NAME: Final = "lr_finder.csv"
 
-#: The file of a run of all folds, whose folder also contains the folds' folders.
+#: A file in the folder of a run of all folds; that folder also contains a folder for each fold.
 FOLDS_NAME: Final = "folds.json"
 #: The folder of the run on all samples, inside the folder of a run of all folds.
 REFIT_NAME: Final = "refit"
@@ -30,7 +30,7 @@ OUT_OF_FOLD_NAME: Final = "out_of_fold.csv"
 #: The lock of the process that trains in the folder.
 LOCK_NAME: Final = "run.lock"
 
-#: Files that only a run has.
+#: A folder with one of these files is the folder of a run.
 _MARKS: Final = (LAST_NAME, BEST_NAME, INFO_NAME, HISTORY_NAME, FOLDS_NAME)
 RUN_NAMES: Final = (
     *_MARKS,
@@ -46,17 +46,17 @@ RUN_NAMES: Final = (
 
 
 def fold_folder(run: Path, fold: str) -> Path:
-    """Return the folder of one fold's run; characters that a file name cannot have are quoted as in a URL."""
+    """Return the folder of the run of fold `fold` in the folder `run`: fold-NAME, with the name quoted as in a URL."""
     return run / f"fold-{quote(fold, safe='', errors='surrogateescape')}"
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has files of a run."""
+    """Return whether a folder has one of the files that only runs have."""
     return any((folder / name).is_file() for name in _MARKS)
 
 
 def check_no_run_file(path: Path) -> None:
-    """Raise UsageError if a path that another command would write to is a file of a run."""
+    """Raise UsageError if `path`, to which a command other than train would write, is a file of a run."""
     place = path.resolve()
     if place.name in RUN_NAMES and is_run(place.parent):
         raise UsageError(f"{path} is a file of the run in {place.parent}: give another path to write to")

@@ -23,8 +23,8 @@ from types import CodeType, FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
 Result = TypeVar("Result")
-#: A function that is called for a signal before anything is raised. Its arguments say whether it was called for this
-#: signal before, and whether the main thread is in `wait_for`. It returns the error to raise, or None.
+#: A function that is called when a signal arrives, before anything is raised. Its arguments say whether it was called
+#: for the same signal before, and whether the main thread is in `wait_for`. It returns the error to raise, or None.
 Request = Callable[[bool, bool], "BaseException | None"]
 
 #: The program's name in messages: the way it was started.
@@ -43,11 +43,12 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _IMPORTING: Final = "<frozen importlib._bootstrap>"
 _AGAIN_SECONDS: Final = 0.25
 _MOST_TIMES: Final = 40
-#: How long an interrupted command may take, for example to end its workers; and then the end of its process.
+#: How many seconds an interrupted command may take, for example to end its workers; and then to write its open files.
 _MOST_SECONDS: Final = 2.5
 _FLUSH_SECONDS: Final = 0.25
 
-#: The command of this process, or of the one that it was forked from; none or one.
+#: The command that this process runs, or that its parent ran when it forked this process. The list has one item or
+#: none.
 _commands: list[_Command] = []
 
 
@@ -83,10 +84,10 @@ class _Command:
 
 
 def begin(*, is_own: bool = False) -> bool:
-    """Handle signals from now on. Return whether this call has changed that; if so, call `end` to undo it.
+    """Handle SIGINT and SIGTERM from now on. Return whether they were not handled before; `end` needs this result.
 
-    `is_own` says that the process was started for the command. In another program's process, signals that the program
-    handles are not touched, and outside of the main thread nothing changes. Signals that are ignored stay ignored.
+    `is_own` says that the process was started for the command. In the process of another program, signals that the
+    program handles are not touched. Outside of the main thread nothing changes. Ignored signals stay ignored.
     """
     if is_own:
         taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -97,9 +98,9 @@ def begin(*, is_own: bool = False) -> bool:
 
 
 def end(has_begun: bool) -> None:
-    """Undo the change of `begin`, if it made one, because the program that called the command continues.
+    """Undo `begin`, because the program that called the command continues; `has_begun` is the result of `begin`.
 
-    Raises KeyboardInterrupt for a signal that came after the command had ended: it was meant for the program.
+    Raises KeyboardInterrupt for a signal that came after the command had ended: the signal was meant for the program.
     """
     command = _current()
     if not has_begun or command is None:
@@ -119,7 +120,7 @@ def end(has_begun: bool) -> None:
 
 
 def run(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Return the result of a command's function. A signal raises KeyboardInterrupt only during this call."""
+    """Call a command's function and return its result. A signal raises KeyboardInterrupt only during this call."""
     command = _own()
     if command is not None:
         command.has_begun = True
@@ -132,16 +133,17 @@ def run(function: Callable[..., Result], *arguments: Any) -> Result:
 def wait_for(function: Callable[[], Result]) -> Result:
     """Call a function that only waits, and return its result.
 
-    A `Request` knows whether the main thread is in this call, which can be interrupted at any moment.
+    A `Request` is told whether the main thread is in this call, because a wait can be interrupted at any moment.
     """
     return function()
 
 
 @contextlib.contextmanager
 def requests(request: Request) -> Iterator[None]:
-    """Pass signals to the function `request` while the `with` block runs.
+    """Return a context in which the function `request` decides what a signal raises.
 
-    If no command has begun, signals are handled only during the block. Outside of the main thread nothing changes.
+    If no command has begun, signals are handled only during the `with` block. Outside of the main thread nothing
+    changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -174,19 +176,19 @@ def start_processes(function: Callable[[], Result]) -> Result:
 
 
 def is_stopped() -> bool:
-    """Return whether a signal has interrupted the command, even if its error has become another one."""
+    """Return whether a signal has interrupted the command, also if a library has replaced the signal's exception."""
     command = _current()
     return command is not None and command.raised is not None
 
 
 def is_leaving() -> bool:
-    """Return whether the command is about to end because of a signal, so that nothing should wait for a network."""
+    """Return whether the command is about to end because of a signal; then no code should wait for a network."""
     command = _current()
     return command is not None and command.is_leaving
 
 
 def leave() -> None:
-    """Note that a request has stopped the command, which is about to end."""
+    """Make `is_leaving` return True: a `Request` has stopped the command, which is about to end."""
     if (command := _current()) is not None:
         command.is_leaving = True
 
@@ -198,16 +200,17 @@ def ignore() -> None:
 
 
 def has_last_word() -> bool:
-    """Return whether the caller may print how the command has ended; False if that was printed already."""
+    """Return whether the caller may print how the command has ended; False if another call has returned True before."""
     command = _own()
     return command is None or command.last_word.acquire(blocking=False)
 
 
 def finish(status: int, flush: Callable[[], None]) -> None:
-    """Note the exit status when nothing is left to do. If a signal has come before, the process ends soon.
+    """Store the exit status once the command has nothing left to do. If a signal came before, the process ends soon.
 
-    From now on the first signal starts a countdown, and the next one ends the process at once. `flush` writes the
-    buffers of open files before that.
+    From now on the first signal starts a countdown of some seconds, after which the process is ended, and the next
+    signal ends the process at once. Before the process is ended, `flush` is called, which writes the buffers of open
+    files.
     """
     if (command := _own()) is not None:
         command.flush = flush
@@ -218,9 +221,9 @@ def finish(status: int, flush: Callable[[], None]) -> None:
 
 
 def is_handling(kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Return whether the calling code handles an exception of these kinds, or one that was raised because of it.
+    """Return whether the calling code handles an exception of these kinds, or an exception that was raised meanwhile.
 
-    In a signal's handler, the calling code is the code that was interrupted.
+    In a signal's handler, that is the code that the signal has interrupted.
     """
     error, most = sys.exc_info()[1], 100
     while error is not None and most:
@@ -235,12 +238,12 @@ def _current() -> _Command | None:
 
 
 def _own() -> _Command | None:
-    """Return the command if this is the main thread."""
+    """Return the command if this is the main thread; None in other threads, and without a command."""
     return _current() if threading.current_thread() is threading.main_thread() else None
 
 
 def _take(numbers: Any, *, is_own: bool) -> bool:
-    """Handle these signals, unless a command of this process does so already. Return whether this call changed that."""
+    """Handle these signals, unless a command of this process does so already. Return whether this call has begun it."""
     is_main = threading.current_thread() is threading.main_thread()
     before = _current()
     if not is_main or (before is not None and before.process == os.getpid()):
@@ -307,7 +310,7 @@ def _on_signal_at_the_end(command: _Command, number: int, *, is_again: bool) -> 
 
 
 def _on_unraisable(unraisable: Any) -> None:
-    """Print nothing about an interrupt that Python drops: it will be raised again."""
+    """Replace `sys.unraisablehook`: print nothing about an interrupt that Python drops, because it is raised again."""
     command, error = _current(), unraisable.exc_value
     if command is None:
         sys.__unraisablehook__(unraisable)
@@ -321,9 +324,9 @@ def _on_unraisable(unraisable: Any) -> None:
 
 
 def _watch(command: _Command) -> None:
-    """Start the threads that send the signal again and write the buffers of files, unless they run already.
+    """Start two threads, unless they run already: one sends the signal again, the other writes the buffers of files.
 
-    This does not use `threading`, whose locks the interrupted code may hold.
+    This function does not use `threading`, whose locks the interrupted code may hold.
     """
     if command.is_watched:
         return
@@ -362,7 +365,7 @@ def _interrupt_again(command: _Command, thread: Any, watching: Any) -> None:
 
 
 def _flush_if_slow(command: _Command, watching: Any) -> None:
-    """Wait until the command has ended or is too slow; if it is too slow, write the buffers of open files."""
+    """Wait until the command has ended or takes too long; if it takes too long, write the buffers of open files."""
     with watching:
         pass
     if command.is_slow:
@@ -387,7 +390,7 @@ def _send(thread: Any, number: int) -> None:
 
 
 def _end_at_once(command: _Command) -> None:
-    """End the process with one line. If a command has started several processes, only the command prints it."""
+    """Print one line and end this process. If it is one of several that a command has started, only end it."""
     if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
         with contextlib.suppress(OSError):
             os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())
@@ -395,7 +398,7 @@ def _end_at_once(command: _Command) -> None:
 
 
 def _is_within(frame: FrameType | None, code: CodeType) -> bool:
-    """Return whether a frame, or one that called it, runs this function."""
+    """Return whether a frame, or a frame that called it, runs the function with this code."""
     while frame is not None:
         if frame.f_code is code:
             return True
@@ -404,7 +407,7 @@ def _is_within(frame: FrameType | None, code: CodeType) -> bool:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a frame, or one that called it, imports a module."""
+    """Return whether a frame, or a frame that called it, imports a module."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:
             return True

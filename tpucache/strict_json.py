@@ -1,8 +1,8 @@
-"""Untrusted JSON: refuses ambiguous text, and checks values against dataclasses.
+"""Read untrusted JSON: refuse ambiguous text, and check values against dataclasses.
 
-The annotations of a dataclass's fields say what a file may have: their types, and limits such as `Annotated[int,
-Between(0, 100)]`. `read_as` makes the dataclass from a file's content, and `check_types` checks only the values that
-are present. Both name the place of a value that does not fit, and ignore unknown keys.
+The annotations of a dataclass's fields say what a file may have: types, and limits such as `Annotated[int, Between(0,
+100)]`. `read_as` makes the dataclass from a file's content, and `check_types` checks only the values that are present.
+The errors of both say where in the content the wrong value is, as `shards[0].bytes`. Both ignore unknown keys.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 
 from tpucache.errors import FormatError
 
-#: The largest number in tpucache's files: they have float32 numbers, or means of them, which may be rounded up. Larger
-#: ones could not be drawn or added up.
+#: The largest number in tpucache's files: a bit more than the largest float32, because means of such numbers may be
+#: rounded up. Larger numbers could not be drawn or added up.
 LARGEST: Final = 3.5e38
 _MAX_NESTING: Final = 33  # levels of objects and lists, the outermost included
 _MOST: Final = 1 << 63  # the limit of integers without a limit of their own
@@ -39,23 +39,23 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
-        raise ValueError("it nests too deeply") from error
+        raise ValueError("it has too many levels of objects and lists") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object with these keys and values. Raises ValueError for a repeated key."""
+    """Return a dictionary of these keys and values. Raises ValueError for a repeated key."""
     content = dict(pairs)
     if len(content) != len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {twice!r:.60} is there twice in one object: leave one of the two")
+        raise ValueError(f"the key {twice!r:.60} is there twice in one object: remove one of the two")
     return content
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return the object in a JSON text; `where` names it in messages. Raises FormatError for any other text.
+    """Return the object in a JSON text; `where` names the text in messages. Raises FormatError for any other text.
 
-    The nesting that json can read depends on the interpreter, and code that handles the content may recurse. So text
-    that nests deeper than tpucache's own files is refused.
+    Objects and lists that are nested deeper than in tpucache's own files are refused, too: how deep json can read
+    depends on the interpreter, and code that handles the content may recurse.
     """
     try:
         content = parse_json(text)
@@ -66,7 +66,7 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
         inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
         level = [value for items in inner for value in items if isinstance(value, (dict, list))]
     if level:
-        raise FormatError(f"not JSON that tpucache writes: it nests deeper than {_MAX_NESTING} levels")
+        raise FormatError(f"not JSON that tpucache writes: it has more than {_MAX_NESTING} levels of objects and lists")
     if not isinstance(content, dict):
         raise FormatError(f"{where} is not an object")
     return content
@@ -74,13 +74,13 @@ def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Between:
-    """A limit: a number from `low` to `high`. It excludes NaN and None."""
+    """An annotation that limits a field to the numbers from `low` to `high`, both included; not NaN or None."""
 
     low: float
     high: float
 
     def check(self, value: Any) -> None:
-        """Raise _MisfitError for a number outside of the limits, NaN or None."""
+        """Raise _MisfitError if `value` is outside of the limits, NaN or None."""
         if value is None or not self.low <= value <= self.high:
             kind = "a number" if isinstance(self.low, float) else "a whole number"
             raise _MisfitError(f"is {value!r:.40}, not {kind} from {self.low} to {self.high}")
@@ -88,45 +88,45 @@ class Between:
 
 @dataclass(frozen=True)
 class Matching:
-    """A limit: a text that a pattern matches completely; `what` names such a text."""
+    """An annotation that limits a field to texts that match all of `pattern`; `what` is the name of such a text."""
 
     pattern: str
     what: str
 
     def check(self, value: str) -> None:
-        """Raise _MisfitError for a text that the pattern does not match completely."""
+        """Raise _MisfitError if the pattern does not match all of `value`."""
         if not re.fullmatch(self.pattern, value):
             raise _MisfitError(f"is not {self.what}: {value!r:.80}")
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """A limit: a list of at most `count` items."""
+    """An annotation that limits a field to lists of at most `count` items."""
 
     count: int
 
     def check(self, value: Sequence[Any]) -> None:
-        """Raise _MisfitError for a longer list."""
+        """Raise _MisfitError if `value` has more than `count` items."""
         if len(value) > self.count:
             raise _MisfitError(f"has {len(value)} items, more than the limit of {self.count}")
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """A limit: a list of distinct texts."""
+    """An annotation that limits a field to lists of distinct texts."""
 
     def check(self, value: Sequence[str]) -> None:
-        """Raise _MisfitError for a list with two equal texts."""
+        """Raise _MisfitError if the list `value` has two equal texts."""
         if len(set(value)) != len(value):
-            raise _MisfitError("holds something other than distinct strings")
+            raise _MisfitError("has the same string twice")
 
 
 @dataclass(frozen=True)
 class Given:
-    """A limit: not null. The key is left out where there is no value."""
+    """An annotation that forbids null in a file: if a field has no value, its key is left out instead."""
 
     def check(self, value: object) -> None:
-        """Raise _MisfitError for None."""
+        """Raise _MisfitError if `value` is None."""
         if value is None:
             raise _MisfitError("is null: leave the key out")
 
@@ -142,26 +142,26 @@ class AlwaysStored:
 
 
 class _MisfitError(Exception):
-    """A value does not fit, at a place in the content such as `shards[0].bytes`."""
+    """A value does not fit its field; `place` is where it is in the content, such as `shards[0].bytes`."""
 
     def __init__(self, text: str, place: str = "") -> None:
         super().__init__(text)
         self.text, self.place = text, place
 
     def within(self, place: str) -> _MisfitError:
-        """Return the error with the place of an enclosing value."""
+        """Return the error with `place`, the key or index of the enclosing value, put before its own place."""
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
-        """Return the error for users; `where` names the file or a part of it."""
+        """Return the FormatError for users; `where` names the file or a part of the file."""
         return FormatError(f"{where}: {self.place!r} {self.text}" if self.place else f"{where} {self.text}")
 
 
 def read_as(kind: type[Kind], content: object, where: str) -> Kind:
-    """Return an instance of the dataclass `kind` with the values of an untrusted object.
+    """Return an instance of the dataclass `kind` with the values of an untrusted JSON object, `content`.
 
-    `where` names the object in messages. Lists become the type of the field. Raises FormatError for a value that is
-    missing or does not fit.
+    `where` names the object in messages. A list becomes a tuple if the field is a tuple. Raises FormatError for a value
+    that is missing or does not fit its field.
     """
     hint: Any = kind
     try:
@@ -172,7 +172,10 @@ def read_as(kind: type[Kind], content: object, where: str) -> Kind:
 
 
 def check_types(values: object, kind: type, where: str) -> None:
-    """Raise FormatError unless untrusted values fit a dataclass's fields; fields may be missing."""
+    """Raise FormatError unless the untrusted JSON object `values` fits the fields of the dataclass `kind`.
+
+    Fields may be missing. `where` names the object in messages.
+    """
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -180,7 +183,10 @@ def check_types(values: object, kind: type, where: str) -> None:
 
 
 def misfit(values: Mapping[str, Any], kind: type) -> str:
-    """Return why the first value that does not fit its field of a dataclass does not, as `seed is -1, not …`; or ""."""
+    """Return a text about the first value that does not fit its field of the dataclass `kind`; "" if all values fit.
+
+    The text is such as `seed is -1, not a whole number from 0 to 9`.
+    """
     try:
         _reader(kind, False)(values)
     except _MisfitError as error:
@@ -190,9 +196,10 @@ def misfit(values: Mapping[str, Any], kind: type) -> str:
 
 @functools.cache
 def _reader(hint: Any, makes: bool) -> _Reader:
-    """Return the function that checks a value of a type and returns it.
+    """Return the function that checks whether a value fits the type `hint`, and returns the value.
 
-    If `makes`, it turns objects into dataclasses. Otherwise it returns them unchanged, and fields may be missing.
+    If `makes`, the function returns a JSON object as an instance of its dataclass. Otherwise it returns the object
+    unchanged, and fields may be missing.
     """
     if get_origin(hint) is Annotated:
         return _limited(get_args(hint)[0], hint.__metadata__, makes)
@@ -225,7 +232,7 @@ def _checking(fits: Callable[[Any], bool], what: str, convert: _Reader | None = 
 
 
 def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
-    """Return a reader of values of a type within limits; for integers these replace the usual limits."""
+    """Return a reader of values of the type `base` within `limits`; for integers, these replace the usual limits."""
     inner = _read_whole if base is int else _reader(base, makes)
     checked = [limit for limit in limits if hasattr(limit, "check")]
 
@@ -239,7 +246,7 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a fast path for values within one limit: a manifest has hundreds of thousands of them."""
+    """Return `read` with a fast path for integers or texts with one limit: a manifest has hundreds of thousands."""
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits
@@ -336,7 +343,7 @@ def _is_needed(field: dataclasses.Field[Any], hint: Any) -> bool:
 
 
 def _described(value: object) -> str:
-    """Return a value as text for messages: a short value itself, of others the type."""
+    """Return a value as text for messages: a number, a text or None itself, cut to 40 characters; else "a TYPE"."""
     return f"{value!r:.40}" if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 

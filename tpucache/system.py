@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
-#: Flags to open a file for reading: not inherited by started programs, without waiting for a pipe, as bytes.
+#: Flags that open a file for reading as bytes, without waiting if it is a pipe; programs do not inherit the file.
 READ: Final[int] = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 #: Flags to open a folder; None if that is not possible.
 FOLDER: Final[int | None] = (os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if hasattr(os, "O_DIRECTORY") else None
 
 _position = threading.Lock()  # held while `_pread` moves the position of a file and reads at it
 
-#: Settings of glibc's `mallopt` (malloc.h): the free memory that the process keeps, and the size from which on each
-#: block is mapped anew, at most 32 MB.
+#: Parameters of glibc's `mallopt` (malloc.h). The first is the free memory that the process keeps, the second the size
+#: from which on each block gets a memory map of its own. glibc allows at most 32 MB for the second.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 1 << 28
@@ -66,13 +66,19 @@ preadv: Final[Callable[[int, Sequence[Any], int], int]] = getattr(os, "preadv", 
 
 
 def read_ahead(number: int, offset: int, length: int) -> None:
-    """Ask the kernel to read bytes of a file ahead, if it takes such hints. Raises OSError, OverflowError."""
+    """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, if the system has such a call.
+
+    Raises OSError if the call fails, OverflowError if a number is too large for it.
+    """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(number, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def is_in_page_cache(number: int, offset: int) -> bool:
-    """Return whether a byte of a file is in the page cache; False if unknown. Raises OverflowError."""
+    """Return whether the byte at `offset` of an open file is in the page cache; False if that is unknown.
+
+    Raises OverflowError if the offset is too large for the system.
+    """
     try:
         return os.preadv(number, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except (OSError, AttributeError):  # BlockingIOError: it is not in the cache
@@ -80,7 +86,7 @@ def is_in_page_cache(number: int, offset: int) -> bool:
 
 
 def is_read_only(number: int) -> bool:
-    """Return whether an open file is on a read-only mount; False if unknown."""
+    """Return whether an open file is on a read-only mount; False if that is unknown."""
     return hasattr(os, "statvfs") and bool(os.statvfs(number).f_flag & os.ST_RDONLY)
 
 
@@ -100,7 +106,7 @@ def usable_cores() -> int:
 
 
 def peak_bytes() -> int:
-    """Return the peak resident memory of this process; 0 if unknown."""
+    """Return the peak resident memory of this process, in bytes; 0 if unknown."""
     if resource is None:
         return 0
     peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -110,8 +116,8 @@ def peak_bytes() -> int:
 def keep_freed_blocks() -> None:
     """Let glibc's allocator reuse freed blocks of up to 32 MB; do nothing with other allocators.
 
-    By default it maps each large block anew, and the kernel fills its pages with zeros, which takes as long as copying
-    into it.
+    By default the allocator maps each large block anew, and the kernel fills its pages with zeros, which takes as long
+    as copying into them.
     """
     import ctypes
 

@@ -26,5 +26,5 @@ def size_text(count: float) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Return a measured number as text: below 10 with one decimal."""
+    """Return a measured number as text, such as `1,234` or, below 10, with one decimal, as `4.2`."""
     return f"{value:,.1f}" if 0 < value < 9.95 else f"{value:,.0f}"

@@ -1,8 +1,9 @@
 """Tables by which the core finds functions of wings. Only this file names modules of a wing.
 
-tpucache has a core and two wings, `training` and `insight`. The core imports no wing, and no wing imports the other. If
-one part needs a function of another, this file names it as `module:name`, and `imports.load` imports it on demand.
-If the folder of a wing is missing, everything else works, and `load` says what is missing.
+tpucache has a core and two wings, the folders `training` and `insight`. The core imports no wing, and no wing imports
+the other. If the core or a wing needs a function of a wing, this file names the function as `module:name`, and
+`imports.load` imports it on demand. If the folder of a wing is missing, everything else works, and `load` says what is
+missing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tpucache.imports import load, missing_part
 if TYPE_CHECKING:
     from tpucache.report.page import Page
 
-#: The commands, by the groups of `--help`: each with a module, whose function `add` adds it, and a line of help.
+#: The commands, by the groups of `--help`. Each has a module, whose function `add` adds the command, and a line of
+#: help.
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
         "warmup": ("tpucache.cli.warming", "Build a cache, or finish one that was interrupted."),
@@ -64,16 +66,19 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Return a page from one of PAGES. Raises DependencyError if its wing is not installed."""
+    """Call the function at `name` in PAGES and return its page. Raises DependencyError if its wing is not installed."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call one of FUNCTIONS and return its result. Raises DependencyError if its wing is not installed."""
+    """Call the function at `name` in FUNCTIONS and return its result.
+
+    Raises DependencyError if its wing is not installed.
+    """
     return load(FUNCTIONS[name])(*arguments, **named)
 
 
 def is_there(name: str) -> bool:
-    """Return whether the wing of one of FUNCTIONS is installed."""
+    """Return whether the wing with the function at `name` in FUNCTIONS is installed."""
     return not missing_part(FUNCTIONS[name])

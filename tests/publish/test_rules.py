@@ -57,7 +57,7 @@ def test_metadata_with_a_key_twice_breaks_the_rules(folder):
     text = (folder / "dataset-metadata.json").read_text()
     (folder / "dataset-metadata.json").write_text(text.replace("{", '{"id": "ann/others", ', 1))
     assert breaches(folder) == [
-        "dataset-metadata.json: the key 'id' is there twice in one object: leave one of the two"
+        "dataset-metadata.json: the key 'id' is there twice in one object: remove one of the two"
     ]
 
 
