@@ -75,7 +75,10 @@ class SourceArguments:
     """A source, and the options with which its cache is built."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        """Parse `text`, the value of --build. `size` is used if that has no --size. Raises UsageError, RecipeError."""
+        """Parse `text`, the value of --build.
+
+        `size` is used if `text` has no --size. Raises UsageError, RecipeError.
+        """
         from tpucache.cli.warming import add_cache_options, wanted
 
         parser = _BuildParser(prog=f"{PROG} --build")

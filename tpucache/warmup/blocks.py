@@ -62,8 +62,8 @@ class Block:
 class Chunk:
     """Consecutive samples of the block with the number `block`.
 
-    One task decodes each of them once, and builds all parts. `number` counts the chunks of the block. `parts` and
-    `clean` are those of `Block`.
+    One task decodes each of these samples once, and builds all parts. `number` counts the chunks of the block. `parts`
+    and `clean` are those of `Block`.
     """
 
     block: int

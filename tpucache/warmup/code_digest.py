@@ -42,7 +42,7 @@ def code_digests(name: str) -> dict[str, Any]:
 
 
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Name the modules whose code differs between two definitions of one callable."""
+    """Return the names of the modules whose code differs between two definitions of one callable."""
     module = str(now.get("callable", "")).partition(":")[0]
     changed = [module] if before.get(OWN) != now.get(OWN) else []
     old, new = before.get(HELPERS, {}), now.get(HELPERS, {})

@@ -105,10 +105,10 @@ def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], 
 class _Compaction:
     """The new numbers of samples, and their new blocks.
 
-    `numbers` maps old numbers of kept and skipped samples to new ones. `blocks` has the old numbers of the kept samples
-    of each block. `parts` are the parts of each block, in the order of the manifest. `places` has, for each new number,
-    the sample's position in a source without the deleted samples, or None if no sample has this number. `positions`
-    maps old numbers to positions in the samples table.
+    `numbers` maps the old number of each kept and skipped sample to its new number. `blocks` has the old numbers of the
+    kept samples of each block. `parts` are the parts of each block, in the order of the manifest. `places` has, for
+    each new number, the sample's position in a source without the deleted samples, or None if no sample has this
+    number. `positions` maps old numbers to positions in the samples table.
     """
 
     numbers: Mapping[int, int]
@@ -149,9 +149,8 @@ class _Compaction:
 def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[ShardEntry, Array]:
     """Write the shard of a new block and part into the work folder. Return its manifest entry and its index rows.
 
-        `first` of the entry is set later.
-
-    Raises DamageError for a record whose checksum is not that of the index, BuildError, OSError.
+    The caller sets `first` of the entry later. Raises DamageError for a record whose checksum is not that of the index,
+    BuildError, OSError.
     """
     name = shard_name(part, block)
     path = cache.directory / WORK_NAME / name

@@ -48,9 +48,9 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
     in the shards, and earlier versions still have the samples, until `compact_cache` is called. A warmup does not add
     them again.
 
-    Raises UsageError unless exactly one of the two is given, and if no sample or every sample would be deleted;
-    SourceError for a path that no sample has; BuildError when the cache cannot be written or a warmup of it is not
-    finished; and the errors of opening a cache.
+    Raises UsageError unless exactly one of `where` and `paths` is given, and if no sample or every sample would be
+    deleted; SourceError for a path that no sample has; BuildError when the cache cannot be written or a warmup of it is
+    not finished; and the errors of opening a cache.
     """
     if (where is None) == (paths is None):
         raise UsageError("say which samples to delete: give either a condition or paths")
@@ -210,7 +210,7 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
-    """Return the part `source` of the manifest without facts about the deleted samples.
+    """Return the part `source` of the manifest, without the content hashes and labels of the deleted samples.
 
     The number of annotations that they had in the source is not known, so the result has no numbers of annotations.
     """

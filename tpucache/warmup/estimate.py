@@ -71,7 +71,10 @@ class Estimate:
 
 
 class _TrialSample(NamedTuple):
-    """A sample that was encoded as a trial: mean size of its records, their mean bytes in a shard, and seconds."""
+    """A sample that was encoded as a trial, in `seconds`.
+
+    `bytes` is the mean size of its records, and `on_disk` the mean size that they take in a shard.
+    """
 
     bytes: float
     on_disk: float

@@ -37,7 +37,7 @@ COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `build_for_readers`: the source, the folder, and all others by name.
+    """Arguments of `build_for_readers`: `source`, the folder `cache`, and all other arguments by name, `others`.
 
     If `source` is a `functools.partial`, the new process calls it to make the source.
     """
@@ -113,7 +113,7 @@ def build_for_readers(
 ) -> Manifest:
     """Build a cache while other processes read it.
 
-        If another process is building the cache already, wait, and continue the build if that process ends early.
+    If another process is building the cache already, wait, and continue the build if that process ends early.
 
     `tell` is called once with a Prospect, and `done` is called when the cache is finished. The other arguments and the
     errors are those of `build_cache`.

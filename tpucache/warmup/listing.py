@@ -130,7 +130,7 @@ def order_of(numbered: Listing, listing: Listing) -> str:
 
 
 def to_slices(places: Sequence[int | None]) -> str:
-    """Return positions in a source as text: slices such as `5:155 0:5`, and `-` for each sample that it lacks."""
+    """Return positions in a source as text: slices such as `5:155 0:5`, and `-` for a sample that the source lacks."""
     slices: list[list[int]] = []
     for at in places:
         if slices and slices[-1] and slices[-1][1] == at:
@@ -141,7 +141,7 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position of each sample of a cache in its source, by number. Empty if the manifest does not have it.
+    """Return the position of each sample of a cache in its source, by number. Empty if the manifest lacks them.
 
     `samples` is the number of kept, skipped and deleted samples together.
     """
@@ -357,8 +357,8 @@ def _first_item(
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
     """Return the position and item of the first sample that can be read, or (0, None) if the first few cannot.
 
-    The third value is the error if the label of this sample, or of another one up to the next that can be read, cannot
-    be read as before.
+    The third value is the error of the first label that cannot be read as before, among the samples up to the second
+    one that can be read; None without such a label.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):

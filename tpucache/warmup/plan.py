@@ -262,7 +262,7 @@ def _warn_of_left_out(listing: Listing) -> None:
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
     """Return the rule that checks labels which are stored in the samples, or None if the listing has the labels.
 
-    `first` is the label of the first sample, and the others must be of its kind.
+    `first` is the label of the first sample, and all other labels must be of the same kind.
     """
     if any(sample.label is not None for sample in listing.samples):
         return None

@@ -330,7 +330,7 @@ def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield ways to name the samples that rows may use: a description, and a unique name for each sample."""
+    """Yield the ways in which rows may name samples: a description of the way, and each sample's unique name."""
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):

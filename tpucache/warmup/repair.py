@@ -105,7 +105,7 @@ def repair_cache(
 
 
 def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    """Return the damages of the newest version's files, of files that no manifest lists, and of earlier versions'."""
+    """Divide damages: of the newest version's files, of files that no manifest lists, of earlier versions' files."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     unlisted = {TIMES_NAME, hashes_name(manifest)}
     return (
@@ -335,8 +335,8 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
     """Return the samples table as bytes. `numbers` (samples,) are the numbers of the kept samples.
 
     The listing is numbered as in the cache. Samples are read only if the listing lacks some columns, and decoded only
-    if the table had facts about images. Raises DamageError if the table has another SHA-256, SampleError when a sample
-    cannot be read.
+    if the table has columns about images, such as the mean of the pixels. Raises DamageError if the table has another
+    SHA-256, SampleError when a sample cannot be read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
@@ -359,7 +359,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
 
 
 def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
-    """Return a ChunkInfo in which the first `count` samples have no facts about their images, such as their mean."""
+    """Return a ChunkInfo in which the first `count` samples have None in the columns about images, such as the mean."""
     columns = {
         name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
         for name, values in info.columns.items()
@@ -390,7 +390,7 @@ def _encode(listing: Listing, info: ChunkInfo, numbers: Array) -> bytes:
 def _read(source: Source, samples: Sequence[Sample], executor: Executor, manifest: Manifest | None = None) -> ChunkInfo:
     """Return the labels and columns that are stored in the samples.
 
-    With a `manifest`, images are also decoded, to compute the columns with facts about them.
+    With a `manifest`, images are also decoded, to compute the columns about images, such as the mean of the pixels.
     """
     decoding = None if manifest is None else (manifest.fields, Recipe.from_dict(manifest.recipe))
 

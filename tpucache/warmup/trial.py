@@ -82,7 +82,7 @@ class DryRun:
         return self.estimate.process_seconds / self.jobs
 
     def to_dict(self) -> dict[str, Any]:
-        """Return this as JSON values, without the pixels of samples."""
+        """Return the result as JSON values, without the pixels of samples."""
         return {
             "samples": self.samples,
             "files": dict(self.files),
@@ -158,7 +158,7 @@ def dry_run(
 
 
 class _Look:
-    """Collects facts about the tried samples, and keeps the arrays of every n-th one, where n is `every`."""
+    """Collects labels, sizes and formats of the tried samples, and keeps the arrays of every n-th; n is `every`."""
 
     def __init__(self, recipe: Recipe, every: int) -> None:
         self._recipe, self._every = recipe, every

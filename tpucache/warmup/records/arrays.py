@@ -96,13 +96,13 @@ def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
 def clean_and_count(
     item: Item, fields: Sequence[Field], recipe: Recipe, path: str
 ) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's arrays in the fields' order, the numbers of its annotations, and facts about its image.
+    """Return a sample's arrays in the fields' order, the numbers of its annotations, and statistics of its image.
 
     Each array has exactly its field's dtype and shape. `presize` resizes the image; the mask follows it pixel by pixel.
     Boxes are rows of left, top, right, bottom, class (0 without a class), clipped to the visible part of the image;
     boxes outside of it are dropped, and rows of -1 fill the rest. Keypoints are rows of x, y and 1, or 0 for points
-    outside of the visible part. `path` names the sample in errors. The counts are those in the source, and the facts
-    are values for columns of the samples table.
+    outside of the visible part. `path` names the sample in errors. The numbers are those of the source's annotations,
+    by field. The statistics, such as the image's width, are by column of the samples table.
 
     Raises SampleError if a field is missing, unexpected, of another dtype or shape, or cannot be used.
     """
@@ -142,7 +142,10 @@ def clean_and_count(
 
 
 def _facts(framing: Framing, kind: str) -> Facts:
-    """Return the facts about a source's image. The caller computes mean and deviation, which are None here."""
+    """Return width, height, file type and turn of an image by column of the samples table.
+
+    Mean and standard deviation are None: the caller computes them.
+    """
     width, height = framing.stored_as("displayed")
     file_type = kind.partition(" ")[0].lower()
     return {WIDTH: width, HEIGHT: height, TYPE: file_type, TURNED: int(framing.turn != Turn()), MEAN: None, STD: None}
@@ -274,7 +277,7 @@ def _boxes(
 def _keypoints(
     points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
 ) -> npt.NDArray[np.float32]:
-    """Return keypoints (n, 2) as rows of the record, with 0 for those out of view."""
+    """Return keypoints (n, 2) as rows of the record, with 0 for points out of view."""
     if points.shape != (count, 2):
         raise SampleError(path, f"field 'keypoints' is {points.shape}, in other samples {(count, 2)}")
     coordinates = _coordinates(framing, recipe, path)

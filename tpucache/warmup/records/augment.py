@@ -124,7 +124,8 @@ def build_function(
 ) -> Callable[[dict[str, Array], SeedSequence], Any]:
     """Return the function that applies the augmentation of a `definition`, as JSON text, to the fields `names`.
 
-    It is kept for later calls. Each `thread` has its own, because a pipeline stores its generator.
+    The function is kept for later calls. Each `thread` has a function of its own, because a pipeline stores its
+    generator.
     """
     content = json.loads(definition)
     function = _of_definition(content, names)

@@ -22,10 +22,13 @@ from tpucache.warmup.sources.source import Item, Label, Sample, Source
 
 
 class EncodedSample(NamedTuple):
-    """A sample as its source returns it, its clean arrays by field, and its record of each requested variant and band.
+    """An encoded sample.
+
+    `item` is the sample as its source returns it, `clean` has its clean arrays by field, and `records` its record of
+    each requested variant and band.
 
     `counts` has the numbers of annotations by field: in the source, then in each of the variants of `records`. `facts`
-    has values of its image by column of the samples table.
+    has statistics of the source's image, such as its width, by column of the samples table.
     """
 
     item: Item
@@ -116,8 +119,8 @@ class SampleEncoder:
 class LabelRule:
     """The rule for labels that are stored in the samples.
 
-    Each must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of this length.
-    Class numbers must be below `classes`, unless that is 0.
+    Each label must be of the kind of `like`, the first sample's label: no label, a class number, or a tuple of this
+    length. Class numbers must be below `classes`, unless that is 0.
     """
 
     like: Label

@@ -16,7 +16,7 @@ from tpucache.store.fields import Field
 from tpucache.store.manifest import FrequencyStatistics
 
 _MOST: Final = 99.0  # dB of images that are the same
-_DECIMALS: Final = 1  # libraries of matrix products differ in the last bits, and manifests must not
+_DECIMALS: Final = 1  # libraries of matrix multiplication differ in the last bits, and manifests must not
 
 
 def measure_frequencies(field: Field, image: npt.NDArray[np.uint8]) -> list[list[float]]:

@@ -27,7 +27,7 @@ _EXACT_ROWS: Final = 256
 def moments(image: Array) -> Moments:
     """Return each channel's sum and sum of squares of an image (height, width, channels).
 
-    The units of integer images are 1, those of float32 images 2^-149 and 2^-298.
+    For float32 images, the sums are in units of 2^-149, and the sums of squares in units of 2^-298.
     """
     if image.dtype == np.uint8:
         return _of_bytes(image)
@@ -40,7 +40,7 @@ def moments(image: Array) -> Moments:
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    """Return the sum of two moments. One without channels counts as 0."""
+    """Return the sum of two moments. Moments without channels count as 0."""
     if not first[0] or not second[0]:
         return first if first[0] else second
     sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))

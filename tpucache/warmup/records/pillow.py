@@ -109,7 +109,7 @@ class PillowImage:
         self.kind = f"{image.format} {image.mode}"
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels in the recipe's mode and in stored orientation; see `decode`."""
+        """Return the image's pixels in the recipe's mode and in stored orientation; see `decode`."""
         return decode(self._image, self._data, least, recipe.white_level, recipe.mode)
 
 

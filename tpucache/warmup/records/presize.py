@@ -101,7 +101,7 @@ class SourceImage(Protocol):
         ...
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return its pixels in the recipe's mode and in stored orientation, of at least the size `least`."""
+        """Return the image's pixels in the recipe's mode and in stored orientation, at least as large as `least`."""
         ...
 
 

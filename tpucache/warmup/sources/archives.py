@@ -113,7 +113,7 @@ class ArchiveFiles:
 
 
 def find_archive(source: str | Path) -> ArchiveFiles | None:
-    """Return the files of a path that leads into archives: `a.zip`, `a.zip/folder`, `'part-*.tar'`; None for others."""
+    """Return the files of a path that leads into archives: `a.zip`, `a.zip/folder`, `'part-*.tar'`; or None."""
     path = Path(source)
     for end in (path, *path.parents):
         if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):

@@ -453,7 +453,7 @@ class PaddedSource(DerivedSource):
     truncate: bool
 
     def list(self) -> Listing:
-        """Return the other source's listing. Raises UsageError if `pad` is given, and there are no sequences."""
+        """Return the listing of `source`. Raises UsageError if `pad` is given, and there are no sequences."""
         listing = self.source.list()
         self.__dict__["_shape"] = shape = self._find_shape(listing.samples)
         if self.pad is not None and not shape[0]:
@@ -463,7 +463,10 @@ class PaddedSource(DerivedSource):
         return dataclasses.replace(listing, asked={**listing.asked, "pad": self.pad, "truncate": self.truncate})
 
     def load(self, sample: Sample) -> Item:
-        """Return the other source's item, padded. Raises SampleError for a sequence that is too long."""
+        """Load a sample from `source`, and return its item, padded.
+
+        Raises SampleError for a sequence that is too long.
+        """
         item = self.source.load(sample)
         names, length = self._shape
         if not names:

@@ -65,7 +65,10 @@ _MOST_DIGITS: Final = 20
 
 
 class FoundFile(NamedTuple):
-    """A file that may be a sample: its name, its path with the folders that may be classes, and its size."""
+    """A file that may be a sample: its `name` in the source, and its size, `bytes`.
+
+    `place` is its path with the folders that may be classes, and `members` has the file if it is in an archive.
+    """
 
     name: PurePath
     place: PurePath

@@ -17,7 +17,7 @@ from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample,
 def select_source(
     source: Source, *, limit: int | None = None, include: Iterable[str] = (), exclude: Iterable[str] = ()
 ) -> Source:
-    """Return a source with some of the samples of another one.
+    """Return a source with some of the samples of `source`; without options, `source` itself.
 
     `include` and `exclude` are patterns for paths, in which `*` matches any text, even `/`. `limit` is the most samples
     to keep: they are spread over the whole source, and a larger limit keeps all of them and more. Raises UsageError.
@@ -71,7 +71,7 @@ class SelectedSource(DerivedSource):
         )
 
     def load(self, sample: Sample) -> Item:
-        """Return the other source's item for the sample with this path. Raises SampleError."""
+        """Load the sample with this path from `source`, and return its item. Raises SampleError."""
         return self.source.load(sample)
 
     def _matches(self, path: str) -> bool:

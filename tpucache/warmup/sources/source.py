@@ -153,13 +153,13 @@ def loads_in_threads(source: Source) -> bool:
 
 
 class DerivedSource:
-    """Base class of sources that change the samples of another one, `source`. It has the other source's name."""
+    """Base class of sources that change the samples of another source, `source`, and have its name."""
 
     source: Source
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether threads may load the other source's samples."""
+        """Whether threads may load several samples of `source` at once."""
         return loads_in_threads(self.source)
 
     def __repr__(self) -> str:
@@ -238,7 +238,10 @@ class SourceKind(NamedTuple):
 
 
 def column_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the name of each column in the samples table: plain, not reserved, and unique."""
+    """Return, by the name in the source, the name of each column in the samples table.
+
+    It has only letters, digits, `_` and `-`, is not a name that tpucache itself uses, and is unique.
+    """
     given: dict[str, str] = {}
     for name in names:
         safe = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "_"
@@ -249,7 +252,11 @@ def column_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def field_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the name of each array in a record: plain, not one of an image's own names, and unique."""
+    """Return, by the name in the source, the name of each array in a record.
+
+    A name that no field can have is replaced by a similar one of small letters, digits and `_`, which is not one of an
+    image's own names, and is unique.
+    """
     names = list(names)
     given = {name: name for name in names if FIELD_NAME.fullmatch(name)}
     for name in names:

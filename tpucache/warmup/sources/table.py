@@ -297,8 +297,9 @@ def path_column(table: CsvTable, options: TableOptions) -> str:
 
 
 def kept_columns(table: CsvTable, options: TableOptions) -> dict[str, Column]:
-    """Return the columns that go into the samples table: the fold, and those that no option names but `keep` and
-    `drop`.
+    """Return the columns that go into the samples table.
+
+    These are the fold, and all columns that `keep` and `drop` allow and no other option names.
 
     Raises SourceError for a fold that is not a whole number from -1.
     """
