@@ -114,7 +114,7 @@ def test_a_file_that_changes_while_it_is_read_is_damage_or_an_error(
         found = verify_cache(many)
         assert found[0] == Damage(path.name, "has another SHA-256 than the manifest says")
         path.write_bytes(whole)
-        with pytest.raises(DamageError, match=r"v00-00007\.lmdb is not what the manifest says"):
+        with pytest.raises(DamageError, match=r"v00-00007\.lmdb has another SHA-256"):
             stage_cache(many, many.parent / "place")
         monkeypatch.setattr(WholeFile, "read", real)
         path.write_bytes(whole)

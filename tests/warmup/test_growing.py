@@ -446,7 +446,7 @@ def test_a_copy_does_not_wait_for_ever_for_a_builder_that_has_ended(
         copy = pickle.loads(pickle.dumps(dataset))
         building.end()
         (tmp_path / "cache" / WORK_NAME / reading.FAILURE_NAME).unlink()  # a kill writes none
-        with pytest.raises(BuildError, match="nobody builds"):
+        with pytest.raises(BuildError, match="no process builds"):
             copy[120]
 
 

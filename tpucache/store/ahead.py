@@ -1,4 +1,7 @@
-"""Reads what will be needed ahead of time, in threads, if the storage takes long to answer (a network mount)."""
+"""ReadAhead loads items, such as files, in threads before they are asked for, if the storage answers late.
+
+A network mount often needs many milliseconds per file, a local disk much less.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,16 @@ from tpucache.store.files import CHUNK, OpenFile
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
 
-#: The most files, or pieces of files, that are read at once, and the most bytes that are read ahead.
+#: Limits: how many items (files, or pieces of files) are loaded in parallel, and their total size in bytes.
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
-#: Storage answers late if it needs more seconds for one file. A local disk needs less; a thread costs a tenth of this.
+#: Storage that needs more seconds than this for one file answers late. A local disk needs less. Loading one file in a
+#: thread costs a tenth of this time.
 _LATE_SECONDS: Final = 0.002
 _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
-#: If storage answers at once, only the first of this many reads is timed.
+#: While the storage does not answer late, only one of this many loads is timed.
 _MEASURED_EVERY: Final = 16
-_MOST_WAITING: Final = 0.05  # as a share of a task's time
+_MOST_WAITING: Final = 0.05  # the largest share of a task's time in which it may wait for its first file
 
 
 class Lateness:
@@ -44,28 +48,31 @@ class Lateness:
         self._wait = _mean(self._wait, seconds)
 
     def worked(self, seconds: float) -> None:
-        """Add the time from one file to the next, without the waiting."""
+        """Add the seconds that the caller worked between receiving one file and asking for the next."""
         self._work = _mean(self._work, seconds)
 
     @property
     def files(self) -> int:
-        """How many files to read at once, so that the caller need not wait; 0 if storage answers at once."""
+        """How many files to read in parallel, so that the caller need not wait; 0 if the storage answers fast."""
         return min(MOST_FILES, 2 + math.ceil(self._files_a_wait)) if self._files_a_wait else 0
 
     @property
     def samples_a_task(self) -> int:
-        """The least number of samples in a task, so that waiting for the first one takes a small share of its time."""
+        """The least number of samples in a task. Then waiting for the first sample takes about 5 % of the task's time.
+
+        It is 1 if the storage answers fast.
+        """
         return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
 
     @property
     def _files_a_wait(self) -> float:
-        """How many files could be processed during the mean wait; 0 if that is at most `_LATE_SECONDS`."""
+        """How many files could be processed during the mean wait; 0 if the mean wait is at most `_LATE_SECONDS`."""
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
 
 
 class ReadAhead(Generic[Wanted, Loaded]):
-    """Loads items in a known order, several at once if storage answers late. Use it in a `with` block."""
+    """Loads items in a known order, several in parallel if the storage answers late. Use it in a `with` block."""
 
     def __init__(
         self,
@@ -74,11 +81,11 @@ class ReadAhead(Generic[Wanted, Loaded]):
         size: Callable[[Wanted], int],
         lateness: Lateness,
     ) -> None:
-        """Prepare to load the items `wanted`, in this order, with the function `load`. This does not load them yet.
+        """Prepare to load the items `wanted`, in this order, with the function `load`. No item is loaded yet.
 
-        `size` returns the bytes of an item: items of at most 64 MiB together are loaded ahead. If storage answers late,
-        several threads call `load`. If not, the calling thread does. The calling thread also loads items that are not
-        in `wanted`.
+        `size` returns the size of an item in bytes: items of at most 64 MiB together are loaded ahead. `lateness`
+        measures how long loading takes. If the storage answers late, several threads call `load`. If not, the thread
+        that calls the method `load` does. That thread also loads items that are not in `wanted`.
         """
         self._load, self._size, self._lateness = load, size, lateness
         self._left = deque(wanted)
@@ -97,7 +104,10 @@ class ReadAhead(Generic[Wanted, Loaded]):
             self._pool.shutdown(cancel_futures=True)
 
     def load(self, item: Wanted) -> Loaded:
-        """Return a loaded item, or raise the error of loading it. The items before it cannot be loaded any more."""
+        """Load `item` and return what was loaded; raise the error if loading fails.
+
+        Items that come before `item` in `wanted` are no longer loaded ahead.
+        """
         if next(self._turns) and self._is_at_once:
             return self._load(item)
         if self._returned is not None and not self._is_at_once:
@@ -118,7 +128,7 @@ class ReadAhead(Generic[Wanted, Loaded]):
             self._returned = time.monotonic()
 
     def _read_ahead(self) -> None:
-        """Start loading until as many items are being loaded as `Lateness.files` says."""
+        """Start loading the next items, until `Lateness.files` items or `MOST_BYTES` bytes are loaded ahead."""
         files = self._lateness.files
         while self._left and len(self._ahead) < files:
             size = self._size(self._left[0])
@@ -151,13 +161,16 @@ class WholeFile:
         self.path, self.size = path, size
         #: The number of bytes that the file has; None before the first read.
         self.found: int | None = None
-        # The last piece begins at the end at the latest, so that a file that grows is read beyond `size`.
+        # Byte `size`, the first one after the end, is in a piece, too: so a file that has grown is read beyond `size`.
         self.pieces = [FilePiece(self, at) for at in range(0, size + 1, CHUNK)]
         self._opened: OpenFile | None = None
         self._lock = threading.Lock()
 
     def read(self, offset: int) -> bytes:
-        """Return a piece of the file; no bytes if the file has another size. Raises OSError, StoreError."""
+        """Return `CHUNK` bytes from `offset` on, fewer at the end of the file; none if the file's size is not `size`.
+
+        Raises OSError, and StoreError when too many files are open.
+        """
         with self._lock:
             if self._opened is None:
                 self.found = self.path.stat().st_size
@@ -181,15 +194,15 @@ class FilePiece:
 
 
 class FilesAhead(ReadAhead[FilePiece, bytes]):
-    """Reads whole files one after the other, the next pieces ahead of time if storage answers late."""
+    """Reads whole files one after the other. If the storage answers late, the next pieces are read ahead of time."""
 
     def __init__(self, files: Iterable[WholeFile], lateness: Lateness) -> None:
-        """Prepare to read files in this order."""
+        """Prepare to read `files` in this order; no file is opened yet. `lateness` measures how long reading takes."""
         pieces = itertools.chain.from_iterable(file.pieces for file in files)
         super().__init__(_read_piece, pieces, lambda piece: CHUNK, lateness)
 
     def chunks(self, file: WholeFile) -> Iterator[bytes]:
-        """Yield the bytes of a file, a piece at a time; nothing if the file has another size.
+        """Yield the bytes of a file, a piece at a time; nothing if the file's size is not `file.size`.
 
         Raises OSError, and StoreError when too many files are open.
         """

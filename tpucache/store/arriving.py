@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-#: Yields the numbers of the records that will be read, in reading order: int64 arrays of a few thousand each.
+#: A function without arguments. It returns an iterator over the index row numbers of the records that a loader will
+#: read, in reading order: int64 arrays of a few thousand numbers each. One such array is called a window.
 Windows = Callable[[], Iterator[npt.NDArray[np.int64]]]
 
 
@@ -22,39 +23,43 @@ class Arriving(Protocol):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Announce the order in which `owner` will read records. Replaces the owner's earlier order.
+        """Announce the order in which `owner`, such as a loader, will read records. Replaces the owner's earlier order.
 
-        `windows` yields record numbers of these variants in the first `bands` frequency bands. If all records of these
-        variants and bands are on this machine already, nothing happens. `further` yields the same windows again, then
-        those of later epochs: if the disk cannot keep all records, this order decides which ones to keep. Another
-        thread may iterate over the windows.
+        `windows()` yields the index row numbers of the records; they belong to `variants` and to the first `bands`
+        frequency bands. If all records of these variants and bands are on this machine already, nothing happens.
+        `further()` yields the same windows again, then the windows of later epochs: if the disk cannot keep all
+        records, this order decides which records to keep. Another thread may iterate over the windows.
         """
         ...
 
     def prioritise(self, numbers: npt.NDArray[np.int64]) -> None:
-        """Announce that these records are read next. The call may block until they are on this machine."""
+        """Announce that the records with these index row numbers are read next.
+
+        The call may block until the records are on this machine.
+        """
         ...
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched as fast as they are read. Then readers put off work that can wait."""
+        """Whether records are being fetched or built right now, so that readers should put off work that can wait."""
         ...
 
     def network(self, bands: int) -> NetworkUse | None:
         """Return the network traffic so far; None if the records do not come over a network.
 
-        The sizes on the disk are those of the first `bands` frequency bands.
+        `kept_bytes` and `total_bytes` of the result count only the first `bands` frequency bands.
         """
         ...
 
 
 class NetworkUse(NamedTuple):
-    """Network traffic so far: bytes read, bytes of the records that were asked for, requests, and failed requests.
+    """The network traffic of this process so far, and how much of the cache is on this machine's disk.
 
-    `needed_bytes` no longer grows after an epoch has begun with all of its records on this machine's disk.
-
-    `rate` is the bytes per second while anything was read, `best_rate` the bytes of the best second, and `waited` the
-    seconds in which at least one reader waited for a record. Of the cache's `total_bytes`, `kept_bytes` are on disk.
+    `bytes` were read from the URL by `requests` successful requests; `failures` requests failed. `needed_bytes` is the
+    size of the records that readers asked for. It no longer grows after an epoch has begun with all of its records on
+    this machine's disk. `rate` is the bytes per second, counting only the time in which a request ran, and `best_rate`
+    the bytes per second of the best second. `waited` is the time in seconds that readers waited for records, added up
+    over all threads. Of the cache's `total_bytes`, `kept_bytes` are on disk.
     """
 
     bytes: int

@@ -26,16 +26,17 @@ _COLOURS: Final = 3  # channels of a colour image
 
 
 class Cache:
-    """A cache's folder and manifest. The index, samples table and reader are opened on first use.
+    """An open cache: its folder and manifest. The index, samples table and reader are opened on first use.
 
-    Threads may share one. A pickled copy opens the index and the shards again in the process that uses them. Files
+    Threads may share a Cache. A pickled copy opens the index and the shards again in the process that uses them. Files
     close when nothing refers to the cache, its index or its reader any more.
     """
 
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
         """Store the folder and the manifest; no file is opened.
 
-        If `opened` is given, the cache notices files that were replaced after that version was opened.
+        If `opened` is given, opening the index or a shard raises StoreError if the file was replaced after `opened` had
+        read the manifest.
         """
         self.directory = Path(directory)
         self.manifest = manifest
@@ -66,9 +67,10 @@ class Cache:
         return str(self.directory) if self._asked is None else f"{self.directory}@{self._asked}"
 
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
-        """Return the manifests of all versions up to this one, and the creation times (UTC) by their identities.
+        """Return the manifests of all versions up to this one, and when each version was created.
 
-        A time may be missing. Raises DamageError or FormatError for a version that is missing or damaged.
+        The times are UTC texts by the identity of the manifest; a time may be missing. Raises DamageError or
+        FormatError for a version whose manifest is missing or damaged.
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
@@ -77,22 +79,25 @@ class Cache:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the whole cache is built. False only while it is read during its build."""
+        """Whether the whole cache is built: True here. A GrowingCache overrides this."""
         return True
 
     @property
     def built(self) -> float:
-        """The fraction of the records that are built."""
+        """The fraction of the records that are built: 1.0 here. A GrowingCache overrides this."""
         return 1.0
 
     def wait(self) -> Cache:
-        """Wait until the whole cache is built, and return the finished cache: this one."""
+        """Return this cache, which is finished. A GrowingCache waits here until its build is finished."""
         return self
 
     # Two threads may open the same file at once: either result may be kept.
     @property
     def index(self) -> RecordIndex:
-        """The index: where each record lies. Raises DamageError, FormatError or StoreError if it cannot be opened."""
+        """The index: which bytes of which shard each record is. Opened on first use.
+
+        Raises DamageError, FormatError or StoreError if it cannot be opened.
+        """
         if self._index is None:
             self._index = RecordIndex(self.directory, self.manifest, self._check)
         return self._index
@@ -108,7 +113,7 @@ class Cache:
 
     @property
     def reader(self) -> ShardReader:
-        """The reader of records, given their index rows. It opens a shard when it first reads from it."""
+        """The reader, which returns records for their index rows. It opens a shard when it first reads from it."""
         if self._reader is None:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
         return self._reader
@@ -122,7 +127,7 @@ class Cache:
         positions = np.asarray(positions, np.int64)
         if band:
             positions = positions + band * self.rows_a_band
-        if isinstance(variant, int) and variant in self.manifest.variants:  # most batches have one
+        if isinstance(variant, int) and variant in self.manifest.variants:  # most batches have a single variant
             return self.manifest.variants.index(variant) * self.manifest.samples + positions
         places = np.searchsorted(self._variants, variant)
         if not np.array_equal(self._variants[np.minimum(places, len(self._variants) - 1)], variant):
@@ -160,9 +165,10 @@ def first_bands(manifest: Manifest, index: Rows, bands: int) -> tuple[Manifest, 
 
 
 def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Return the number of boxes, keypoints and masks, by field and then by place: "source" or a variant's number.
+    """Return how many boxes, keypoints and masks a cache has, as {field: {where: count}}.
 
-    Counts that the manifest lacks, or that are not whole numbers, are left out.
+    `where` is "source" for the source files, or a variant's number as text. Counts that the manifest lacks, or that are
+    not whole numbers, are left out.
     """
     saved = manifest.source.get("annotations")
     fields = saved.items() if isinstance(saved, dict) else ()
@@ -188,9 +194,10 @@ def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> 
 
 
 def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
-    """Yield one field of the records at these index rows, in batches of at most 4 MB and at least one record.
+    """Yield the field `name` of the records with these index row numbers, in batches.
 
-    Raises what `read_field` raises.
+    Each batch is an array as `read_field` returns it, of at most 4 MiB, but at least one record. Raises what
+    `read_field` raises.
     """
     field_bytes = max([field.nbytes for field in cache.manifest.fields if field.name == name], default=1)
     count = max(1, _BATCH_BYTES // max(1, field_bytes))
@@ -199,7 +206,7 @@ def field_batches(cache: Cache, numbers: Numbers, name: str) -> Iterator[Array]:
 
 
 def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
-    """Return one field of the records at these index rows: (n, *shape) of the field's dtype.
+    """Return the field `name` of the records with these index row numbers: (n, *shape) of the field's dtype.
 
     Other fields are not read. Raises UsageError if there is no such field, DamageError or FormatError for records that
     do not match the layout.
@@ -218,11 +225,11 @@ def read_field(cache: Cache, numbers: Numbers, name: str) -> Array:
 
 
 def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
-    """Return the luma of one image field of the records at these index rows: uint8 (n, height, width, 1).
+    """Return the luma (brightness) of the image field `name` of the records with these index row numbers.
 
-    The result has half the height and width if that is cheaper to decode and both are still at least `least` pixels.
-    If the codec does not store luma separately, the result is that of `read_field`, whose channels and dtype may
-    differ. Raises what `read_field` raises.
+    The result is uint8 (n, height, width, 1). It has half the height and width if that is cheaper to decode, both are
+    even, and half of each is still at least `least` pixels. If the codec does not store luma separately, the result is
+    that of `read_field`, with the field's channels and dtype. Raises what `read_field` raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -237,7 +244,7 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
 
 
 def _place(cache: Cache, name: str) -> int:
-    """Return the position of the field with this name. Raises UsageError."""
+    """Return the position of the field with this name. Raises UsageError if there is no such field."""
     names = [field.name for field in cache.manifest.layout.fields]
     if name not in names:
         raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
@@ -256,7 +263,7 @@ def _encoded(cache: Cache, numbers: Numbers, place: int) -> Iterator[list[memory
 
 
 def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) -> Rows:
-    """Return index rows that point at one field of the records instead of at the whole records."""
+    """Return index rows that point at the field with position `place` instead of at the whole records."""
     spans = _spans(reader, layout, rows, place)
     parts: Rows = rows.copy()
     parts["offset"] += spans[:, 0].astype(rows.dtype["offset"])
@@ -265,7 +272,7 @@ def _parts(reader: ShardReader, layout: RecordLayout, rows: Rows, place: int) ->
 
 
 def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -> npt.NDArray[np.int64]:
-    """Return the byte range of a field in each record: int64 (rows, 2)."""
+    """Return where the field with position `place` starts and ends in each record, in bytes: int64 (rows, 2)."""
     if not layout.is_plain:
         headers = rows.copy()
         headers["length"] = np.minimum(rows["length"], layout.header_bytes)

@@ -1,13 +1,14 @@
 """Copies of a cache: which folder a command may write into, and how a cache is staged on faster storage.
 
-The rule: a command writes only into a folder that is empty or certainly its own, and never into what it reads. Names,
-sizes and counts prove nothing. Two things do: a manifest, which has an identity, and a claim. A claim is a small
-file that is written first; it names the command that fills the folder, and the identity of the cache. A command
+The rule: a command writes only into a folder that is empty or certainly holds a copy of the same cache, and never into
+the cache that it reads. Equal names, sizes and counts of files do not prove that a folder holds the same cache. Two
+files prove it: a manifest, which has an identity, and a claim. A claim is a small file that is written before all other
+files; it names the command that fills the folder, and the identity of the cache. A command
 
 1. checks that source and target are different folders: `check_apart`,
 2. locks the target, so that no other process writes into it: `hold_folder`,
-3. checks that it is empty, or a copy of the same cache, finished or not: `check_ours` of `read_claims`,
-4. claims it: `claim_folder`,
+3. checks that the target is empty, or has a copy of the same cache, finished or not: `read_claims`, `check_ours`,
+4. writes the claim into the target: `claim_folder`,
 5. writes each file under another name and renames it, the manifest last, then removes the claim: `remove_claim`.
 """
 
@@ -54,7 +55,7 @@ from tpucache.system import fcntl
 _log: Final = logging.getLogger("tpucache")
 _PAUSE: Final = 0.05  # seconds between two attempts to lock a folder
 
-#: Called with the number of bytes done and the total.
+#: Called with the number of bytes that are done and the total number of bytes.
 OnProgress = Callable[[int, int], None]
 
 CLAIM_NAME: Final = "tpucache-unfinished.json"
@@ -84,7 +85,7 @@ def folder_path(place: str | Path) -> Path:
 
 
 def check_no_cache_file(path: Path) -> None:
-    """Raise UsageError if a path to be written is a file of a finished cache."""
+    """Raise UsageError if `path`, which is about to be written, is a file of a finished cache."""
     place = path.resolve()
     try:
         manifest = Manifest.load(place.parent)
@@ -102,7 +103,7 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
     folder, this waits if `waits` is True, and otherwise raises StoreError. Raises OSError when the folder cannot be
     made, DependencyError on a system without such locks.
     """
-    check_locks(doing)
+    check_locks(f"{doing} {folder}")
     refuse_version(folder)
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -126,10 +127,11 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 
 @dataclass(frozen=True)
 class Claim:
-    """The command that fills a folder, the identity of the cache, and the SHA-256 of each of its files by name.
+    """Which cache a folder holds, or which command is filling the folder with a copy of a cache.
 
-    A claim is read from its file or made from the manifest of a finished cache. A claim that was made from a manifest
-    has the `command` FINISHED.
+    `command` is that command, `identity` the identity of the cache, and `files` has the SHA-256 of each of the cache's
+    files by name. A claim is read from its file, or made from the manifest of a finished cache. A claim that was made
+    from a manifest has the `command` FINISHED.
     """
 
     command: str
@@ -165,12 +167,18 @@ class Claim:
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Return whether this is the temporary name of one of these files, of the claim or of the manifest."""
+        """Return whether `name` is a temporary name under which a file of the cache is written.
+
+        The file may be one of `files`, the claim or the manifest.
+        """
         aside = _ASIDE.fullmatch(name)
         return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
-        """Return whether the cache of `other` is the cache of this claim, an extension or a later version of it."""
+        """Return whether the cache of `other` is this claim's cache, or a later state of it.
+
+        A later state has all shards of this claim's cache, unchanged, and no changed table under the same name.
+        """
         if self.identity == other.identity:
             return True
         shards = {name: digest for name, digest in self.files.items() if SHARD_NAME.fullmatch(name)}
@@ -180,10 +188,10 @@ class Claim:
 
 
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
-    """Raise UsageError unless a folder is empty, or holds the wanted cache or a cache that precedes it.
+    """Raise UsageError unless a folder is empty, or holds the wanted cache or an earlier state of that cache.
 
     `where` is the folder's name for messages, and `names` are all files in it. `claims` are those that `read_claims`
-    found in the folder. `wanted` is the claim of the command that wants to write.
+    found in the folder. `wanted` is the claim of the command that wants to write into it.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
@@ -193,13 +201,15 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
     if not claims:
         raise UsageError(
             f"{where} holds {named(there)} and no cache that could be continued, so nothing is written: remove these "
-            "files if nobody needs them, or use another folder"
+            "files if you do not need them, or use another folder"
         )
     if not all(claim.precedes(wanted) for claim in claims):
-        raise UsageError(f"{where} holds another cache: remove that one first, or use another place")
+        raise UsageError(f"{where} holds another cache: remove that cache first, or use another place")
     foreign = there & wanted.names - {name for claim in claims for name in claim.names}
     if foreign:
-        raise UsageError(f"{where} holds {named(foreign)} of another origin: move that away, or use another folder")
+        raise UsageError(
+            f"{where} holds {named(foreign)} of another origin: move these files away, or use another folder"
+        )
 
 
 def is_claim_aside(name: str) -> bool:
@@ -211,7 +221,8 @@ def is_claim_aside(name: str) -> bool:
 def read_claims(folder: Path) -> list[Claim]:
     """Return up to two claims in a folder: from the claim file of an unfinished copy, and from its manifest.
 
-    Raises UsageError if the claim file is not one, and what `Manifest.load` raises except NotACacheError.
+    Raises UsageError if the claim file cannot be read or tpucache did not write it, and what `Manifest.load` raises
+    except NotACacheError.
     """
     claims = []
     path = folder / CLAIM_NAME
@@ -228,7 +239,10 @@ def read_claims(folder: Path) -> list[Claim]:
 
 
 def parse_claim(text: bytes, where: str) -> Claim:
-    """Return the claim in the text of a claim file. Raises UsageError."""
+    """Return the claim in the text of a claim file. Raises UsageError if tpucache did not write the text.
+
+    `where` is the file's name for the message.
+    """
     claim = Claim.from_json(text)
     if claim is None:
         raise UsageError(f"{where} is not a file that tpucache wrote: move it away, or use another folder")
@@ -246,7 +260,7 @@ def remove_claim(folder: Path) -> None:
 
 
 def named(names: Collection[str]) -> str:
-    """Return the first few names as text, with the number of names that are left out."""
+    """Return the first five names in sorted order as text, followed by the number of further names."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more
 
@@ -267,7 +281,7 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
 
     `where` is the target's name for messages. If the new cache was made by relabelling, labels and columns may differ.
     Only the samples tables are read, and only if `has_same_table` is False, so the folders may lack all other files.
-    Comparing shards would not be enough: they hold no labels, and two caches of the same photographs have the same
+    Comparing shards would not be enough: shards hold no labels, and two caches of the same photographs have the same
     shards. Raises DamageError or FormatError for a table that cannot be read.
     """
     before, after = old.manifest, new.manifest
@@ -283,13 +297,16 @@ def check_descends(old: Cache, new: Cache, where: str) -> None:
     )
     if not kept:
         raise UsageError(
-            f"{where} holds another cache, whose samples, labels or columns differ: remove that one first, or use "
+            f"{where} holds another cache, whose samples, labels or columns differ: remove that cache first, or use "
             "another place"
         )
 
 
 def _values(table: SampleTable, name: str, manifest: Manifest, count: int) -> list[Any] | bytes:
-    """Return the first values of a column. Labels become class names, because new classes change the class numbers."""
+    """Return the first `count` values of the column `name`.
+
+    Class numbers become class names, because new classes change the numbers.
+    """
     column = table[name]
     if not isinstance(column, np.ndarray):
         return list(column[:count])
@@ -345,7 +362,7 @@ def _folder_name(manifest: Manifest) -> str:
 def _copy_cache(
     source: Path, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
 ) -> None:
-    """Copy a cache. `made` has the bytes, by name, of the files that are not copied from the source."""
+    """Copy a cache into `target`. `made` has the bytes, by name, of the files that are not copied from the source."""
     target.mkdir(parents=True, exist_ok=True)
     claim = Claim.of("stage", manifest)
     check_ours(str(target), [path.name for path in target.iterdir()], read_claims(target), claim)
@@ -393,9 +410,10 @@ def copy_missing(
     copy: Callable[[FileEntry, Callable[[int], None]], None],
     on_progress: OnProgress,
 ) -> None:
-    """Copy the missing files of a cache. `copy(entry, advance)` copies one and calls `advance` with its bytes done.
+    """Copy the files `missing` of a cache, by calling `copy(entry, advance)` for each.
 
-    `files` are all files of the cache. `on_progress` is called with the bytes done and the total of all these files.
+    `copy` calls `advance` with the number of bytes of its file that are copied so far. `files` are all files of the
+    cache. `on_progress` is called with the bytes that are done and the total, both of all these files.
     """
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
@@ -410,7 +428,7 @@ def copy_missing(
 
 
 def check_room(target: Path, needed: int) -> None:
-    """Raise StoreError when the disk of a folder has less free space than is needed, in bytes."""
+    """Raise StoreError when the disk with the folder `target` has less than `needed` bytes free."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise StoreError(
@@ -420,16 +438,18 @@ def check_room(target: Path, needed: int) -> None:
 
 
 def copy_file(source: Path, target: Path, entry: FileEntry, chunks: Iterable[bytes] | None = None) -> None:
-    """Copy a file of a cache to another folder and check its SHA-256. `chunks` has the file's bytes if they are read.
+    """Copy a file of a cache from the folder `source` to the folder `target`, and check its SHA-256.
 
-    Raises DamageError, OSError.
+    `chunks` yields the file's bytes; without it, they are read from `source`. Raises DamageError, OSError.
     """
     aside = name_aside(target / entry.name)
     digest = hashlib.sha256()
     try:
         append_chunks(aside, read_chunks(source / entry.name) if chunks is None else chunks, digest)
         if digest.hexdigest() != entry.sha256:
-            raise DamageError(f"{source / entry.name} is not what the manifest says: run `tpucache verify {source}`")
+            raise DamageError(
+                f"{source / entry.name} has another SHA-256 than the manifest says: run `tpucache verify {source}`"
+            )
         rename_durably(aside, target / entry.name)
     finally:
         aside.unlink(missing_ok=True)

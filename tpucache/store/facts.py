@@ -1,4 +1,4 @@
-"""findings: images and classes that deserve a look before training, found in the cache's tables alone."""
+"""Findings: images and classes that a person should look at before training, found in the samples table alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tpucache.store.samples import HEIGHT, MEAN, NO_LABEL, STD, TURNED, TYPE, WI
 
 Positions = npt.NDArray[np.int64]
 
-#: The folds that a class should have samples for.
+#: The usual number of folds: a class with fewer samples cannot be in every fold.
 USUAL_FOLDS: Final = 5
-_BLANK_STD: Final = 2.0  # of 0 to 255
-_LONG: Final = 4.0  # times as wide as high, or as high as wide
-_UNEQUAL: Final = 10.0  # times as many samples in the largest class as in the smallest
+_BLANK_STD: Final = 2.0  # below this standard deviation of the pixels (0 to 255), an image is called blank
+_LONG: Final = 4.0  # from this ratio of the longer to the shorter side, an image is called long
+_UNEQUAL: Final = 10.0  # from this ratio of the largest to the smallest class, classes are called unequal
 _NAMED: Final = 5
 
 #: The file types that each suffix allows.
@@ -38,21 +38,23 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _TEXTS: Final[Mapping[str, str]] = {
     "blank": "with next to no contrast",
-    "tiny": "with a shorter side below that of the cache",
+    "tiny": "whose shorter side is shorter than in the cache",
     "long": f"at least {_LONG:.0f} times as long as wide",
-    "suffix": "of another type than the suffix says",
-    "turned": "turned by EXIF",
+    "suffix": "of another file type than the suffix says",
+    "turned": "that EXIF turns",
 }
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings in a cache: positions of samples (int64) by the name of the finding, and lines about the classes.
+    """Images and classes of a cache that a person should look at before training.
 
-    `images` has the findings `blank`, `tiny` (the source's shorter side is below the cache's), `long`, `suffix` (the
-    file's type is not the one that its suffix promises) and `turned` (by EXIF). A finding is left out if the cache
-    lacks its columns. `extremes` has the `darkest`, `brightest` and `faintest` (least contrast) samples. `paths` has
-    the path of every sample.
+    `images` has the positions of samples (int64) by the name of the finding: `blank` (almost no contrast), `tiny` (the
+    shorter side of the source image is shorter than that of the images in the cache), `long` (one side is at least 4
+    times as long as the other), `suffix` (the file has another type than its suffix says) and `turned` (EXIF turns the
+    image). A finding is left out if the samples table lacks the columns for it. `extremes` has the positions of the
+    `darkest`, `brightest` and `faintest` (least contrast) samples, five each. `classes` has lines of text about the
+    classes, and `paths` the path of every sample.
     """
 
     images: Mapping[str, Positions]
@@ -61,7 +63,7 @@ class Findings:
     paths: Strings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the findings as JSON values, with a few paths for each."""
+        """Return the findings as JSON values, with the paths of the first five samples of each finding."""
         return {
             "images": {name: {"samples": len(at), "paths": self._some(at)} for name, at in self.images.items()},
             "extremes": {name: self._some(at) for name, at in self.extremes.items()},
@@ -69,7 +71,7 @@ class Findings:
         }
 
     def lines(self) -> list[str]:
-        """Return the findings as lines of text; an empty list if there are none."""
+        """Return the findings in `images` and `classes` as lines of text; an empty list if there are none."""
         found = {name: at for name, at in self.images.items() if len(at)}
         texts = [f"{len(at):,} images {_TEXTS[name]}, such as {self._some(at)[0]!r}" for name, at in found.items()]
         return [*texts, *self.classes]
@@ -104,7 +106,10 @@ def findings(cache: Cache) -> Findings:
 
 
 def _numbers(cache: Cache, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column of numbers, with NaN for missing values; None if there is no such column."""
+    """Return a column as float64 (samples,), with NaN for missing values.
+
+    Returns None if there is no such column, or if it does not have one number per sample.
+    """
     column = cache.samples.get(name)
     if not isinstance(column, np.ndarray) or column.ndim != 1:
         return None
@@ -132,7 +137,7 @@ def _class_findings(cache: Cache) -> list[str]:
     if counts[most] >= _UNEQUAL * max(1, counts[least]):
         lines.append(
             f"unequal classes: {printable(classes[most])} has {counts[most]:,} samples, {printable(classes[least])} "
-            f"{counts[least]:,} (train --balance shows each as often)"
+            f"{counts[least]:,} (`train --balance` shows each class equally often)"
         )
     without = int((labels == NO_LABEL).sum()) if labels.ndim == 1 else int((~(labels > 0).any(1)).sum())
     if without:

@@ -1,4 +1,4 @@
-"""The fields of a record (image, mask, tokens …): their names, dtypes, shapes, codecs, and their places in its bytes.
+"""The fields of a record (image, mask, tokens …): their names, dtypes, shapes and codecs, and their bytes in a record.
 
 A record starts with the lengths of its variable fields (a little-endian u32 each, in field order). Then come the bytes
 of all fields, in the same order. A field is variable if its encoded length differs from record to record. So a record
@@ -29,7 +29,7 @@ from tpucache.types import Array
 
 Numbers = npt.NDArray[np.int64]
 
-# Fields with these names have a meaning, which code depends on. All other fields are plain arrays.
+# Code treats the fields with these names in a special way. All other fields are plain arrays.
 IMAGE: Final = "image"
 MASK: Final = "mask"
 BOXES: Final = "boxes"
@@ -133,7 +133,7 @@ class Field:
 
 
 def check_field(field: Field) -> None:
-    """Raise FormatError for a field that no cache can have."""
+    """Raise FormatError for a field that no cache can have; UnknownCodecError if only its codec is unknown."""
     if FIELD_NAME.fullmatch(field.name) and re.fullmatch(r"[\w.-]{1,64}", field.codec) and field.codec not in CODECS:
         raise UnknownCodecError(
             f"the field {field.name!r} needs the codec {field.codec!r}, and neither tpucache nor an installed package "
@@ -144,7 +144,10 @@ def check_field(field: Field) -> None:
             f"no field is allowed with the name {field.name!r}, the codec {field.codec!r} and the dtype {field.dtype!r}"
         )
     if len(field.shape) > MAX_DIMENSIONS or field.nbytes > MAX_RECORD_BYTES:
-        raise FormatError(f"no field has shape {field.shape}")
+        raise FormatError(
+            f"no field has shape {field.shape}: at most {MAX_DIMENSIONS} dimensions and {MAX_RECORD_BYTES:,} bytes are "
+            "allowed"
+        )
     CODECS[field.codec].check(field)
     if field.bands is not None:
         check_bands(field.codec, field.bands)
@@ -152,17 +155,20 @@ def check_field(field: Field) -> None:
             raise FormatError(f"the field {field.name!r} cannot have bands: only images have them")
     if field.packing != (own := CODECS[field.codec].packing):
         expected = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
-        raise FormatError(f"{expected}, and no release wrote {field.packing!r}")
+        raise FormatError(f"{expected}, and no release wrote {field.packing!r} for it")
     if field.name == IMAGE:
         check_image(field)
 
 
 def check_bands(codec: str, bands: Sequence[int]) -> None:
-    """Raise FormatError for frequency bands that a codec cannot write. A copy may lack the last bands."""
+    """Raise FormatError for frequency bands that a codec cannot write.
+
+    `bands` has the upper frequency limit of each band. The last one may be below 8: a copy may lack the last bands.
+    """
     if not CODECS[codec].has_frequencies:
-        raise FormatError(f"{codec} has no bands of frequencies")
+        raise FormatError(f"the codec {codec} cannot store frequency bands")
     if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
-        raise FormatError(f"bands ascend from 1 to at most 8, such as 2,4,8, unlike {tuple(bands)!r:.60}")
+        raise FormatError(f"bands are ascending numbers from 1 to 8, such as 2,4,8, unlike {tuple(bands)!r:.60}")
 
 
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
@@ -197,7 +203,7 @@ class RecordLayout:
         return min(MAX_RECORD_BYTES, self.header_bytes + sum(field.largest_bytes for field in self.fields))
 
     def join(self, parts: Sequence[bytes]) -> bytes:
-        """Return the record made of the fields' encoded bytes, in field order."""
+        """Return the bytes of a record. `parts` has the encoded bytes of each field, in field order."""
         lengths = [len(part) for field, part in zip(self.fields, parts, strict=True) if field.stored_bytes is None]
         return struct.pack(self._lengths, *lengths) + b"".join(parts)
 
@@ -207,9 +213,10 @@ class RecordLayout:
         return struct.calcsize(self._lengths)
 
     def spans(self, header: memoryview, length: int) -> list[tuple[int, int]]:
-        """Return where each field starts and ends in a record of `length` bytes, given its header.
+        """Return the offsets at which each field starts and ends in a record of `length` bytes.
 
-        Raises DamageError when the lengths do not add up.
+        `header` has at least the record's first `header_bytes` bytes. Raises DamageError when the lengths in it do not
+        add up to `length`.
         """
         at = self.header_bytes
         if len(header) < at:
@@ -226,7 +233,10 @@ class RecordLayout:
         return spans
 
     def lengths_in(self, value: memoryview) -> list[int]:
-        """Return the lengths of records that are stored end to end. Raises DamageError if the last is incomplete."""
+        """Return the lengths of the records that are stored end to end in `value`.
+
+        Raises DamageError if the last record is incomplete.
+        """
         at, lengths = 0, []
         fixed = self.header_bytes + sum(field.stored_bytes or 0 for field in self.fields)
         while at < len(value):
@@ -239,14 +249,14 @@ class RecordLayout:
         return lengths
 
     def split(self, record: memoryview) -> list[memoryview]:
-        """Return the encoded bytes of each field. Raises DamageError when the lengths do not add up."""
+        """Return the encoded bytes of each field of a record. Raises DamageError when the lengths do not add up."""
         return [record[start:end] for start, end in self.spans(record, len(record))]
 
     def spans_of(self, block: Array, starts: Numbers, lengths: Numbers) -> Numbers:
-        """Return where each field of many records starts and ends in a block of bytes: int64 (n, fields, 2).
+        """Return the offsets in `block` at which each field of n records starts and ends: int64 (n, fields, 2).
 
-        `block` is uint8 (any,). Record i starts at starts[i] and has lengths[i] bytes. Raises DamageError when the
-        lengths in a record's header do not add up.
+        `block` is uint8 of any length. Record i starts at starts[i] and has lengths[i] bytes. Raises DamageError when
+        the lengths in a record's header do not add up.
         """
         at = self.header_bytes
         if len(lengths) and lengths.min() < at:

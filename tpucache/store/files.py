@@ -35,7 +35,7 @@ CHUNK: Final = 4 << 20
 KAGGLE: Final = "kaggle:"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH: Final = re.compile(r":/(?!/)")
-#: The command that copies files from a URL, by its scheme.
+#: The command that copies files from a URL, by the URL's scheme.
 _COPYING: Final = {
     "gs": "`gcloud storage cp --recursive`",
     "hf": "`hf download`",
@@ -46,8 +46,8 @@ _COPYING: Final = {
 
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"
-#: The records at the end of a zip archive: the end with 64-bit numbers, the place of that record, and the end with
-#: 32-bit numbers. Only sizes and places are parsed.
+#: The records at the end of a zip archive, in this order: the end record with 64-bit numbers, the locator, which has
+#: the offset of the first record, and the end record with 32-bit numbers. Only sizes and offsets are parsed.
 _ZIP_END64: Final = struct.Struct("<40x2Q")
 _ZIP_LOCATOR: Final = struct.Struct("<4s4xQ4x")
 _ZIP_END: Final = struct.Struct("<4s8x2LH")
@@ -64,7 +64,7 @@ _MAX_DIMENSIONS: Final = 32
 
 
 class OpenFile:
-    """A file open for reading, which closes when nothing refers to it any more."""
+    """A file that is open for reading. `number` is its descriptor. It closes when nothing refers to this object."""
 
     def __init__(self, path: Path) -> None:
         """Open a regular file. Raises OSError, StoreError when too many files are open."""
@@ -88,7 +88,7 @@ class OpenFile:
 
 
 class OpenFolder(OpenFile):
-    """An open folder into which other users may be able to write: no link in it is followed."""
+    """An open folder into which other users may be able to write: links in the folder are not followed."""
 
     def __init__(self, path: Path) -> None:
         """Open a folder. Raises OSError, also for a link to a folder."""
@@ -96,16 +96,17 @@ class OpenFolder(OpenFile):
         self.path = path
 
     def open(self, name: str, flags: int) -> int:
-        """Open a regular file in the folder and return its descriptor. Raises OSError for a link or any other kind.
+        """Open a regular file in the folder and return its descriptor. Raises OSError for anything else, also a link.
 
-        A file that is opened for writing must not have a second name (hard link): it may be another user's file.
+        `flags` are those of `os.open`. A file that is opened for writing must not have a second name (hard link): it
+        may be another user's file.
         """
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         number = os.open(name, flags, 0o644, dir_fd=self.number)
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode) or (flags & os.O_ACCMODE != os.O_RDONLY and found.st_nlink > 1):
             os.close(number)
-            reason = "is not a regular file of its own: remove it"
+            reason = "is not a regular file, or has a second name (hard link): remove it"
             raise OSError(errno.EINVAL, reason, str(self.path / name))
         return number
 
@@ -115,7 +116,7 @@ def refuse_too_many_files(error: BaseException) -> None:
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno == errno.ENFILE:
-        advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end what else runs"
+        advice = "the whole machine has as many files open as it allows (sysctl fs.file-max): end other programs"
     else:
         advice = "close datasets that are no longer used (`dataset.close()`)"
         if resource is not None:
@@ -139,7 +140,7 @@ def open_regular(path: str | Path) -> int:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(mode):
             kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
-            reason = f"is {kind}, not a regular file: write what it gives to a file first"
+            reason = f"is {kind}, not a regular file: write its contents to a file first"
             raise OSError(errno.EINVAL, reason, os.fspath(path))
     except BaseException:
         os.close(number)
@@ -172,8 +173,8 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 def check_stored(file: BinaryIO) -> None:
     """Raise ValueError unless a file is a zip archive of uncompressed members, such as numpy and torch write.
 
-    Then reading it needs no more memory than the file's size, and numpy or torch cannot take it for another format by
-    its first bytes. Raises zipfile.BadZipFile for a file that is not a zip archive.
+    After this check, reading the file needs no more memory than its size, and numpy and torch do not take it for
+    another format. Raises zipfile.BadZipFile for a file that is not a zip archive.
     """
     file.seek(0)
     if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
@@ -181,7 +182,7 @@ def check_stored(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
     if not _has_one_directory(file):
-        raise ValueError("its list of members is not where its end record says: nothing writes such an archive")
+        raise ValueError("its list of members is not where its end record says: no program writes such a zip archive")
     if any(each.compress_type != zipfile.ZIP_STORED or each.file_size != each.compress_size for each in members):
         raise ValueError("it has compressed members, which torch and numpy do not write here")
     if sum(each.file_size for each in members) > file.seek(0, os.SEEK_END):
@@ -190,9 +191,9 @@ def check_stored(file: BinaryIO) -> None:
 
 
 def _has_one_directory(file: BinaryIO) -> bool:
-    """Return whether the list of members is right before the end record, and at the place that this record states.
+    """Return whether a zip archive's list of members is right before the end record, at the offset stated there.
 
-    Python reads the list before the end record, torch the one at the stated place; a forged file may have two lists.
+    Python reads the list before the end record, torch the list at the stated offset; a forged file may have two lists.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _ZIP_ENDS))
@@ -209,7 +210,7 @@ def _has_one_directory(file: BinaryIO) -> bool:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a regular file's bytes, a chunk at a time. Raises OSError."""
+    """Yield a regular file's bytes, `CHUNK` bytes at a time. Raises OSError."""
     with open_file(path) as file:
         while chunk := file.read(CHUNK):
             yield chunk
@@ -258,12 +259,12 @@ def is_kaggle(place: str | Path) -> bool:
 
 
 def as_url(path: str | Path) -> str:
-    """Return a URL as text. `Path` collapses the two slashes after the scheme; they are put back."""
+    """Return a URL as text. If it was made into a `Path`, which turns "://" into ":/", "://" is restored."""
     return _ONE_SLASH.sub("://", os.fspath(path), count=1)
 
 
 def _find_url(path: str | Path) -> str | None:
-    """Return a URL without secrets, or None if the text is the path of a file."""
+    """Return `path` without secrets if it is a URL; None if it is no URL, or an existing file has it as its path."""
     text = os.fspath(path)
     if not _URL.match(text) or Path(text).exists():
         return None
@@ -289,9 +290,9 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
 
 
 def name_aside(path: Path) -> Path:
-    """Return a temporary path in the same folder, under which a file is written before it is renamed.
+    """Return a temporary path in the same folder, under which a file is written before it is renamed to `path`.
 
-    The name is random, so that nobody can create a link with this name before.
+    The name is random, so that no other user can have put a link there.
     """
     return path.with_name(f".{path.name}.{secrets.randbits(64)}.tmp")
 
@@ -303,16 +304,16 @@ def open_new(path: Path) -> BinaryIO:
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Rename a synced file and sync the directory that contains it."""
+    """Rename a file, which was synced before, and sync the directory of `target`. Raises OSError."""
     source.replace(target)
     sync_directory(target.parent)
 
 
 def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
-    """Give a file a second name by a hard link, or copy it if the filesystem has no links.
+    """Give the file `source` the second name `target` by a hard link, or copy it if it cannot be linked.
 
-    Returns whether it is a link. A file that has the name `target` is removed first. A copy is written to `aside` and
-    then renamed, so `aside` must be on the same filesystem. Raises OSError.
+    Returns True for a link, False for a copy. A file that has the name `target` is removed first. A copy is written to
+    `aside` and then renamed, so `aside` must be on the same filesystem as `target`. Raises OSError.
     """
     target.unlink(missing_ok=True)
     try:
@@ -331,7 +332,7 @@ def link_or_copy(source: Path, target: Path, aside: Path) -> bool:
 
 
 def sync_file(path: Path) -> None:
-    """Write a file's data from the page cache to the disk, so that they survive a power cut."""
+    """Write a file's data from the page cache to the disk, so that they survive a power cut. Raises OSError."""
     descriptor = os.open(path, READ)
     try:
         os.fsync(descriptor)
@@ -351,9 +352,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
-    """Append bytes to a file, add them to a digest, and sync the file. After an error, the bytes before it remain.
+    """Append bytes to a file, add them to `digest`, and sync the file. Raises OSError, also if the file is a link.
 
-    Raises OSError, also if the file is a link.
+    After an error, the chunks that were written before it remain in the file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
     with open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
@@ -365,7 +366,7 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Raise UsageError when a cache and the folder to write are the same folder, or one is inside the other.
+    """Raise UsageError when a cache and the folder to write into are the same folder, or one is inside the other.
 
     Links, relative paths and repeated mounts are resolved. The folders need not exist.
     """
@@ -375,7 +376,7 @@ def check_apart(source: Path, target: Path) -> None:
     if any(_is_same(real_source, parent) for parent in real_target.parents):
         raise UsageError(f"{target} is inside the cache {source}: give a folder outside of it")
     if any(_is_same(real_target, parent) for parent in real_source.parents):
-        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not hold it")
+        raise UsageError(f"the cache {source} is inside {target}: give a folder that does not contain the cache")
 
 
 def is_same_folder(one: Path, other: Path) -> bool:
@@ -402,22 +403,25 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError on a system without file locks; with `of_open_files`, without Linux's open file locks.
+    """Raise DependencyError on a system without file locks.
 
-    `doing` names the work that needs the locks, for the message.
+    With `of_open_files`, also raise it on a system without Linux's open file description locks. `doing` names the work
+    that needs the locks, for the message.
     """
     if fcntl is None:
         raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
     if of_open_files and not (hasattr(fcntl, "F_OFD_SETLK") and sys.platform == "linux"):
-        raise DependencyError(f"{doing} needs locks of open files that Linux alone has: copy it with `fetch` instead")
+        raise DependencyError(
+            f"{doing} needs locks of open files that Linux alone has: copy the cache with `tpucache fetch` instead"
+        )
 
 
 class ThreadLock:
     """A lock for the threads of one process that is safe after a fork: `with lock: ...`.
 
     If a process is forked while a thread holds an ordinary lock, the child inherits a locked lock but not the thread
-    that would unlock it, and waits forever. This lock is a separate one in each process. The fork may happen in the
-    middle of a `with` block, so the guarded data must be valid after each single statement.
+    that would unlock it, and waits forever. A ThreadLock has one ordinary lock for each process. The fork may happen in
+    the middle of a `with` block, so the guarded data must be valid after each single statement.
     """
 
     def __init__(self) -> None:
@@ -439,7 +443,10 @@ class NpyHeader(NamedTuple):
 
 
 def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHeader:
-    """Read the header of a .npy file: version 1.0, C order, plain numbers or the dtype `rows`. Raises FormatError."""
+    """Read the header of a .npy file, from the file's position on.
+
+    Raises FormatError unless the file has version 1.0 and C order, and its dtype is that of plain numbers or `rows`.
+    """
     start = file.read(len(_NPY_MAGIC) + 2)
     length = int.from_bytes(start[len(_NPY_MAGIC) :], "little")
     text = file.read(length).decode("latin-1")
@@ -467,7 +474,7 @@ def parse_npy(data: bytes) -> npt.NDArray[Any]:
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:
-    """Return the dtype that a header names. Raises FormatError for any dtype but plain numbers."""
+    """Return the dtype that the text in a header names. Raises FormatError for any dtype but plain numbers."""
     found = _NUMBERS.fullmatch(text)
     if found is None or "f1" in text:
         raise FormatError(f"it does not hold plain numbers, but {text:.100}")

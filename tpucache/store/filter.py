@@ -44,7 +44,11 @@ class _Truth(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """One side of a comparison: a column's values, or one constant for all samples, and where values are missing."""
+    """One side of a comparison: a column of the samples table, or one constant for all samples.
+
+    `values` is an array (n,) or the constant, and `is_missing` says which values are missing. `is_text` is whether the
+    values are strings. `name` is the column's name or the constant as text, for messages.
+    """
 
     values: Any
     is_missing: Any
@@ -60,14 +64,14 @@ def matching(
     A condition compares columns, numbers and strings by ==, !=, <, <=, >, >= and `in (…, …)`. Comparisons are combined
     by and, or, not and parentheses. `class` is the name of a sample's class. A comparison with a missing value (NaN, ""
     or the label -1) is neither true nor false, so it does not match, not even with `not` or != (Kleene's three-valued
-    logic). Raises UsageError that marks the place in the condition.
+    logic). `classes` are the class names. Raises UsageError, whose message shows where in the condition the error is.
     """
     if not isinstance(condition, str):
         raise UsageError(f"a condition is a string such as \"age > 60 and site == 'A'\", not {condition!r:.100}")
     try:
         return _Condition(condition, table, positions, classes).matches()
     except (RecursionError, MemoryError) as error:
-        raise UsageError("the condition is nested too deeply: select in several steps") from error
+        raise UsageError("the condition is nested too deeply: select samples in several steps") from error
 
 
 def _joined(parts: list[_Truth]) -> _Truth:
@@ -82,7 +86,7 @@ def _inverse(truth: _Truth) -> _Truth:
 
 
 class _Condition:
-    """Evaluates a condition for some of the samples."""
+    """Evaluates a condition for the samples at some positions of a table."""
 
     def __init__(
         self, text: str, table: SampleTable, positions: npt.NDArray[np.int64], classes: tuple[str, ...]
@@ -146,7 +150,7 @@ class _Condition:
         return _Truth(result & is_present, ~result & is_present)
 
     def _values(self, node: ast.expr) -> _Values:
-        """Return the values of a column or a constant."""
+        """Return the values of the column or constant that `node` names, for this condition's samples."""
         if isinstance(node, ast.Name):
             return self._column(node)
         constant: Any = None

@@ -21,8 +21,8 @@ SAMPLES_NAME: Final = "samples.npz"
 SHARD_NAME: Final = re.compile(r"v(\d{2,4})-(\d{5,8})(?:-([1-7]))?\.lmdb")
 #: The folder, inside the cache's folder, for unfinished work of warmup. It is not part of the cache.
 WORK_NAME: Final = ".warmup"
-#: Each change to a cache writes its tables under names with a higher number, the generation. The old tables stay valid
-#: until the new manifest is written.
+#: A change to a cache writes the index and the samples table under names with a higher number, the generation. The old
+#: tables stay valid until the new manifest is written.
 TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)")
 
 #: The manifest of an earlier version of the cache.
@@ -47,7 +47,7 @@ MAX_DIMENSIONS: Final = 8
 #: In caches with bands, consecutive records share one LMDB value of about this size, because each value takes whole
 #: pages.
 VALUE_BYTES: Final = 256 << 10
-MAX_RECORD_BYTES: Final = 0x7FFFF000  # what Linux reads in one call
+MAX_RECORD_BYTES: Final = 0x7FFFF000  # the most that Linux reads in one call
 MAX_IMAGE_BYTES: Final = 1 << 30  # decoded: 16,384 x 16,384 pixels of four bytes
 
 _MAX_ROW_BYTES: Final = 1 << 20  # bytes per sample in the samples table, on average: labels of 262,144 classes
@@ -62,7 +62,10 @@ RECORD_HEAD: Final = struct.Struct("<QI")
 
 
 def table_name(first: str, generation: int) -> str:
-    """Return a table's name in a generation: `index.npy` in generation 0, `index-1.npy` in generation 1."""
+    """Return the file name of a table, such as `index.npy` in generation 0, or `index-1.npy` in generation 1.
+
+    `first` is the name in generation 0.
+    """
     stem, dot, suffix = first.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
 
@@ -88,7 +91,7 @@ def most_table_bytes(samples: int) -> int:
 
 
 class Part(NamedTuple):
-    """The part of a block of samples that a shard holds: the records of a variant, or of one frequency band of it."""
+    """Which records of a block of samples a shard holds: those of one variant, and of one of its frequency bands."""
 
     variant: int
     band: int = 0

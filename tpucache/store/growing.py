@@ -1,12 +1,13 @@
 """GrowingCache: a cache that is read while it is built.
 
-The builder writes finished records into the work folder, and appends the place of each record to a log. A reader
-follows the log, and waits for records that are not in it yet. `Prospect` has the parts of the manifest that are known
-before the build. The other parts exist only at the end: reading one of them waits until then.
+The builder writes finished records into files, and appends each record's file, offset, length and checksum to a log. A
+reader follows the log, and waits for records that are not in the log yet. `Prospect` has the parts of the manifest that
+are known before the build. The other parts exist only at the end: reading one of them waits until then.
 
-    .warmup/arrived.bin       ARRIVED_DTYPE, append-only: where the record of an index row is, and its checksum
+    .warmup/arrived.bin       the log, append-only: one row of ARRIVED_DTYPE for each finished record
     .warmup/spool-8….bin      records, one after another: one file for each worker
-    .warmup/wanted-….npy      int64: positions of samples, in the order in which a reader needs them; the newest wins
+    .warmup/wanted-….npy      int64: positions of samples, in the order in which a reader needs them; the samples of the
+                              newest such file are built first
     .warmup/failure.txt       why the last build failed, for readers in other processes
 """
 
@@ -55,16 +56,16 @@ _WANTED: Final = "wanted-"
 _POLL_SECONDS: Final = 0.008
 _CHECK_SECONDS: Final = 0.05  # between two checks whether this process's builder has failed
 _LOOK_SECONDS: Final = 0.5  # between two checks whether any process still builds
-_PATIENCE_SECONDS: Final = 20.0  # how long nobody may build before readers give up: another process may take over
+_PATIENCE_SECONDS: Final = 20.0  # readers give up after this time without a builder; another one may come meanwhile
 _READ_ROWS: Final = 1 << 16  # rows of the log per read call
 _LONGEST: Final = 2000  # characters of a failure message
 
 _log: Final = logging.getLogger("tpucache")
 
-#: Takes index row numbers and returns their records in the same order. Several threads may call it at once.
+#: A function that takes index row numbers and returns the records in the same order. Threads may call it at once.
 RecordMaker = Callable[[Numbers], Sequence[bytes]]
 
-#: The fields of a manifest that exist before the build, and those that exist only after it.
+#: The attributes of a manifest that are known before the build, and those that are known only after it.
 _EARLY: Final = ("samples", "variants", "fields", "classes", "recipe", "version")
 _LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
 
@@ -75,9 +76,9 @@ def spool_name(file: int) -> str:
 
 
 def ask_for(work: Path, positions: Numbers) -> None:
-    """Ask the builder to make these samples next, in this order. Does nothing once the cache is finished.
+    """Ask the builder to make the samples at these positions next, in this order, by a file in the folder `work`.
 
-    Raises OSError.
+    Does nothing once the cache is finished, because then there is no such folder. Raises OSError.
     """
     name = f"{_WANTED}{time.time_ns():020d}-{secrets.token_hex(4)}.npy"
     aside = work / f".{name}.tmp"
@@ -97,7 +98,8 @@ def list_asked(work: Path) -> list[str]:
 class Prospect:
     """The parts of a manifest and of a samples table that are known before the records are made.
 
-    `shards` has the names of the future shards in the manifest's order.
+    `shards` has the names of the future shards in the manifest's order. `table` has the columns of the samples table
+    that listing the source gave. The other attributes are those of the manifest.
     """
 
     samples: int
@@ -111,7 +113,7 @@ class Prospect:
 
 
 class Builder(Protocol):
-    """The builder of a growing cache, as its reader sees it."""
+    """The builder of a growing cache: what its readers need of it."""
 
     def check(self) -> bool:
         """Return whether this process started the build. Raises the build's error if the build has failed."""
@@ -123,10 +125,10 @@ class Builder(Protocol):
 
 
 class GrowingManifest(Manifest):
-    """The manifest of a growing cache. Reading a field that exists only after the build waits for the build."""
+    """The manifest of a growing cache. Reading an attribute that is known only after the build waits for the build."""
 
     def __init__(self, prospect: Prospect, wait: Callable[[], Manifest]) -> None:
-        """Store the known parts, and a function that waits for the finished manifest."""
+        """Store the known parts. `wait` waits until the build is finished and returns the finished manifest."""
         for name in _EARLY:
             object.__setattr__(self, name, getattr(prospect, name))
         object.__setattr__(self, "_wait", wait)
@@ -149,15 +151,18 @@ class GrowingTable(SampleTable):
 
 
 class Arrivals(Arriving):
-    """The places of all records that have been made so far, as far as this process has read the log.
+    """The index rows of all records that have been made so far, as far as this process has read the log.
 
-    Threads may share one. A pickled copy reads the log itself. `builder` is None if another process builds the cache.
+    Threads may share an Arrivals. A pickled copy reads the log itself.
     """
 
     def __init__(
         self, directory: Path, rows: int, samples: int, shards: Sequence[str], builder: Builder | None
     ) -> None:
-        """Store the cache's folder, its final numbers of rows and samples, the names of its shards, and its builder."""
+        """Store the cache's folder, the final numbers of its index rows and samples, and the names of its shards.
+
+        `builder` is None if another process builds the cache.
+        """
         self.directory, self._count, self._samples = directory, rows, max(1, samples)
         self._shards, self._builder = tuple(shards), builder
         self._rows = np.zeros(rows, INDEX_DTYPE)
@@ -191,13 +196,14 @@ class Arrivals(Arriving):
         return self.finished is not None
 
     def are_here(self, numbers: Numbers) -> bool:
-        """Return whether all of these records are made, as far as this process has read the log."""
+        """Return whether all records with these index row numbers are made, as far as this process has read the log."""
         return bool(self._is_here[numbers].all())
 
     def rows(self, numbers: Numbers) -> Rows:
-        """Wait for records, and return their index rows. Raises the error of a build that failed, and StoreError.
+        """Wait until the records with these index row numbers are made, and return their index rows.
 
-        If the build ended because the disk is full, the records are made now, and kept until this thread's next call.
+        If the build ended because the disk is full, the missing records are made now, and kept in memory until this
+        thread's next call. Raises the error of a build that failed, and StoreError.
         """
         while self.finished is None:
             if self.are_here(numbers):
@@ -218,10 +224,10 @@ class Arrivals(Arriving):
         with self._lock:
             if self._make is None and self._builder is not None:
                 self._make = self._builder.maker()
-                _log.warning("%s Until then, records that are not kept are decoded anew each time they are read", error)
+                _log.warning("%s Until then, the other records are decoded again each time they are read", error)
 
     def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the records that are missing, in a file in memory, and return the index rows of all of these records."""
+        """Make the missing ones of these records in a file in memory, and return the index rows of all of them."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -245,16 +251,16 @@ class Arrivals(Arriving):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Ask the builder to make these records next, in this order."""
+        """Ask the builder to make the records that `windows()` yields next, in this order."""
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
     def prioritise(self, numbers: Numbers) -> None:
-        """Do nothing: the method `rows` asks the builder for the records that it waits for."""
+        """Do nothing: the method `rows` itself asks the builder for the records that it waits for."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being built in other processes: copies of them would cost these time."""
+        """Whether other processes are building records. Copying records meanwhile would slow these processes down."""
         return self.finished is None and self._make is None
 
     def network(self, bands: int) -> NetworkUse | None:
@@ -262,9 +268,9 @@ class Arrivals(Arriving):
         return None
 
     def ask(self, numbers: Numbers, *, again: bool = False) -> None:
-        """Ask the builder for records in this order; with `again`, also for records that were asked for before.
+        """Ask the builder to make records in this order; with `again`, also records that were asked for before.
 
-        Raises StoreError.
+        `numbers` are index row numbers. Records that are made already are left out. Raises StoreError.
         """
         asked = numbers[~self._is_here[numbers]]
         asked = asked if again else asked[~self._is_asked[asked]]
@@ -285,11 +291,14 @@ class Arrivals(Arriving):
         return self.finished
 
     def file(self, number: int) -> OpenFile | None:
-        """Return the open file for a row's `shard` number; None for a shard of the finished cache."""
+        """Return the open file to which `shard` = `number` in an index row refers.
+
+        Returns None for a file that this process has not opened, such as a shard of the finished cache.
+        """
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the file name for a row's `shard` number, relative to the cache's folder."""
+        """Return the path, relative to the cache's folder, of the file to which `shard` = `number` in a row refers."""
         if number >= _FIRST_IN_MEMORY:
             return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
@@ -312,8 +321,8 @@ class Arrivals(Arriving):
                 self._last_built = now
             elif now - self._last_built > _PATIENCE_SECONDS and not self.look():
                 raise BuildError(
-                    f"nobody builds {self.directory} any more, and it is not finished: open it again, or run "
-                    "`tpucache warmup`"
+                    f"no process builds {self.directory} any more, and this cache is not finished: open it again, or "
+                    "run `tpucache warmup`"
                 )
         time.sleep(_POLL_SECONDS)
 
@@ -356,10 +365,10 @@ class Arrivals(Arriving):
 
 
 class GrowingIndex(RecordIndex):
-    """The index of a growing cache. Reading rows waits until their records are made."""
+    """The index of a growing cache. Reading index rows waits until their records are made."""
 
     def __init__(self, arrivals: Arrivals, records: int) -> None:
-        """Store the places of the records, and their final number."""
+        """Store the rows that are known so far, `arrivals`, and the final number of records."""
         self._arrivals, self._records = arrivals, records
 
     def __getstate__(self) -> dict[str, Any]:
@@ -382,10 +391,13 @@ class GrowingIndex(RecordIndex):
 
 
 class GrowingReader(ShardReader):
-    """Reads records of a growing cache, and compares each with its checksum. After the build it reads the shards."""
+    """Reads records of a growing cache. After the build it reads the shards.
+
+    During the build, each record is compared with its checksum whenever it is read.
+    """
 
     def __init__(self, arrivals: Arrivals) -> None:
-        """Store the places of the records."""
+        """Store the index rows that are known so far, and open no file."""
         super().__init__(arrivals.directory, ())
         self._arrivals = arrivals
 
@@ -394,7 +406,7 @@ class GrowingReader(ShardReader):
 
     @property
     def arriving(self) -> Arrivals | None:
-        """The places of the records, which arrive while the cache is read; None once the cache is finished."""
+        """The index rows that are known so far, to announce reads to; None once the cache is finished."""
         return None if self._arrivals.finished is not None else self._arrivals
 
     @property
@@ -405,7 +417,10 @@ class GrowingReader(ShardReader):
         return self._shards
 
     def file(self, shard: int) -> OpenFile:
-        """Return the open file for a row's `shard` number. Raises DamageError, FormatError, StoreError."""
+        """Return the open file for the `shard` number of an index row. Waits until a future shard exists.
+
+        Raises DamageError, FormatError, StoreError, and the error of a build that failed.
+        """
         found = self._arrivals.file(shard)
         if found is not None:
             self._distrusted.add(shard)
@@ -414,7 +429,7 @@ class GrowingReader(ShardReader):
         return super().file(shard)
 
     def path(self, shard: int) -> Path:
-        """Return the path of the file for a row's `shard` number."""
+        """Return the path of the file for the `shard` number of an index row."""
         return self._directory / self._arrivals.name(shard)
 
     def _take_shards(self, finished: Cache) -> None:
@@ -442,17 +457,17 @@ class GrowingCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: where each record lies. Reading a row waits until its record is made."""
+        """The index: which bytes of which file each record is. Reading a row waits until its record is made."""
         return self._growing_index
 
     @property
     def reader(self) -> ShardReader:
-        """The reader of records, given their index rows."""
+        """The reader, which returns records for their index rows."""
         return self._growing_reader
 
     @property
     def samples(self) -> SampleTable:
-        """The columns that listing the source gave. The finished cache may have more."""
+        """The samples table with the columns that listing the source gave. The finished cache may have more columns."""
         return self._table
 
     @property

@@ -1,4 +1,4 @@
-"""The file in a cache's folder that keeps the perceptual hashes of its images."""
+"""Read, write and check the file in a cache's folder that has the perceptual hashes of its images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Words = npt.NDArray[np.uint64]
 BITS: Final = 256
 
 _PREFIX: Final = "hashes-"
-#: The dtype of each column of the file, and the shape of one sample's value. Another kind of hash needs another name.
+#: The dtype of each column of the file, and the shape of one sample's value. If the hash function is ever changed, the
+#: new hashes need a new column name.
 _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
     "number": (np.uint64, ()),
     "phash256": (np.uint64, (BITS // 64,)),
@@ -49,9 +50,10 @@ class Hashes:
     """Perceptual hashes of n images, 256 bits each.
 
     `words` has the hashes of the images, `mirrored` the hashes of the same images with left and right exchanged: both
-    are uint64 (n, 4). `is_blank`, bool (n,), marks images with almost no contrast: they all look alike, so they are not
-    compared. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey images, 0
-    to 255. Images that are not 8-bit are scaled so that the cache's mean is 128 and its standard deviation 64.
+    are uint64 (n, 4). `is_blank`, bool (n,), is True for images with almost no contrast: these all look alike, so they
+    are not compared. `numbers` has the samples' numbers, uint64 (n,). `thumbnails`, uint8 (n, 8, 8), has small grey
+    copies of the images, 0 to 255. For images that are not 8-bit, values are scaled so that the mean over the cache is
+    128 and the standard deviation 64.
     """
 
     numbers: Words
@@ -74,7 +76,7 @@ def hashes_name(manifest: Manifest) -> str:
 
 
 def hashes_file(cache: Cache, make: Callable[[Cache], Hashes]) -> tuple[str, bytes]:
-    """Return the name and the bytes of the file with a cache's hashes; `make` computes them if none are stored."""
+    """Return the name and the bytes of the file with a cache's hashes. If none are stored, `make` computes them."""
     found = kept_hashes(cache)
     return hashes_name(cache.manifest), _file_bytes(make(cache) if found is None else found)
 
@@ -98,9 +100,10 @@ def kept_hashes(cache: Cache) -> Hashes | None:
 
 
 def check_hashes(cache: Cache) -> None:
-    """Raise StoreError if a cache has a file of hashes that is not as it was written.
+    """Raise StoreError if a cache has a file of hashes that was changed after it was written, or cannot be read.
 
-    Zip has a CRC-32 of each column. All other bytes follow from the columns, so they are written again and compared.
+    The zip archive has a CRC-32 of each column. All its other bytes follow from the columns: the file is encoded again
+    from the columns that were read, and compared. Without such a file, nothing happens.
     """
     path = cache.directory / hashes_name(cache.manifest)
     if not path.exists():

@@ -50,11 +50,15 @@ def refuse_version(place: str | Path) -> None:
 
 
 def one_version(given: int | None, named: int | None, where: str) -> int | None:
-    """Return the version that a user wants: `given` by an option, or `named` in the place. Raises UsageError."""
+    """Return the version that a user wants: `given` by an option, or `named` after the "@" of the place.
+
+    Returns None if both are None. Raises UsageError if the two differ, or if `given` is not a version number. `where`
+    is the place as the user gave it, for the message.
+    """
     if given is not None and (type(given) is not int or not 1 <= given <= MAX_VERSIONS):
         raise UsageError(f"a version is a whole number from 1, not {given!r}")
     if None not in (given, named) and given != named:
-        raise UsageError(f"{where} names version {named}, and version {given} is asked for: give one of them")
+        raise UsageError(f"{where} names version {named}, and version {given} is asked for: give only one of the two")
     return named if given is None else given
 
 
@@ -69,7 +73,7 @@ def load_version(directory: str | Path, number: int | None = None) -> Manifest:
 
 
 def load_earlier(directory: str | Path, manifest: Manifest, number: int) -> Manifest:
-    """Like `load_version`, for a caller that has already read the newest manifest."""
+    """Like `load_version`, for a caller that has already read the newest manifest, `manifest`."""
     return earlier_version(manifest, number, str(directory), _reading(Path(directory)))
 
 
@@ -102,7 +106,10 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
 
 
 def _reading(directory: Path) -> Callable[[str], bytes | None]:
-    """Return a function that reads a small file in a folder; it raises DamageError or FormatError."""
+    """Return a function that reads a small file in the folder by its name, and returns None if there is no such file.
+
+    The function raises DamageError for a file that cannot be read, FormatError for one that is too large.
+    """
 
     def read(name: str) -> bytes | None:
         path = directory / name
@@ -126,23 +133,24 @@ def versions_before(directory: str | Path, manifest: Manifest) -> Iterator[Manif
 
 
 def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return all files of a version and of the versions before it, each once, without its own manifest.
+    """Return all files of a version and of the versions before it, each once, but not the file of `manifest` itself.
 
-    Earlier versions add their manifests, their tables, and the shards that later versions replaced.
-    Raises DamageError or FormatError for an earlier version that is missing or damaged.
+    Earlier versions add the files of their manifests, their tables, and the shards that later versions replaced.
+    Raises DamageError or FormatError if the manifest of an earlier version is missing or damaged.
     """
     return joined_files(manifest, list(versions_before(directory, manifest)))
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Like `version_files`, for a caller that has read the manifests of all earlier versions, which are `before`."""
+    """Like `version_files`, for a caller that has already read the manifests of all earlier versions, `before`."""
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
         for entry in each.files:
             there = files.setdefault(entry.name, FileEntry(entry.name, entry.bytes, entry.sha256))
             if there.sha256 != entry.sha256:
                 raise FormatError(
-                    f"{version_name(each.number)} lists another {entry.name} than a later version: copy the cache again"
+                    f"{version_name(each.number)} lists a file {entry.name} with another SHA-256 than a later version: "
+                    "copy the cache again"
                 )
         data = each.text.encode()
         name = version_name(each.number)
@@ -163,27 +171,33 @@ def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
 
 
 def read_times(directory: str | Path) -> dict[str, str]:
-    """Return the creation times (UTC) of a cache's versions by their identities. Some versions may have no time."""
+    """Return when each version of a cache was created: UTC texts by the identity of the version's manifest.
+
+    Some versions may have no time. A file of times that cannot be read counts as empty.
+    """
     with contextlib.suppress(StoreError):
         return parse_times(_reading(Path(directory))(TIMES_NAME))
     return {}
 
 
 def check_times(directory: Path) -> None:
-    """Raise DamageError if a cache has a file of creation times that is not as it was written.
+    """Raise DamageError if a cache has a file of creation times that was changed after it was written.
 
-    Files from before 0.3 was released have no digest: a changed digit of a time is not found there.
+    Files from before the release of 0.3 have no digest: a changed digit of a time in such a file is not noticed.
     """
     data = _reading(directory)(TIMES_NAME)
     if data is None:
         return
     times = parse_times(data)
     if data not in (to_times(times), _times_text({"times": times})):
-        raise DamageError("was changed after it was written, or is not a file of times of tpucache")
+        raise DamageError("it was changed after it was written, or tpucache did not write it")
 
 
 def parse_times(data: bytes | None) -> dict[str, str]:
-    """Parse the file of creation times. Returns an empty dict for any other file, and if its digest does not match."""
+    """Return the times in the bytes of the file of creation times, as `read_times` does.
+
+    Returns an empty dict for None, for the bytes of any other file, and if the digest in the file does not match.
+    """
     try:
         content = parse_json(data or b"{}")
     except ValueError:
@@ -196,7 +210,7 @@ def parse_times(data: bytes | None) -> dict[str, str]:
 
 
 def to_times(times: Mapping[str, str]) -> bytes:
-    """Return the bytes of the file of creation times."""
+    """Return the bytes of the file of creation times; `times` has the times by the identities of versions."""
     text = _times_text({"times": times})
     return _times_text({"times": times, "digest": hashlib.sha256(text).hexdigest()})
 
@@ -206,7 +220,10 @@ def _times_text(content: Mapping[str, Any]) -> bytes:
 
 
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
-    """Record that a version was made now. Raises OSError."""
+    """Write into the file of creation times that the version with this manifest was made now. Raises OSError.
+
+    Times of versions that are not earlier versions of this one are removed. `aside` is that of `write_atomically`.
+    """
     times = read_times(directory)
     kept = {name: times[name] for name in manifest.parents if name in times}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -214,7 +231,10 @@ def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) ->
 
 
 class _State(NamedTuple):
-    """The status of a file. It changes when another file replaces the file."""
+    """The status of `manifest.json`. It changes when another file replaces this file.
+
+    `device` and `inode` identify the file, `bytes` is its size, and `changed` its modification time in nanoseconds.
+    """
 
     device: int
     inode: int
@@ -231,9 +251,9 @@ def _state(directory: Path) -> _State | None:
 
 
 class OpenVersion:
-    """An open version of a cache. It checks whether a file in the folder is still the file that the manifest lists.
+    """An open version of a cache. `check` tells whether a file in the folder is still the file that the manifest lists.
 
-    After a cache was compacted or rebuilt, different files have the same names, and perhaps the same sizes.
+    After a cache was compacted or rebuilt, other files have the same names, and perhaps the same sizes.
     """
 
     def __init__(self, directory: Path, number: int | None) -> None:
@@ -244,7 +264,7 @@ class OpenVersion:
         self._identity: str | None = None
 
     def check(self, entry: FileEntry) -> None:
-        """Raise StoreError if the folder no longer has this file, or has another file with the same name.
+        """Raise StoreError if the folder's present manifest no longer lists the file `entry` with this SHA-256.
 
         Open the file before this call: an open file cannot be replaced afterwards.
         """
@@ -256,7 +276,7 @@ class OpenVersion:
         is_kept = self._identity in (current.identity, *current.parents)
         if not is_kept and not any((each.name, each.sha256) == (entry.name, entry.sha256) for each in current.files):
             raise StoreError(
-                f"{self._directory} was compacted or built anew since it was opened here, and {entry.name} is another "
-                "file now: open it again"
+                f"the cache {self._directory} was compacted or built again since it was opened here, and {entry.name} "
+                "is another file now: open the cache again"
             )
         self._state = now

@@ -1,8 +1,9 @@
-"""A lock on a folder, on any file system: only one process writes into it. The lock file says which process holds it.
+"""A lock on a folder, on any file system, so that only one process writes into the folder.
 
-If the file system supports `flock`, the kernel releases the lock when the process ends. Otherwise the lock file is a
-lease: its holder touches it every few seconds, and the lease expires a minute after the last touch. In both cases,
-other processes on the same machine notice at once that a holder has ended.
+A lock file in the folder says which process holds the lock. If the file system supports `flock`, the kernel releases
+the lock when the process ends. Otherwise the lock file is a lease: the process that holds it touches the file every few
+seconds, and the lease expires a minute after the last touch. In both cases, other processes on the same machine notice
+at once that the holding process has ended.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from tpucache.redact import shown
 from tpucache.store.files import open_file
 from tpucache.system import fcntl
 
-#: A lease expires this long after its last touch.
+#: A lease expires this long after the last touch of its file.
 LEASE_SECONDS: Final = 60.0
+#: The time between two touches.
 BEAT_SECONDS: Final = 5.0
 #: How long to retry: `is_held` in another process takes a shared lock for a moment.
 _PATIENCE_SECONDS: Final = 2.0
@@ -40,11 +42,12 @@ _locks: set[int] = set()
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds a folder. `token` is a random text that identifies this one hold.
+    """The process that holds a folder, as the lock file describes it.
 
-    `pid` is meaningful only in one `place`: one boot of one machine, and one container on it. `start` is the time at
-    which the process started, by the kernel's clock; "" if it is unknown. `since` is the time at which the process took
-    the folder, in seconds since 1970.
+    `token` is a random text that differs each time a folder is taken. `host` is the machine's name. `pid` is unique
+    only in one `place`: one boot of one machine, and one container on it. `start` is the time at which the process
+    started, by the kernel's clock; "" if it is unknown. `since` is the time at which the process took the folder, in
+    seconds since 1970.
     """
 
     token: str
@@ -63,21 +66,25 @@ class Hold:
     """A folder that this process holds."""
 
     def __init__(self, path: Path, token: str) -> None:
-        """Store the path of the lock file, and the token in it."""
+        """Store the path of the lock file, and the token that this process wrote into it."""
         self._path = path
         self.token = token
 
     def is_lost(self) -> bool:
-        """Return whether another process has removed the lock file, or has taken over an expired lease."""
+        """Return whether another process has removed the lock file, or has taken over the lease after it expired.
+
+        Raises OSError.
+        """
         holder = read_holder(self._path)
         return holder is None or holder.token != self.token
 
 
 @contextlib.contextmanager
 def hold(path: Path, refusal: Callable[[str], TpucacheError]) -> Iterator[Hold]:
-    """Hold a folder for this process alone by a lock file in it. The lock file is removed at the end.
+    """Hold a folder for this process alone, by the lock file `path` in it. The lock file is removed at the end.
 
-    If another process or thread holds the folder, raises `refusal(text)`; the text names the holder. Raises OSError.
+    If another process or thread holds the folder, this raises the error `refusal(text)`; `text` names the process that
+    holds it. Raises OSError.
     """
     mine = Holder(secrets.token_hex(16), platform.node(), os.getpid(), _place(), _start(os.getpid()), time.time())
     content = json.dumps(asdict(mine)).encode()
@@ -127,9 +134,9 @@ def is_held(path: Path, token: str | None = None) -> bool:
 
 
 def read_holder(path: Path) -> Holder | None:
-    """Return the process that a lock file names: it holds the lock, or held it last. None if it names none.
+    """Return the process that a lock file names, which holds the lock or was the last to hold it.
 
-    Raises OSError.
+    Returns None if there is no lock file, or if it names no process. Raises OSError.
     """
     try:
         with open_file(path) as file:
@@ -150,7 +157,7 @@ def _holder_in(data: bytes) -> Holder | None:
 
 
 def _close_inherited() -> None:
-    """Close the locks that a forked child inherits: it would still hold them after its parent has ended."""
+    """Close the lock files that a forked child has inherited: it would hold the locks after its parent has ended."""
     while _locks:
         os.close(_locks.pop())
 
@@ -193,7 +200,7 @@ def _take_lock(path: Path, content: bytes) -> int | None:
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
-    """Open a lock file, and return whether this call made it. An existing file may be a lease that is being written."""
+    """Open a lock file. Returns its descriptor, and whether this call made the file. Raises OSError."""
     while True:
         with contextlib.suppress(FileExistsError):
             return os.open(path, _CREATE | os.O_EXCL, 0o666), True
@@ -210,7 +217,10 @@ def _is_named(number: int, path: Path) -> bool:
 
 
 def _take_lease(path: Path, content: bytes) -> None:
-    """Make the lock file, or replace an expired one. Raises BlockingIOError while another process holds it, OSError."""
+    """Make the lock file `path` as a lease, or replace an expired lease.
+
+    Raises BlockingIOError while another process holds the lease, and OSError.
+    """
     while True:
         try:
             number = os.open(path, _CREATE | os.O_EXCL, 0o666)
@@ -223,7 +233,10 @@ def _take_lease(path: Path, content: bytes) -> None:
 
 
 def _remove_expired(path: Path) -> None:
-    """Remove an expired lease. Raises BlockingIOError if it has not expired, or another process is removing it."""
+    """Remove an expired lease.
+
+    Raises BlockingIOError if the lease has not expired, or if another process is removing it.
+    """
     if _is_live(path, read_holder(path)):
         raise BlockingIOError(errno.EWOULDBLOCK, "the lease is held", os.fspath(path))
     mark = path.with_name(f"{path.name}.expired")
@@ -233,7 +246,7 @@ def _remove_expired(path: Path) -> None:
         if (_age(mark) or 0.0) < LEASE_SECONDS:
             raise BlockingIOError(errno.EWOULDBLOCK, "the lease is being taken", os.fspath(path)) from None
     try:
-        # Another process may have replaced the lease since the first look. It cannot while this mark exists.
+        # Another process may have replaced the lease since the first look. No process can while the file `mark` exists.
         if not _is_live(path, read_holder(path), if_gone=True):
             path.unlink(missing_ok=True)
     finally:
@@ -241,9 +254,10 @@ def _remove_expired(path: Path) -> None:
 
 
 def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> bool:
-    """Return whether the holder of a lease is still at work, judged by its process or by the age of the file.
+    """Return whether the process that holds a lease still runs, or, if this is unknown, whether the lease is valid.
 
-    Returns `if_gone` if the file no longer exists.
+    A process on another machine is unknown: then the time of the file's last touch decides. Returns `if_gone` if the
+    file no longer exists.
     """
     if holder is not None and holder.place == _place():
         if not _is_running(holder.pid):
@@ -255,7 +269,10 @@ def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> boo
 
 
 def _age(path: Path) -> float | None:
-    """Return how many seconds ago a file was touched, by the clock of its file system; None if there is no file."""
+    """Return how many seconds ago a file was touched, by the clock of its file system; None if there is no file.
+
+    Raises OSError.
+    """
     now = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     number = os.open(now, _CREATE | os.O_EXCL, 0o600)
     try:

@@ -1,6 +1,7 @@
-"""RecordIndex: where each record lies. Blocks of rows are read with `pread` on demand.
+"""RecordIndex: one row per record, with its shard, offset, length and checksum. Rows are read when they are needed.
 
-The file is not mapped: if a mapped file is truncated, the process is killed; with `pread` an exception is raised.
+The file is read with `pread` and not mapped into memory: if a mapped file is truncated, reading it kills the process;
+`pread` raises an exception.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ Numbers = npt.NDArray[np.int64]
 
 
 class _OpenIndex(NamedTuple):
-    """The open file, the offset of its first row, all rows, and which blocks of rows were read already."""
+    """An open index file.
+
+    `offset` is the byte at which the first row starts. `rows` has all rows, and `memory` is the same memory as bytes.
+    `loaded` says for each block of rows whether it was read already; rows of other blocks are zeros.
+    """
 
     file: OpenFile
     offset: int
@@ -41,7 +46,7 @@ class _OpenIndex(NamedTuple):
 
 
 class RecordIndex:
-    """The index rows of a cache by their numbers, variant by variant in the manifest's order. Threads may share it.
+    """The index rows of a cache, by their numbers. Threads may share a RecordIndex.
 
     Opening reads only the header. A block of rows is read when one of its rows is needed, and then kept in memory that
     forked processes share: 20 bytes per record. A pickled copy opens the file again.
@@ -96,9 +101,10 @@ class RecordIndex:
         return self._opened
 
     def _load(self, table: _OpenIndex, blocks: Numbers) -> None:
-        """Read blocks of rows. Raises DamageError for a record that is too long.
+        """Read the blocks of rows with these numbers into memory.
 
-        Threads and forked processes may write the same bytes into the same place at once.
+        Threads and forked processes may read the same block at once: they write the same bytes. Raises DamageError if
+        the file cannot be read, or if a row has a length that no record can have.
         """
         size = _BLOCK * INDEX_DTYPE.itemsize
         if len(blocks) > 1:  # all blocks are requested at once, so that a slow disk's latency is paid once
@@ -140,11 +146,13 @@ class RecordIndex:
         except OSError as error:
             raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         except FormatError as error:
-            raise FormatError(f"{path} is not an index: {error}") from error
+            raise FormatError(f"{path} is not an index: {error}. Copy the cache again") from error
         if header.dtype != INDEX_DTYPE or header.shape != (records,):
-            raise FormatError(f"{path} has {header.dtype} {header.shape}, not {records} index rows")
+            raise FormatError(
+                f"{path} has an array of {header.dtype} {header.shape}, not {records} index rows: copy the cache again"
+            )
         if size != header.offset + records * INDEX_DTYPE.itemsize:
-            raise FormatError(f"{path}: {size:,} bytes do not hold {records:,} index rows")
+            raise FormatError(f"{path}: {size:,} bytes do not hold {records:,} index rows: copy the cache again")
         memory = _reserve(records * INDEX_DTYPE.itemsize)
         blocks = (records + _BLOCK - 1) >> _BLOCK_BITS
         return _OpenIndex(file, header.offset, memory, np.frombuffer(memory, INDEX_DTYPE), np.zeros(blocks, np.bool_))
@@ -158,7 +166,10 @@ def encode_index(index: Rows) -> bytes:
 
 
 def _reserve(size: int) -> memoryview:
-    """Return memory that forked processes share. The kernel allocates a page only once it is written."""
+    """Return `size` bytes of memory that forked processes share. The kernel allocates a page when it is first written.
+
+    Raises StoreError if there is not enough memory.
+    """
     try:
         return memoryview(mmap.mmap(-1, size) if size else bytearray())
     except (OSError, OverflowError, MemoryError) as error:

@@ -29,7 +29,7 @@ def test_only_a_regular_file_is_opened(open_it, tmp_path):
         with pytest.raises(OSError, match=path.name):
             open_it(path)
     assert not opened_files().intersection(paths)
-    with pytest.raises(OSError, match="is a pipe, not a regular file: write what it gives to a file first"):
+    with pytest.raises(OSError, match="is a pipe, not a regular file: write its contents to a file first"):
         open_it(tmp_path / "pipe")
 
 
