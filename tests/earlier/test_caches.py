@@ -204,7 +204,9 @@ def test_a_version_that_no_commit_wrote_is_refused_with_a_remedy(
     cache = copied(unpacked(RELEASE), "raw", tmp_path / "cache")
     content = json.loads((cache / "manifest.json").read_text())
     (cache / "manifest.json").write_text(json.dumps({**content, "version": version}))
-    with pytest.raises(FormatError, match=f"version {version!r}, .*install the tpucache that wrote it, or build"):
+    with pytest.raises(
+        FormatError, match=f"version {version!r}, .*install the tpucache that wrote the cache, or build"
+    ):
         CachedDataset(cache)
 
 

@@ -362,7 +362,9 @@ def test_a_web_server_is_read_directly_alone(tmp_path, url):
 )
 def test_places_that_are_no_store_of_files_are_refused_before_anything_is_opened(tmp_path, monkeypatch, url):
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: pytest.fail("opened"))
-    with pytest.raises(UsageError, match=r":// is not read\. Give a URL of http, https, file, .*gs") as caught:
+    with pytest.raises(
+        UsageError, match=r":// cannot be read\. Give a URL that begins with http, https, file, .*gs"
+    ) as caught:
         fetch_cache(url, tmp_path / "fetched")
     assert "secret" not in str(caught.value)
 
@@ -397,7 +399,7 @@ def test_no_password_of_a_url_is_shown(cache):
 
 
 def test_urls_that_cannot_be_opened_are_reported(tmp_path, monkeypatch):
-    with pytest.raises(UsageError, match="gopher:// is not read"):
+    with pytest.raises(UsageError, match="gopher:// cannot be read"):
         fetch_cache("gopher://x/y", tmp_path)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(DependencyError, match=r"pip install .fsspec"):

@@ -257,7 +257,7 @@ def test_the_tables_are_these_two(name: str) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 9, 99, -1, "1", None, True, [1], {"a": 1}, 1.5])
 def test_another_version_is_refused_with_a_remedy(version: Any) -> None:
-    with pytest.raises(FormatError, match="versions 6 to 8: install the tpucache that wrote it, or"):
+    with pytest.raises(FormatError, match="versions 6 to 8: install the tpucache that wrote the cache, or"):
         Manifest.from_json(json.dumps(replaced(("version",), version)))
 
 

@@ -159,7 +159,7 @@ def test_each_of_two_swapped_shards_tells_which_it_holds(cache: Path, one: int, 
     paths[0].write_bytes(contents[1])
     paths[1].write_bytes(contents[0])
     damages = verify_cache(cache)
-    said = {(damage.name, damage.reason.partition(", it holds ")[2]) for damage in damages}
+    said = {(damage.name, damage.reason.partition(", it holds the bytes of ")[2]) for damage in damages}
     assert {(SHARDS[one], SHARDS[other]), (SHARDS[other], SHARDS[one])} <= said
     assert set(names(damages)) == {SHARDS[one], SHARDS[other]}
 

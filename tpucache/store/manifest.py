@@ -1,7 +1,7 @@
-"""The manifest describes a cache's contents. It is a JSON file that is validated when read and written atomically.
+"""The manifest: a JSON file that describes a cache's contents. It is validated when read, and written atomically.
 
-A manifest that is read is not trusted. The annotations of the dataclasses here say which values each key may have:
-`strict_json` checks these. `_check_whole` checks whether the values fit together.
+The content of a manifest's file is not trusted. The annotations of the dataclasses here say which values each key may
+have, and `strict_json` checks the values. `_check_whole` checks whether the values fit together.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_BYTES_A_RECORD: Final = fmt.MAX_RECORD_BYTES + (1 << 20)  # in a shard, inc
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file of a cache, except its manifest: the name, the size in bytes and the SHA-256."""
+    """A file of a cache, other than its manifest: the name, the size in bytes and the SHA-256."""
 
     name: str
     bytes: _Bytes
@@ -62,11 +62,12 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry(FileEntry):
-    """A shard: the records of one block of samples in one variant, or one frequency band of them.
+    """A shard: the records of one `block` of samples in one `variant` and, in caches with bands, one frequency `band`.
 
-    `first` is the position of the block's first sample among the samples of the cache, and `records` is the number of
-    records. The file also has the records of deleted samples, whose numbers are in `deleted`. `records_sha256` hashes
-    the numbers and bytes of all records in the file; unlike the file's SHA-256, it does not depend on LMDB's page size.
+    `first` is the position of the block's first sample among the samples of the cache. `records` is the number of
+    records. The file also has the records of deleted samples, which `records` does not count: their numbers are in
+    `deleted`. `records_sha256` is the SHA-256 of the numbers, lengths and bytes of all records in the file; unlike the
+    file's SHA-256, it does not depend on LMDB's page size.
     """
 
     variant: Annotated[int, Between(0, fmt.MAX_VARIANTS)]
@@ -79,7 +80,7 @@ class ShardEntry(FileEntry):
 
     @property
     def part(self) -> fmt.Part:
-        """The part of its block that the shard holds."""
+        """The variant and the frequency band of the shard's records."""
         return fmt.Part(self.variant, self.band)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class ShardEntry(FileEntry):
 
 @dataclass(frozen=True)
 class Skipped:
-    """A sample of the source that could not be used, with the reason."""
+    """A sample that could not be used: its number, its path in the source, and the reason."""
 
     number: _Count
     path: str
@@ -106,7 +107,11 @@ class Deleted:
 
 @dataclass(frozen=True)
 class History:
-    """The number of a version, the command that made it, and the identities of all earlier versions, in order."""
+    """What a version of a cache says about earlier versions.
+
+    `number` is the number of this version, and `command` the command that made it. `parents` has the identities of all
+    earlier versions, starting with version 1.
+    """
 
     number: Annotated[int, Between(2, fmt.MAX_VERSIONS)]
     command: str
@@ -115,10 +120,11 @@ class History:
 
 @dataclass(frozen=True)
 class FrequencyStatistics:
-    """How good images of K/8 of the stored size are if only the lowest K frequencies of each block are read.
+    """The quality of images that are decoded at K/8 of the stored size, from the lowest K frequencies of each block.
 
-    Measured on a few samples. `psnr` is in dB, compared with images of the same size made from all frequencies. `std`
-    is each channel's standard deviation divided by its standard deviation at the stored size.
+    K is a number from 1 to 8. The quality was measured on a few samples. `psnr` is in dB, compared with images of the
+    same size that were made from all frequencies. `std` is each channel's standard deviation divided by its standard
+    deviation at the stored size.
     """
 
     psnr: Number
@@ -149,7 +155,11 @@ class Statistics:
 def mean_and_std(
     sums: Sequence[int], squares: Sequence[int], pixels: int, dtype: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return each channel's mean and standard deviation from the sums in `Statistics` and the number of pixels."""
+    """Return the mean of each channel, and the standard deviation of each channel.
+
+    `sums` and `squares` are those of `Statistics`. `pixels` is the number of pixels of all images together, and `dtype`
+    the dtype of the images.
+    """
     scale = pixels << (fmt.FLOAT_BITS if np.dtype(dtype).kind == "f" else 0)
     variances = [
         (square * pixels - total * total) / (scale * scale) for total, square in zip(sums, squares, strict=True)
@@ -235,7 +245,10 @@ class Manifest:
 
     @property
     def value_bytes(self) -> int:
-        """The size in bytes at which an LMDB value of joined records ends; 0 if each record is a value of its own."""
+        """In caches with bands, records are joined until an LMDB value has at least this many bytes.
+
+        It is 0 in other caches, where each record is an LMDB value of its own.
+        """
         return value_bytes_of(self.fields)
 
     @property
@@ -254,7 +267,10 @@ class Manifest:
         return sum(variant > 0 for variant in self.variants)
 
     def changed(self, **changes: Any) -> Manifest:
-        """Return a copy with other values, in the current version of the format."""
+        """Return a copy in which the attributes named in `changes` have new values.
+
+        `version` becomes the format version that `version_of` returns for the copy.
+        """
         fields, deleted = changes.get("fields", self.fields), changes.get("deleted", self.deleted)
         return dataclasses.replace(self, **{**changes, "version": version_of(fields, deleted)})
 
@@ -264,7 +280,7 @@ class Manifest:
 
     @property
     def text(self) -> str:
-        """The text of the manifest's file: `to_json` plus one line with the identity."""
+        """The text of the manifest's file: the text of `to_json` and one more line, "digest", with the identity."""
         return self._to_text({_DIGEST: self.identity})
 
     def _to_text(self, more: Mapping[str, Any]) -> str:
@@ -283,9 +299,10 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | Path) -> Manifest:
-        """Read and validate a cache's manifest.
+        """Read and validate the manifest of the cache in a folder.
 
-        Raises NotACacheError when there is none, FormatError when it is not valid.
+        Raises NotACacheError when there is no manifest or a URL is given, FormatError when the manifest is not valid,
+        DamageError when its file cannot be read, StoreError when too many files are open.
         """
         path = Path(directory) / fmt.MANIFEST_NAME
         refuse_url(directory)
@@ -310,9 +327,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parse and validate a manifest's JSON text. Raises FormatError.
+        """Parse and validate a manifest's JSON text. Raises FormatError for any other text.
 
-        The digest in the text must match. Manifests that version 0.2 wrote have no digest.
+        If the text has a digest, it must be that of the text. Manifests that version 0.2 wrote have no digest.
         """
         content = parse_object(text, "manifest")
         manifest = _read_manifest(content)
@@ -329,7 +346,10 @@ def _check_digest(text: bytes) -> None:
 
 
 def unknown_keys(text: bytes) -> list[str]:
-    """Return the unknown keys of a manifest without a digest. With a digest, the reader has checked all bytes."""
+    """Return the unknown keys in the text of a manifest, sorted.
+
+    If the text has a digest, which covers all keys, an empty list is returned.
+    """
     content = parse_object(text, "manifest")
     expected = {"format", *(field.name for field in dataclasses.fields(Manifest))}
     return [] if _DIGEST in content else sorted(content.keys() - expected)
@@ -359,7 +379,8 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
         convert = ", or have tpucache 0.2 convert it by Manifest.load(cache).changed().save(cache)"
         raise FormatError(
             f"format version {version!r}, but this tpucache reads versions {fmt.VERSION} to {fmt.DELETED_VERSION}: "
-            f"install the tpucache that wrote it, or build the cache again{convert if version in _BEFORE_0_2 else ''}"
+            "install the tpucache that wrote the cache, or build the cache "
+            f"again{convert if version in _BEFORE_0_2 else ''}"
         )
     manifest = read_as(Manifest, content, "manifest")
     for check, name, entries in (
@@ -369,13 +390,15 @@ def _read_manifest(content: Mapping[str, Any]) -> Manifest:
     ):
         _check_each(check, name, entries)
     if manifest.history and len(manifest.parents) != manifest.number - 1:
-        raise FormatError(f"version {manifest.number} has {len(manifest.parents)} versions before it")
+        raise FormatError(
+            f"version {manifest.number} lists {len(manifest.parents)} earlier versions, not {manifest.number - 1}"
+        )
     _check_whole(manifest)
     return manifest
 
 
 def _check_each(check: Callable[[Any], None], name: str, entries: Sequence[Any]) -> None:
-    """Call a check for each entry of a list. Errors name the entry."""
+    """Call `check` for each entry of a list. Its errors are raised with the list's `name` and the entry's position."""
     for number, entry in enumerate(entries):
         try:
             check(entry)
@@ -393,14 +416,16 @@ def _check_shard(entry: ShardEntry) -> None:
     if not fmt.SHARD_NAME.fullmatch(entry.name):
         raise FormatError(f"no shard is called {entry.name!r}")
     if entry.name != fmt.shard_name(entry.part, entry.block):
-        raise FormatError(f"the name {entry.name} does not match block {entry.block} and part {entry.part}")
+        raise FormatError(
+            f"the name {entry.name} does not match variant {entry.variant}, block {entry.block} and band {entry.band}"
+        )
     records = entry.records + len(entry.deleted)
     if entry.bytes > (records + 1) * _MAX_BYTES_A_RECORD:
         raise FormatError(f"{entry.name} has {entry.bytes:,} bytes, more than {records:,} records take")
 
 
 def _check_whole(manifest: Manifest) -> None:
-    """Raise FormatError if the values are valid one by one but do not fit together."""
+    """Raise FormatError if the values of a manifest are valid one by one but do not fit together."""
     if list(manifest.variants) != sorted(set(manifest.variants)) or not manifest.variants:
         raise FormatError(f"variants {manifest.variants} are not ascending")
     names = [field.name for field in manifest.fields]

@@ -1,7 +1,7 @@
-"""Finds where each value lies inside an LMDB file by walking its pages.
+"""Find the offset and length of each value in an LMDB file by walking the file's pages.
 
 The page layout is that of LMDB 0.9 (`mdb.c`: MDB_page, MDB_node, MDB_meta, MDB_db), data format 1, on a
-64-bit little-endian machine. The lmdb library is not needed: a file is a seekable binary stream.
+64-bit little-endian machine. The lmdb library is not needed. The functions read any seekable binary stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ _META_BYTES: Final = PAGE_HEADER_BYTES + _META_HEAD.size + 2 * _DB.size + _META_
 
 
 class MetaPage(NamedTuple):
-    """What the newer of an LMDB file's two meta pages says: sizes, and the root and depth of the tree of pages."""
+    """The content of the newer of an LMDB file's two meta pages.
+
+    `page_size` is in bytes. The file has `pages` pages and `entries` values. `root` is the number of the root page of
+    the tree of pages, None if the tree is empty. `depth` is the number of levels of the tree.
+    """
 
     page_size: int
     pages: int
@@ -55,7 +59,7 @@ class Extent(NamedTuple):
 
 
 def read_layout(file: BinaryIO) -> MetaPage:
-    """Read the meta pages of an LMDB file.
+    """Read the two meta pages of an LMDB file, and return the newer one.
 
     Raises FormatError when the file is not an LMDB file of data format 1, or holds more than one named database.
     """
@@ -71,9 +75,10 @@ def read_layout(file: BinaryIO) -> MetaPage:
 
 
 def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
-    """Yield the extent of every value in an LMDB file's main database, in key order.
+    """Yield an Extent for every value in an LMDB file's main database, in key order.
 
-    Raises FormatError if the pages are not a tree of plain key-value leaves inside the file.
+    `layout` is what `read_layout` returned for this file, which is called if it is None. Raises FormatError if the
+    pages are not a tree of plain key-value leaves inside the file.
     """
     layout = layout or read_layout(file)
     if layout.root is not None:
@@ -104,7 +109,7 @@ def _walk_page(file: BinaryIO, layout: MetaPage, number: int, levels: int, seen:
                 (overflow,) = _PAGE_NUMBER.unpack_from(page, data)
                 offset = overflow * layout.page_size + PAGE_HEADER_BYTES
             elif node_flags:
-                raise FormatError(f"{_name(file)}: page {number} holds duplicates or a database")
+                raise FormatError(f"{_name(file)}: page {number} holds duplicate keys or a database, unlike a shard")
             else:
                 offset = start + data
         except struct.error as error:

@@ -31,14 +31,14 @@ MAX_OPEN: Final = 256
 _HINT_BYTES: Final = 128 << 10
 _PROBES: Final = 16
 _NEAR_BYTES: Final = np.uint64(64 << 10)
-_REMEDY: Final = "Run `tpucache verify {directory}`, or copy it again."
+_REMEDY: Final = "Run `tpucache verify {directory}`, or copy the cache again."
 
 Rows = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 
 
 class ShardReader:
-    """Reads records of a cache's shards by their index rows. Threads may share one.
+    """Reads records of a cache's shards by their index rows. Threads may share a ShardReader.
 
     A shard is opened on first use, and its size is compared with the manifest. At most 256 shards stay open. Pickled
     and forked copies are safe: `pread` does not use the shared file position.
@@ -47,7 +47,7 @@ class ShardReader:
     def __init__(
         self, directory: str | Path, shards: Sequence[ShardEntry], check: Callable[[FileEntry], None] | None = None
     ) -> None:
-        """Store the shards of a manifest, in its order; no file is opened yet.
+        """Store the folder, and the shards in the manifest's order; no file is opened yet.
 
         `check` is called after a shard was opened. It raises StoreError if the shard was replaced since the cache was
         opened.
@@ -71,7 +71,10 @@ class ShardReader:
 
     @property
     def arriving(self) -> Arriving | None:
-        """The protocol for announcing reads, if records are still arriving; None if all records are on this machine."""
+        """An object to which a loader announces the records that it will read, if records are still fetched or built.
+
+        It is None here: all records are on this machine.
+        """
         return None
 
     @property
@@ -85,7 +88,7 @@ class ShardReader:
             self._open.clear()
 
     def read(self, row: Rows) -> bytearray:
-        """Return the record of one index row. Raises DamageError, FormatError."""
+        """Return the bytes of the record to which an index row points. Raises what `scatter` raises."""
         record = bytearray(int(row["length"]))
         self.scatter(np.atleast_1d(row), [[memoryview(record)]])
         return record
@@ -98,13 +101,14 @@ class ShardReader:
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Read the record of each index row into its buffers, in the order of the rows, by one `preadv` per record.
+        """Read the record of each index row in `rows` into the buffers in `views`, by one `preadv` per record.
 
-        The buffers of a row together have exactly the row's length. The first record that is read from a shard is
-        compared with its checksum, because a file of another cache may have the same name and size. In a shard for
-        which `distrust` was called, every record is compared. Rows that are parts of records (`are_whole=False`) are
-        not compared. `read` is an optional faster function: it takes the rows' file descriptors, int64 (n,), and the
-        rows, and returns the number of records that it read before the first one that it could not read.
+        views[i] has the buffers for rows[i], which together have exactly the row's length. The first record that is
+        read from a shard is compared with its checksum, because a file of another cache may have the same name and
+        size. In a shard for which `distrust` was called, every record is compared. Rows that are parts of records
+        (`are_whole=False`) are not compared. `read` is an optional faster function, which fills the same buffers: it
+        takes the rows' file descriptors, int64 (n,), and the rows, and returns the number of records that it read
+        before the first one that it could not read.
 
         Raises DamageError when a shard is missing, truncated or unreadable, FormatError when a row points at a shard
         that does not exist, StoreError when too many files are open.
@@ -123,8 +127,8 @@ class ShardReader:
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
         """Read records by the function `read` alone, if none of them has to be compared with its checksum.
 
-        `read` is the same function as for `scatter`, which says what is compared. Returns the number of records that it
-        read; 0 if it was not called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
+        `scatter` explains `read`, and which records are compared. Returns the number of records that `read` returned; 0
+        if `read` was not called. Raises DamageError, FormatError or StoreError for a shard that cannot be opened.
         """
         shards = rows["shard"].tolist()
         if len(set(shards)) > MAX_OPEN:
@@ -134,10 +138,10 @@ class ShardReader:
             return read(descriptors, places) if is_proven else 0
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
-        """Open the files of some records. The context returns each record's file descriptor, int64 (n,), and its row.
+        """Open the files of some records. The context returns two arrays: file descriptors, int64 (n,), and rows.
 
-        The row says where the record is in that file. Subclasses may open other files than the shards. Raises
-        DamageError, FormatError, StoreError.
+        Row i has the offset and length of record i in the file with descriptor i. Subclasses may open other files than
+        the shards, and return other rows than `rows`. Raises DamageError, FormatError, StoreError.
         """
         return self._open_files(rows)
 
@@ -160,9 +164,9 @@ class ShardReader:
             raise DamageError(f"Shard {self.path(shard).name} cannot be read: {error}. {self._remedy()}") from error
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare one record of each newly opened shard with its checksum, and all records of distrusted shards.
+        """Compare records that were read with their checksums: the first of each newly opened shard.
 
-        Raises DamageError.
+        Of shards for which `distrust` was called, all records are compared. Raises DamageError.
         """
         distrusted = self._distrusted.intersection(shards)
         places = [at for at, shard in enumerate(shards) if shard in distrusted] if distrusted else []
@@ -184,7 +188,7 @@ class ShardReader:
         if crc32 != row["crc32"]:
             raise DamageError(
                 f"Shard {self.path(int(row['shard'])).name} in {self._directory} holds other records than the index "
-                f"lists: it is damaged, or of another cache or variant. {self._remedy()}"
+                f"lists: the shard is damaged, or belongs to another cache or variant. {self._remedy()}"
             )
 
     def check_inside(self, rows: Rows) -> None:
@@ -252,12 +256,13 @@ class ShardReader:
             return descriptor
 
     def open_all(self, shards: Iterable[int]) -> None:
-        """Open those of these shards that are not open yet, several at once if storage takes long to answer.
+        """Open the first 256 of `shards` that are not open yet, several in parallel if the storage answers late.
 
-        Raises DamageError, FormatError, StoreError as `scatter` does.
+        Does nothing for a single shard, and while records are still fetched or built: `file` opens these. Raises
+        DamageError, FormatError, StoreError as `scatter` does.
         """
         missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
-        if len(missing) < 2 or self.arriving is not None:  # `file` opens a single one, and knows what is arriving
+        if len(missing) < 2 or self.arriving is not None:
             return
         from tpucache.store.ahead import Lateness, ReadAhead  # not needed to open a cache
 
@@ -299,9 +304,9 @@ class ShardReader:
 
 
 class OpenFiles:
-    """The descriptors and rows of some records. Their files stay open as long as this object exists.
+    """A context that returns the file descriptors and rows of some records, and keeps their files open.
 
-    It is a class, not a generator with `contextmanager`, which would take longer than reading a single sample.
+    It is a class, because a generator with `contextmanager` would take longer than reading a single sample.
     """
 
     __slots__ = ("_descriptors", "_rows", "files")
@@ -317,7 +322,10 @@ class OpenFiles:
 
 
 def _extents(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Yield (shard, start, stop) of the byte ranges that records cover. Gaps of less than 64 KiB are included."""
+    """Yield (shard, start, stop) of the byte ranges that the records of these rows cover.
+
+    Ranges with a gap of at most 64 KiB between them are joined.
+    """
     if not len(rows):
         return
     rows = rows[np.lexsort((rows["offset"], rows["shard"]))]

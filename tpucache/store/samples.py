@@ -39,7 +39,7 @@ _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError
 
 
 class Strings(Sequence[str]):
-    """Many strings in two arrays: their UTF-8 bytes end to end, and the end of each string.
+    """Many strings in two arrays: `data` has their UTF-8 bytes end to end, `ends` the offset of the end of each string.
 
     File names may contain bytes that are not UTF-8: these are kept as surrogate escapes (PEP 383).
     """
@@ -84,15 +84,16 @@ Column = Array | Strings
 class SampleTable(Mapping[str, Column]):
     """The columns of a cache's samples by name, loaded on first use.
 
-    Every table has `number` (uint64: the sample's key in the shards) and `path` (its place in the source). If the
-    samples have labels, `label` has int class numbers or float32 vectors. Other columns come from the source unchanged.
+    Every table has the columns `number` (uint64: the sample's key in the shards) and `path` (the sample's path in the
+    source). If the samples have labels, `label` has integer class numbers or float vectors. Warmup adds `source_bytes`
+    and, for images, the columns of `IMAGE_COLUMNS`. Other columns come from the source unchanged.
     """
 
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
         """Open the table of a cache with this many samples. Raises DamageError or FormatError.
 
-        `sha256` is the file's SHA-256 in the manifest: before a column is read, the file is compared with it. `classes`
-        is the number of classes: integer labels must be below it, or -1. 0 means that there are no classes.
+        `sha256` is the file's SHA-256 in the manifest, with which the file is compared before a column is read.
+        `classes` is the number of classes, 0 if there are none: integer labels must be below this number.
         """
         self._path = Path(path)
         self._samples = samples
@@ -114,11 +115,13 @@ class SampleTable(Mapping[str, Column]):
             refuse_too_many_files(error)
             raise DamageError(f"{path} cannot be read: {error!s:.300}. Copy the cache again") from error
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise FormatError(f"{path} holds compressed columns, which no writer writes")
+            raise FormatError(f"{path} holds compressed columns, which tpucache does not write: copy the cache again")
         names = [member.filename.removesuffix(".npy") for member in members]
         wrong = next((name for name in names if not name.isprintable()), None)
         if wrong is not None:
-            raise FormatError(f"{path} holds a column called {wrong!r:.100}, which no writer writes")
+            raise FormatError(
+                f"{path} holds a column called {wrong!r:.100}, which tpucache does not write: copy the cache again"
+            )
         if len(set(names)) < len(names) or any(member.file_size != member.compress_size for member in members):
             raise FormatError(f"{path} holds a column twice, or states a wrong size for one: copy the cache again")
         self._names = [name.removesuffix(".ends") for name in names if not name.endswith(".bytes")]
@@ -141,7 +144,7 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def paths(self) -> Strings:
-        """Each sample's path in the source."""
+        """Each sample's path in the source. Raises DamageError, FormatError."""
         column = self._required("path")
         if not isinstance(column, Strings):
             raise FormatError(f"{self._path}: the paths are not strings")
@@ -149,7 +152,10 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def numbers(self) -> Array:
-        """Each sample's number, which is its key in the shards: uint64, ascending."""
+        """Each sample's number, which is its key in the shards: uint64 (n,), ascending.
+
+        Raises DamageError, FormatError.
+        """
         numbers = self._array("number")
         if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
             raise FormatError(f"{self._path}: the numbers are not ascending uint64")
@@ -157,7 +163,10 @@ class SampleTable(Mapping[str, Column]):
 
     @property
     def labels(self) -> Array | None:
-        """Class numbers (n,) of an integer dtype, float vectors (n, m), or None if there are no labels."""
+        """The labels: class numbers (n,) of an integer dtype, or float vectors (n, m); None if there are no labels.
+
+        Raises DamageError, FormatError.
+        """
         return self._array(LABEL) if LABEL in self else None
 
     def _array(self, name: str) -> Array:
@@ -227,7 +236,8 @@ class SampleTable(Mapping[str, Column]):
 def check_labels(labels: Array, classes: int) -> None:
     """Raise FormatError for class numbers out of range, and for values that int64 or float32 cannot hold.
 
-    bool and float16 labels are also refused: torch's losses do not take them.
+    `classes` is the number of classes; if it is 0, class numbers have no range. Labels of the dtypes bool and float16
+    are also refused: torch's losses do not take them.
     """
     if labels.dtype.kind == "b" or labels.dtype == np.float16:
         raise FormatError(f"labels are {labels.dtype}, not whole numbers, float32 or float64")
@@ -237,18 +247,20 @@ def check_labels(labels: Array, classes: int) -> None:
         with np.errstate(over="ignore"):
             is_lost = np.isfinite(labels) & ~np.isfinite(labels.astype(np.float32))
         if is_lost.any():
-            raise FormatError(f"{int(is_lost.sum())} labels are beyond float32, such as {labels[is_lost][0]}")
+            raise FormatError(f"{int(is_lost.sum())} labels are beyond float32's range, such as {labels[is_lost][0]}")
         return
     low, high = int(labels.min()), int(labels.max())
     if high > np.iinfo(np.int64).max:
-        raise FormatError(f"labels reach to {high}, beyond int64")
+        raise FormatError(f"labels reach to {high}, beyond int64's range")
     if classes and labels.ndim == 1 and (low < NO_LABEL or high >= classes):
         raise FormatError(f"labels reach from {low} to {high}, but the cache has {classes} classes")
 
 
 def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
-    """Open a table and return it with its status. A small one is read at once: zipfile reads it in many small pieces,
-    and storage may take long to answer each. Raises OSError.
+    """Open the file of a samples table, and return it with its status. Raises OSError.
+
+    A file of at most 1 MiB is read whole into memory: zipfile reads many small pieces, and storage may take long to
+    answer each read.
     """
     file = open_file(path)
     status = os.fstat(file.fileno())
@@ -260,8 +272,8 @@ def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
 
 def _missing(path: Path) -> DamageError:
     return DamageError(
-        f"{path} is missing: open the cache again if it was relabelled or added to meanwhile, else copy the cache "
-        "again, or warm it up again"
+        f"{path} is missing: if the cache was relabelled or extended since it was opened, open it again; otherwise "
+        "copy the cache again, or build it again"
     )
 
 

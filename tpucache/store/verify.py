@@ -1,7 +1,7 @@
-"""Compare every byte of a cache with its manifest: sizes, SHA-256, and each record's place, key and CRC.
+"""Compare every byte of a cache with its manifest: sizes, SHA-256, and each record's offset, key and CRC.
 
-The digest of the manifest itself is checked whenever a manifest is read. The values in it are computed again: digests
-of records, samples per class, mean and standard deviation.
+The digest of the manifest itself is checked whenever a manifest is read. Values in the manifest that follow from other
+data are computed again: the SHA-256 of records, the samples per class, and the mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file, and how it differs from the manifest. `samples` has the numbers of the damaged samples."""
+    """A damaged file: its `name`, and as `reason` how it differs from what was written.
+
+    If single records in a shard are damaged, `samples` has the numbers of their samples.
+    """
 
     name: str
     reason: str
@@ -111,7 +114,10 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
 
 
 def _check_others(cache: Cache, *, has_table: bool) -> Iterator[Damage]:
-    """Yield the damage in the files that no manifest lists: of times, and of hashes if the samples table is sound."""
+    """Yield the damage in the files that no manifest lists: the file of times and the file of hashes.
+
+    The file of hashes is checked only if `has_table`: the samples table is not damaged.
+    """
     try:
         check_times(cache.directory)
     except (DamageError, FormatError) as error:
@@ -128,7 +134,7 @@ def _check_others(cache: Cache, *, has_table: bool) -> Iterator[Damage]:
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in earlier versions, in files that do not belong to this version."""
+    """Yield the damage in the files of earlier versions that do not belong to the version of `manifest`, too."""
     digests = {entry.name: entry.sha256 for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
@@ -138,7 +144,7 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
             continue
         for entry in before.files:
             if digests.setdefault(entry.name, entry.sha256) != entry.sha256:
-                yield Damage(version_name(number), f"lists another {entry.name} than a later version")
+                yield Damage(version_name(number), f"lists {entry.name} with another SHA-256 than a later version")
         own = [entry for entry in before.files if entry.name not in {each.name for each in manifest.files}]
         found = [damage for entry in own for damage in _check_file(directory, entry, Lateness())]
         if not any(entry in before.tables for entry in own if any(each.name == entry.name for each in found)):
@@ -149,8 +155,9 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
-    """Yield how a manifest contradicts itself, or the samples table if that is undamaged. `unknown` are its unknown
-    keys.
+    """Yield how a manifest contradicts itself, or the samples table if `has_table`: the table is not damaged.
+
+    `unknown` has the unknown keys of the manifest, as `unknown_keys` returns them.
     """
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown:
@@ -187,7 +194,7 @@ def is_whole(directory: Path, entry: FileEntry) -> bool:
 
 
 def _has_index(cache: Cache, damages: list[Damage]) -> bool:
-    """Read the whole index. If it is damaged, add that to `damages` and return False."""
+    """Read the whole index, and return whether it could be read. If not, its damage is added to `damages`."""
     name = cache.manifest.index.name
     if any(damage.name == name for damage in damages):
         return False
@@ -200,9 +207,9 @@ def _has_index(cache: Cache, damages: list[Damage]) -> bool:
 
 
 def _sample_numbers(cache: Cache, damages: list[Damage]) -> Rows | None:
-    """Return the sample numbers. If the samples table is damaged, add that to `damages` and return None.
+    """Return the sample numbers. If the samples table is damaged, return None and add its damage to `damages`.
 
-    Labels out of range count as damage.
+    Labels out of range count as damage. If `damages` already has the table's damage, nothing is added.
     """
     name = cache.manifest.table.name
     if any(damage.name == name for damage in damages):
@@ -227,8 +234,9 @@ def _with_deleted(
 ) -> tuple[Rows, Rows]:
     """Return the sample numbers and index rows of all records in a shard, including records of deleted samples.
 
-    `keys` and `rows` are those of the samples that were not deleted. `shard` is the shard's number. Raises DamageError
-    if the number of records differs, FormatError or OSError if the file cannot be read.
+    `keys` and `rows` are the numbers and index rows of the samples that were not deleted. `extents` are the values that
+    were found in the file, and `shard` is the shard's number. `layout` is given if values join several records. Raises
+    DamageError if the file has another number of records than are listed, OSError if the file cannot be read.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
@@ -254,7 +262,10 @@ def _with_deleted(
 
 
 def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held: io.BytesIO) -> Iterator[bytes]:
-    """Yield the bytes of a file. If storage answers late and the file is not too large, also write them into `held`."""
+    """Yield `chunks`, the bytes of a file. If the storage answers late, also write them into `held`.
+
+    Files of more than `_MOST_HELD` bytes are not written into `held`.
+    """
     is_held = False
     for number, chunk in enumerate(chunks):
         if number == 0:  # the storage has answered
@@ -265,14 +276,21 @@ def _holding(chunks: Iterator[bytes], file: WholeFile, lateness: Lateness, held:
 
 
 def _check_file(directory: Path, entry: FileEntry, lateness: Lateness) -> list[Damage]:
-    """Return whether a file is missing, has another size or another SHA-256 than the manifest says, as a damage."""
+    """Return the damage of a file: it is missing or cannot be read, or has another size or SHA-256 than `entry`.
+
+    The list is empty for an undamaged file.
+    """
     file = WholeFile(directory / entry.name, entry.bytes)
     with FilesAhead([file], lateness) as files:
         return list(_compare(file, entry, files.chunks(file), {}))
 
 
 def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others: dict[str, str]) -> Iterator[Damage]:
-    """Compare a file with the manifest. `chunks` has its bytes, `others` the names of other files by SHA-256."""
+    """Yield how a file differs from its entry in the manifest; nothing for an undamaged file.
+
+    `chunks` yields the file's bytes. `others` has the names of the cache's shards by SHA-256: if the file has the
+    content of another shard, the damage names it.
+    """
     try:
         digest = sha256_of(chunks)
         if file.found is not None and file.found != entry.bytes:
@@ -286,7 +304,7 @@ def _compare(file: WholeFile, entry: FileEntry, chunks: Iterator[bytes], others:
     else:
         if digest != entry.sha256:
             other = others.get(digest)
-            swapped = f", it holds {other}" if other else ""
+            swapped = f", it holds the bytes of {other}" if other else ""
             yield Damage(entry.name, f"has another SHA-256 than the manifest says{swapped}")
 
 
@@ -299,10 +317,11 @@ def _check_records(
     keys: Rows,
     layout: RecordLayout | None,
 ) -> Iterator[Damage]:
-    """Compare each record with its CRC, all records with their digest, and the file's pages with the index.
+    """Yield the damage of a shard's records.
 
-    `whole` has the bytes of the file if they are in memory, else None: then the file is read once more.
-    If `layout` is given, records without a gap between them are one LMDB value, under the key of the first.
+    Each record is compared with its CRC, all records with their SHA-256, and the file's pages with the index. `whole`
+    has the bytes of the file if they are in memory; if it is None, the file is read once more. If `layout` is given,
+    records without a gap between them are one LMDB value, under the key of the first record.
     """
     try:
         with whole or open_file(path, CHUNK) as file:  # a large buffer, because the records are read in order

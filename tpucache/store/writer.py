@@ -29,7 +29,10 @@ _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.spli
 
 
 class ShardInfo(NamedTuple):
-    """A finished shard: its values for the manifest, and its index rows. Their `shard` is 0 until the index is made."""
+    """A finished shard. `bytes`, `sha256` and `records_sha256` are its values in the manifest.
+
+    `rows` has the index rows of its records. In these rows, `shard` is 0: it is set when the index is written.
+    """
 
     bytes: int
     sha256: str
@@ -40,8 +43,8 @@ class ShardInfo(NamedTuple):
 class ShardWriter:
     """Writes one shard into a temporary file. `finish` verifies it; `seal` also renames it.
 
-    By default each record is one LMDB value. With `value_bytes`, consecutive records are joined into one value until it
-    has at least that many bytes.
+    By default each record is one LMDB value. With `value_bytes`, consecutive records are joined into one value until
+    the value has at least that many bytes.
 
     The same records in the same order give the same file: the map size and the transactions depend only on the records,
     and unused bytes are zero. Leaving the context before `finish` removes the temporary file.
@@ -90,11 +93,11 @@ class ShardWriter:
         """
         self._open_env()
         if not number <= MAX_NUMBER:
-            raise UsageError(f"{number} is not a sample number: they go up to {MAX_NUMBER}")
+            raise UsageError(f"{number} is not a sample number: sample numbers go up to {MAX_NUMBER}")
         if number <= self._last_number:
             raise UsageError(f"sample {number} comes after sample {self._last_number}: keys must ascend")
         if len(record) > MAX_RECORD_BYTES:
-            raise UsageError(f"sample {number}: a record of {len(record):,} bytes; 2 GiB is the limit")
+            raise UsageError(f"sample {number}: a record has at most {MAX_RECORD_BYTES:,} bytes, not {len(record):,}")
         self._last_number = number
         self._lengths.append(len(record))
         self._crcs.append(zlib.crc32(record) if crc32 is None else crc32)
@@ -110,7 +113,10 @@ class ShardWriter:
             self._commit()
 
     def records(self) -> Iterator[tuple[bytes, int]]:
-        """Yield each record so far and its CRC-32, in order. Discard the shard afterwards. Raises BuildError."""
+        """Yield each record that was appended so far, and its CRC-32, in order. Raises BuildError.
+
+        The caller must discard the shard afterwards.
+        """
         self._end_value()
         self._commit()
         with self._open_env().begin() as transaction:
@@ -194,16 +200,17 @@ class ShardWriter:
             extents = list(pages.walk(file, layout))
             if len(extents) != len(self._counts) or layout.file_bytes != size:
                 raise BuildError(
-                    f"{self._path}: {len(extents)} values in {size:,} bytes were found in the pages, "
-                    f"{len(self._counts)} in {layout.file_bytes:,} were written"
+                    f"{self._path}: {len(extents)} values in {size:,} bytes were found in the pages, but "
+                    f"{len(self._counts)} in {layout.file_bytes:,} were written. The disk or LMDB failed: run warmup "
+                    "again."
                 )
             self._compare_places(extents)
             return self._read_through(file, extents)
 
     def _compare_places(self, extents: list[pages.Extent]) -> None:
-        """Raise BuildError where LMDB gives another key, length or place than walking the pages gave.
+        """Raise BuildError if LMDB returns another key, length or offset of a value than walking the pages did.
 
-        LMDB gives addresses in its map of the file, so address minus offset must be the same for all values.
+        LMDB returns addresses in its map of the file, so address minus offset must be the same for all values.
         """
         env = lmdb.open(str(self._path), subdir=False, lock=False, readonly=True, create=False, max_dbs=0, **_ENGINE)
         try:
@@ -220,7 +227,10 @@ class ShardWriter:
             env.close()
 
     def _read_through(self, file: BinaryIO, extents: list[pages.Extent]) -> tuple[npt.NDArray[Any], str]:
-        """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256."""
+        """Read the file once, check each record's checksum, and return the index rows and the file's SHA-256.
+
+        Raises BuildError for a wrong checksum, and for a value that is not where `extents` says.
+        """
         rows, firsts = np.zeros(len(self._lengths), INDEX_DTYPE), [0, *itertools.accumulate(self._counts)]
         buffer = memoryview(bytearray(max((extent.length for extent in extents), default=0)))
         digest, at = hashlib.sha256(), file.seek(0)
@@ -262,7 +272,10 @@ class ShardWriter:
 
 
 def place_shard(aside: Path, target: Path) -> None:
-    """Sync a finished shard and rename it. If that fails, the file is removed. Raises OSError."""
+    """Sync the finished shard in the file `aside` and rename it to `target`. Raises OSError.
+
+    If that fails, the file is removed.
+    """
     try:
         sync_file(aside)
         rename_durably(aside, target)

@@ -116,7 +116,7 @@ def test_keys_of_a_profile_that_cannot_be_read_are_one_error(
         monkeypatch.setenv("AWS_PROFILE", "missing")
     else:
         (tmp_path / ".aws" / "config").write_bytes(config)
-    with pytest.raises(UsageError, match=r"the keys of AWS cannot be read: .*Mend ~/\.aws or AWS_PROFILE"):
+    with pytest.raises(UsageError, match=r"the keys of AWS cannot be read: .*Repair ~/\.aws or AWS_PROFILE"):
         Remote("s3://bucket/cache")
 
 
@@ -164,7 +164,7 @@ def test_keys_that_expire_are_looked_up_anew_or_are_one_error(
     assert len(found) >= 2  # threads that are refused at once share new keys
     served.fault = lambda name, number: "403" if name.endswith("lmdb") else None
     dataset = CachedDataset("s3://bucket/cache", cache_dir=tmp_path / "other", in_memory=False)
-    with pytest.raises(StoreError, match="The server refuses to give it: check that the URL"):
+    with pytest.raises(StoreError, match="The server refuses to send this file: check that the URL"):
         epoch(dataset)
 
 

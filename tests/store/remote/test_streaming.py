@@ -286,7 +286,7 @@ def test_what_stays_wrong_is_one_clear_error(
 
 def test_a_web_server_that_refuses_a_shard_is_one_error_that_guesses_no_keys(opened: Opened, server: Server) -> None:
     server.fault = lambda name, number: "403" if name.endswith("lmdb") else None
-    with pytest.raises(StoreError, match=r"403.*The server refuses to give it: check the URL") as caught:
+    with pytest.raises(StoreError, match=r"403.*The server refuses to send this file: check the URL") as caught:
         batches(opened())
     assert "\n" not in str(caught.value)
     assert not re.search(r"keys|expired|still valid|tries", str(caught.value))
@@ -403,7 +403,7 @@ def test_without_a_network_what_is_here_is_used_with_a_warning(
     server.fault = lambda name, number: "503"
     with caplog.at_level(logging.WARNING, "tpucache"):
         assert batches(opened()) == expected
-    assert any("The local copy from an earlier time is used" in message for message in caplog.messages)
+    assert any("The local copy of the manifest from an earlier time is used" in message for message in caplog.messages)
 
 
 def test_a_cache_built_anew_at_the_url_is_another_one(

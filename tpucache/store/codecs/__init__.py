@@ -1,7 +1,8 @@
 """Codecs encode the array of a field as bytes, and decode it. CODECS lists all of them.
 
-To add a codec, write a subclass of Codec in a file of its own and add it to CODECS; its class attributes say what it
-can do. Another package adds a codec by an entry point of the group `tpucache.codecs`: see docs/extending.md.
+To add a codec, write a subclass of Codec in a file of its own and add an instance to CODECS; its class attributes say
+what the codec can do. Another package adds a codec by an entry point of the group `tpucache.codecs`: see
+docs/extending.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 def _make_codec(name: str, part: Any) -> Codec:
     """Return an instance of the class `part`, to which another package's entry point `name` leads.
 
-    Raises TypeError if the class is no codec, or if its name is not that of the entry point.
+    Raises TypeError if `part` is not a subclass of Codec, or if the codec's name is not the entry point's name.
     """
     if not (isinstance(part, type) and issubclass(part, Codec)):
         raise TypeError(f"{part!r} is no subclass of tpucache.store.codecs.Codec")
@@ -71,8 +72,8 @@ FREQUENCY_CODECS: Final[Names] = CODECS.names(where=lambda codec: codec.has_freq
 def encode(field: FieldSpec, array: npt.NDArray[Any], quality: int | None = None) -> bytes:
     """Encode an array with the codec of a field.
 
-    `quality` is in the codec's `quality_range`; None means its default. Raises UsageError if the array does not have
-    the field's dtype and shape, DependencyError without the codec's library, BuildError if the library fails.
+    `quality` is in the codec's `quality_range`; None means the codec's default. Raises UsageError if the array does not
+    have the field's dtype and shape, DependencyError without the codec's library, BuildError if the library fails.
     """
     return CODECS[field.codec].encode(field, array, quality)
 
@@ -95,15 +96,18 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
 
 
 def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes, one part per frequency band, into `out`. Otherwise like `decode_into`."""
+    """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band.
+
+    Everything else is as for `decode_into`.
+    """
     CODECS[field.codec].decode_bands(field, parts, out)
 
 
 def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
     """Decode only the luma of n colour images into `out`, uint8 (n, height, width).
 
-    `records` has, for each image, its encoded bytes: one part per frequency band. Raises what `decode_into` raises, and
-    UsageError for a codec without `has_luma`.
+    Luma is the brightness. `records` has, for each image, its encoded bytes: one part per frequency band. Raises what
+    `decode_into` raises, and UsageError for a codec without `has_luma`.
     """
     CODECS[field.codec].decode_luma(field, records, out)
 
@@ -111,8 +115,9 @@ def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: 
 def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
     """Decode a field of n records from a block of bytes into rows of `out`.
 
-    Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8
-    (any,), `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises what `decode_into` raises.
+    The bytes of the field in record i are block[start:end] with (start, end) = spans[i]. They are decoded into
+    out[rows[i]]. `block` is uint8 of any length, `spans` int64 (n, 2), `out` (m, *shape), `rows` int64 (n,). Raises
+    what `decode_into` raises.
     """
     codec, data = CODECS[field.codec], block.data
     for (start, end), row in zip(spans.tolist(), rows.tolist(), strict=True):
@@ -120,10 +125,11 @@ def decode_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows
 
 
 def unpack_rows(field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
-    """Decode a field of many records into the codec's packed form, uint8 rows, which a device decodes further.
+    """Decode a field of many records into the codec's packed form, which a device decodes further.
 
-    The arguments are the same as for `decode_rows`. Raises DamageError when the bytes are damaged, DependencyError
-    without the codec's library, UsageError for a codec without a packed form.
+    The arguments are the same as for `decode_rows`, but the rows of `out` are packed bytes, uint8 (m, packed_bytes).
+    Raises DamageError when the bytes are damaged, DependencyError without the codec's library, UsageError for a codec
+    without a packed form.
     """
     codec = CODECS[field.codec]
     if not isinstance(codec, PackedCodec):
@@ -135,7 +141,8 @@ def unpack_files(field: FieldSpec, records: FileRecords, out: Array, rows: Numbe
     """Read records with a single field from open files, one by one, and decode them into the packed form.
 
     Each record starts with the length of its field. `out` and `rows` are the same as for `unpack_rows`. Returns the
-    number of records that were decoded before the first that failed; the caller reads the rest in another way.
+    number of records that were decoded before the first that failed, 0 for a codec without a packed form; the caller
+    reads the other records in another way.
     """
     codec = CODECS[field.codec]
     return codec.unpack_files(field, records, out, rows) if isinstance(codec, PackedCodec) else 0

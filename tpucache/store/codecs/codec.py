@@ -80,11 +80,11 @@ class FieldSpec(Protocol):
 
 
 class ViewSpec(Protocol):
-    """How a field is decoded at another size: its stored shape, and the number of frequencies that are used."""
+    """How a field is decoded at another size than the stored one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The stored shape."""
+        """The shape in which the field is stored."""
         ...
 
     @property
@@ -143,7 +143,7 @@ class Codec(ABC):
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return an upper limit for the length of an encoded array of the field. Longer records are refused unread.
 
-        The limit need not be tight: no codec makes even noise twice as long, apart from file headers.
+        The limit need not be tight: apart from file headers, no codec makes an array twice as long, not even noise.
         """
         stored = self.stored_bytes(field)
         return 2 * field.nbytes + _HEADERS if stored is None else stored
@@ -176,16 +176,16 @@ class Codec(ABC):
         return [self.encode(field, array, quality)]
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode the bytes of all frequency bands, one part each, into `out`. Raises DamageError."""
+        """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band. Raises DamageError."""
         (data,) = parts
         self.decode_into(field, data, out)
 
     def decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        """Decode only the luma (ITU-R BT.601, 0 to 255) of n colour images into `out`, uint8 (n, height, width).
+        """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
 
-        `records` has, for each image, its encoded bytes: one part per frequency band. If `has_half_luma` is true and
-        the images' height and width are even, `out` may have half of both. Raises DamageError, and UsageError for a
-        codec without `has_luma`.
+        `out` is uint8 (n, height, width). If `has_half_luma` is true and the images' height and width are even, `out`
+        may have half of both. `records` has, for each image, its encoded bytes: one part per frequency band. Raises
+        DamageError, and UsageError for a codec without `has_luma`.
         """
         if not self.has_luma:
             raise UsageError(f"{self.name} does not decode luma by itself")
@@ -197,7 +197,10 @@ class Codec(ABC):
             raise _not_decoded(field, error) from error
 
     def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        """Implement `decode_luma`. Errors are the same as for `_decode_into`. Codecs with `has_luma` override this."""
+        """Implement `decode_luma`. Codecs with `has_luma` override this method.
+
+        It may raise the same errors as `_decode_into`.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -206,17 +209,17 @@ class Codec(ABC):
 
     @abstractmethod
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Decode bytes into `out`. For damaged bytes, raise any Exception but those of tpucache and MemoryError."""
+        """Decode bytes into `out`. For damaged bytes, raise any Exception but tpucache's errors and MemoryError."""
 
 
 class PackedCodec(Codec):
-    """A codec with a packed form: a uint8 array of fixed length, which the host sends and the device decodes."""
+    """A codec whose images also have a packed form: uint8 arrays of one length, which a device decodes to pixels."""
 
     packed_form: ClassVar[PackedForm]
 
     @abstractmethod
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the length of every packed array of the field."""
+        """Return the length in bytes of every packed array of the field."""
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
         """Decode the packed form of an array, uint8 (packed_bytes,), into `out`. Raises DamageError."""
@@ -226,8 +229,8 @@ class PackedCodec(Codec):
         """Decode n records from a block of bytes into their packed form, in rows of `out`.
 
         Record i is block[start:end] with (start, end) = spans[i], and is decoded into out[rows[i]]. `block` is uint8
-        (any,), `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises DamageError,
-        IndexError.
+        of any length, `spans` (n, 2), `out` uint8 (m, packed_bytes), `rows` (n,); all are contiguous. Raises
+        DamageError, and IndexError for positions outside of `block` or `out`.
         """
         try:
             self._unpack_rows(field, block, spans, out, rows)
@@ -235,11 +238,11 @@ class PackedCodec(Codec):
             raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read records that have only this field from open files, and decode each into its packed form at once.
+        """Read records that have only this field from open files, and decode them into their packed form.
 
-        A record is decoded right after it was read, while it is in the CPU's cache. `out` and `rows` are the same as
+        Each record is decoded right after it was read, while it is in the CPU's cache. `out` and `rows` are the same as
         for `unpack_rows`. Returns the number of records that were decoded before the first that failed; the caller
-        reads the rest in another way. Raises IndexError.
+        reads the other records in another way. Raises IndexError as `unpack_rows` does.
         """
         return 0
 
@@ -264,7 +267,7 @@ def check_picture(codec: str, field: FieldSpec) -> None:
     """Raise FormatError unless a field is uint8 (height, width, 1 or 3) and not too large."""
     shape = field.shape
     if field.dtype != "|u1" or len(shape) != 3 or not all(shape) or shape[2] not in (1, 3):
-        raise FormatError(f"{codec} cannot hold {field.dtype} {shape}")
+        raise FormatError(f"{codec} cannot hold {field.dtype} {shape}, but only uint8 (height, width, 1 or 3)")
     check_image(field)
 
 
@@ -283,15 +286,15 @@ def missing_package(codec: str, package: str) -> DependencyError:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return DependencyError(
         f"the codec {codec} needs `pip install {package}`; for a notebook without a network, `publish --wheels {tag}` "
-        "puts it next to the cache"
+        "puts this package next to the cache"
     )
 
 
 def unpack_frame(codec: str, data: memoryview, least: int, most: int) -> bytes:
-    """Decompress a Zstandard frame whose header states a size from `least` to `most`, in no more memory than `most`.
+    """Decompress a Zstandard frame whose header states a decompressed size of `least` to `most` bytes.
 
-    Raises ValueError for any other frame. Raises DependencyError, whose message names the codec, without the library
-    zstandard.
+    Raises ValueError for a frame that states another size or needs more memory, and for a damaged frame. Raises
+    DependencyError, whose message names the codec, without the library zstandard.
     """
     zstandard = load_zstandard(codec)
     try:
@@ -323,12 +326,15 @@ def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def to_rgb(
     luma: npt.NDArray[np.float32], blue: npt.NDArray[np.float32], red: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.uint8]:
-    """Convert Y (0 to 255) and Cb, Cr (centred at 0) to RGB, uint8 (height, width, 3), by JFIF's matrix."""
+    """Return the RGB image, uint8 (height, width, 3), of the planes Y (`luma`), Cb (`blue`) and Cr (`red`).
+
+    Y is from 0 to 255, Cb and Cr are centred at 0. The matrix is JFIF's.
+    """
     green = luma - np.float32(0.344136) * blue - np.float32(0.714136) * red
     colours = (luma + np.float32(1.402) * red, green, luma + np.float32(1.772) * blue)
     return np.stack([to_uint8(colour) for colour in colours], -1)
 
 
 def to_uint8(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Round numbers and clip them to 0..255."""
+    """Return numbers rounded and clipped to 0..255."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)

@@ -67,7 +67,10 @@ class PictureCodec(Codec):
         out[...] = self._opened(field, data, _MODES[field.shape[2]]).reshape(field.shape)
 
     def _opened(self, field: FieldSpec, data: memoryview, mode: str) -> Array:
-        """Decode a file by Pillow in one of its modes. `_check_file` must have accepted the file."""
+        """Decode a file by Pillow, and return the pixels in Pillow's `mode`, such as "RGB".
+
+        `_check_file` must have accepted the file.
+        """
         try:
             from PIL import Image
         except ImportError as error:
@@ -87,16 +90,17 @@ class PictureCodec(Codec):
 
     @abstractmethod
     def _check_file(self, field: FieldSpec, data: memoryview) -> None:
-        """Raise ValueError unless the file's header has the field's shape, and tpucache writes all its kinds of parts.
+        """Raise ValueError unless the file's header has the field's shape, and the file has no unexpected metadata.
 
-        So no image larger than the field is ever decoded, and no profile, text or other metadata is parsed.
+        Only the kinds of chunks or segments that tpucache writes are allowed. So no image larger than the field is ever
+        decoded, and no profile, text or other metadata is parsed.
         """
 
 
 def check_header(field: FieldSpec, height: int, width: int, channels: int) -> None:
     """Raise ValueError if the image in a file does not have the field's shape."""
     if (height, width, channels) != field.shape:
-        raise ValueError(f"an image of {(height, width, _MODES.get(channels, channels))}, not of {field.shape}")
+        raise ValueError(f"an image of {(height, width, channels)}, not of {field.shape}")
 
 
 class Png(PictureCodec):
@@ -117,7 +121,7 @@ class Png(PictureCodec):
         while at < len(data):
             length, name = _CHUNK.unpack_from(data, at) if at + _CHUNK.size <= len(data) else (0, b"")
             if name not in _PARTS:
-                raise ValueError(f"a part {name!r} that tpucache does not write")
+                raise ValueError(f"a chunk {name!r} that tpucache does not write")
             at += length + _CHUNK.size + _CHECKSUM
 
     def _save_options(self, quality: int | None) -> dict[str, Any]:
@@ -153,7 +157,7 @@ class Jpeg(PictureCodec):
             self._decode(field, data, luma[..., None], "L")
 
     def _decode(self, field: FieldSpec, data: memoryview, out: Array, mode: str) -> None:
-        """Decode a file into `out` (height, width, channels) in one of Pillow's modes."""
+        """Decode a file into `out` (height, width, channels) as pixels of Pillow's `mode`, "L" or "RGB"."""
         simplejpeg = _simplejpeg()
         self._check_file(field, data)
         if simplejpeg is None:
@@ -183,12 +187,12 @@ def _header_of(data: memoryview) -> tuple[int, int, int]:
                 raise ValueError(f"pixels of {depth} bits")
             shape = height, width, channels
         at += length + len(_JPEG_BEGINNING)
-    raise ValueError("it ends before its first pixel")
+    raise ValueError("the file ends before its first pixel")
 
 
 @functools.cache
 def _simplejpeg() -> Any:
-    """Return simplejpeg. If it is not installed, return None and log that once."""
+    """Return the library simplejpeg. If it is not installed, return None and log that once."""
     try:
         import simplejpeg
     except ImportError:

@@ -41,10 +41,10 @@ class Bytes(Codec):
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError unless the field is uint8 with an empty shape."""
         if field.dtype != "|u1" or field.shape:
-            raise FormatError("bytes are uint8 with no shape")
+            raise FormatError(f"bytes are uint8 with no shape, not {field.dtype} {field.shape}")
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return the length of the longest possible record."""
+        """Return the largest length in bytes that a record may have."""
         return MAX_RECORD_BYTES
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
@@ -55,7 +55,7 @@ class Bytes(Codec):
         return np.ascontiguousarray(array, np.uint8).tobytes()
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
-        """Raise UsageError: the array has no fixed shape."""
+        """Raise UsageError: arrays of this codec have no fixed shape, so there is no `out` to decode into."""
         self._decode_into(field, data, out)
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:

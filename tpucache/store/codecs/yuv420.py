@@ -31,7 +31,7 @@ class Yuv420(PackedCodec):
         """Raise FormatError for anything but uint8 (height, width, 3)."""
         check_picture(self.name, field)
         if field.shape[2] != 3:
-            raise FormatError("yuv420 is for colour images; a grey image has the same size in raw")
+            raise FormatError("yuv420 is for colour images: use the codec raw for grey images, which is as small")
 
     def stored_bytes(self, field: FieldSpec) -> int:
         """Return the size of the planes in bytes."""
@@ -72,7 +72,7 @@ def nbytes(height: int, width: int) -> int:
 
 
 def pack(image: npt.NDArray[np.uint8]) -> bytes:
-    """Convert an image (height, width, 3) to its planes. The bytes are the same on every processor."""
+    """Return the planes Y, Cb and Cr of an image (height, width, 3). The bytes are the same on every processor."""
     height, width, _ = image.shape
     pixels = np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), "edge").astype(np.int32)
     luma = (pixels @ _FORWARD[:, 0] + _HALF) >> 16
@@ -84,7 +84,7 @@ def pack(image: npt.NDArray[np.uint8]) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Convert planes to an image (height, width, 3). Raises DamageError for a wrong length."""
+    """Return the image (height, width, 3) of planes that `pack` made. Raises DamageError for a wrong length."""
     if len(packed) != nbytes(height, width):
         raise DamageError(f"4:2:0 planes have {len(packed):,} bytes, not {nbytes(height, width):,}")
     data: npt.NDArray[Any] = np.frombuffer(packed, np.uint8).astype(np.float32)

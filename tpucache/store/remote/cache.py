@@ -1,4 +1,4 @@
-"""RemoteCache: an open cache at a URL. Its tables are copied to this machine; records are fetched when needed."""
+"""RemoteCache: an open cache at a URL. Its tables are copied to this machine; its records are fetched when needed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ DIR_VARIABLE: Final = "TPUCACHE_DIR"
 #: The file name of the manifest in a local copy. A `manifest.json` would make the folder look like a complete cache.
 MANIFEST_COPY: Final = "manifest-at-url.json"
 
-#: The subfolder for URLs whose files are copied whole, and the file with the URL in each of its folders.
+#: The subfolder for copies of whole files: it has one folder for each URL.
 COPIES: Final = "sources"
+#: The file, in each of these folders, that has the URL.
 URL_NOTE: Final = "url.json"
 
 _URLS: Final = "urls"
@@ -71,7 +72,10 @@ class RemoteCache(Cache):
     """
 
     def __init__(self, url: str, directory: Path, manifest: Manifest, most_bytes: int | None) -> None:
-        """Store the URL and the local folder, which already has the manifest and the tables."""
+        """Store the URL and the local folder, which already has the manifest and the tables.
+
+        At most `most_bytes` of shards are kept in the folder; None means 80 % of the free disk.
+        """
         super().__init__(directory, manifest)
         self.url, self.most_bytes = url, most_bytes
         # The reader refers to the tables, not to this object: no reference cycle keeps its threads and files alive.
@@ -133,12 +137,12 @@ class RemoteCache(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: where each record lies. Raises DamageError, FormatError."""
+        """The index: which bytes of which shard each record is. Raises DamageError, FormatError."""
         return self._tables.index
 
     @property
     def reader(self) -> RemoteReader:
-        """The reader of records, given their index rows. It waits until the records are fetched."""
+        """The reader, which returns records for their index rows. It waits until the records are fetched."""
         if self._remote_reader is None:
             make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
             self._remote_reader = RemoteReader(self._tables, make)
@@ -153,7 +157,7 @@ class _Tables(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index: where each record lies. All of it is in memory, and was compared with the manifest.
+        """The index, which is in memory completely. Its SHA-256 was compared with the manifest.
 
         Raises DamageError, FormatError.
         """
@@ -166,15 +170,15 @@ class _Tables(Cache):
         return self._index
 
     def describe(self, number: int) -> str:
-        """Return the sample and the variant of an index row, as text for messages."""
+        """Return the sample's path and the variant of the record with index row `number`, as text for messages."""
         place, position = divmod(number % self.rows_a_band, self.manifest.samples)
         return f"{self.samples.paths[position]!r} in variant {self.manifest.variants[place]}"
 
 
 class KeptCopy(NamedTuple):
-    """A local copy of a URL: its folder, its size on disk, and the size at the URL, in bytes.
+    """A local copy of a cache at a URL, or of whole files at a URL that are the source of a build.
 
-    It is either a cache, or whole files that are the source of a build.
+    `directory` is the folder with the copy, `bytes` its size on disk, and `total_bytes` the size at the URL.
     """
 
     url: str
@@ -188,7 +192,7 @@ class KeptCopy(NamedTuple):
 
 
 def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
-    """Return the local copies below a folder (default: `default_directory`), the largest first."""
+    """Return the local copies of URLs below a folder (default: `default_directory`), the largest first."""
     below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
@@ -216,12 +220,14 @@ def clear_kept(kept: KeptCopy) -> None:
         folder = OpenFolder(kept.directory)
         state = OpenFile.of(folder.open(STATE_NAME, os.O_RDWR | os.O_CREAT))
         fcntl.flock(state.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first: if this process is stopped, nobody finds a half-removed copy.
+        # Renamed first: if this process is stopped, no other process takes a half-removed copy for a whole one.
         kept.directory.rename(below / f"{_CLEARED}{secrets.token_hex(8)}")
         for each in below.glob(f"{_CLEARED}*"):
             shutil.rmtree(each)
     except BlockingIOError:
-        raise StoreError(f"{kept.directory}, of {kept.url}, is in use: end the process that reads it first") from None
+        raise StoreError(
+            f"{kept.directory}, the copy of {kept.url}, is in use: end the process that reads it first"
+        ) from None
     except OSError as error:
         raise StoreError(f"{kept.directory} cannot be removed: {error}") from error
 
@@ -233,7 +239,11 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 
 
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
-    """Return the local folder and the manifest of a cache. Only one process of this machine reads it from the URL."""
+    """Return the local folder and the manifest of the cache at a URL.
+
+    If this machine read the manifest less than `max_age` seconds ago, the local copy is used. Otherwise it is read from
+    the URL, by one process of this machine at a time.
+    """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
     with only_one(note.with_suffix(".lock")):
@@ -247,7 +257,7 @@ def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tup
         except StoreError as error:
             if last is None or not (found := _local_manifest(below, last)):
                 raise
-            _log.warning("%s. The local copy from an earlier time is used", error)
+            _log.warning("%s. The local copy of the manifest from an earlier time is used", error)
             return found
         directory = own_folder(below / manifest.identity, below)
         if not _local_manifest(below, manifest.identity):
@@ -284,13 +294,13 @@ def check_own(directory: Path, below: Path) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
             raise StoreError(
-                f"{folder} is a link, or belongs to another user, who may change what is read: give a folder of your "
-                "own in its place"
+                f"{folder} is a link, or belongs to another user, who may change the files in it: give a folder of "
+                "your own instead"
             )
 
 
 def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
-    """Return the local folder and the local manifest of a cache, None if there is none."""
+    """Return the local folder and the manifest of the cache with this identity; None if there is no local copy."""
     try:
         manifest = Manifest.from_json(read_file(below / identity / MANIFEST_COPY))
     except (OSError, StoreError):
@@ -301,7 +311,8 @@ def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 def _read_note(note: Path) -> tuple[str | None, float]:
     """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago that was.
 
-    A note that neither this user nor the folder's owner wrote is ignored.
+    Both are in the file `note`. Returns (None, 0.0) if there is no such file, or if neither this user nor the folder's
+    owner wrote it.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()
@@ -324,15 +335,15 @@ def _copy_table(remote: Remote, directory: Path, entry: FileEntry) -> None:
         data = remote.read(entry.name, entry.bytes)
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise DamageError(
-                f"{remote.shown}/{entry.name} is not as the manifest says: the cache was damaged at the URL, or is "
-                "being replaced. Open it again in a moment, or push it again"
+                f"{remote.shown}/{entry.name} has another SHA-256 than the manifest says: the cache was damaged at the "
+                "URL, or is being replaced. Open the URL again in a moment, or push the cache again"
             )
         write_atomically(path, data)
 
 
 @contextlib.contextmanager
 def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
-    """Lock a file, so that one process at a time runs the block.
+    """Lock the file `path`, so that only one process at a time runs the `with` block.
 
     Raises StoreError if another process holds the lock for longer than `patience` seconds.
     """
@@ -346,7 +357,9 @@ def only_one(path: Path, patience: float = _PATIENCE) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise StoreError(f"another process has held {path} for {patience:.0f} s: end it") from None
+                    raise StoreError(
+                        f"another process has locked {path} for {patience:.0f} s: end that process"
+                    ) from None
                 time.sleep(0.01)
         yield
     finally:

@@ -42,9 +42,9 @@ _PART: Final = 8 << 20  # bytes per request
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known of a copied file. `name` is its name at the URL.
+    """What is known of a copied file: its `name` at the URL, its size in `bytes`, and its `sha256`.
 
-    `tag` is the version that the store stated, such as an ETag; "" if it stated none.
+    `tag` is the version that the store stated, such as an ETag; "" if the store stated none.
     """
 
     name: str
@@ -56,11 +56,12 @@ class _Note:
 class Copies(Mapping[str, Path]):
     """The local paths of copied files by their names at the URL.
 
-    While this object exists, its open file keeps the folder from being removed. A pickled copy does not.
+    While this object exists, the folder with the copies is not removed. A pickled copy of the object does not prevent
+    that.
     """
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        """Store the URL without secrets, the local paths, and the open file that locks the folder."""
+        """Store the URL without secrets, `place`, the local paths by name, and the open file that locks the folder."""
         self.place, self._files, self._use = place, dict(files), use
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -112,7 +113,7 @@ def _hold(below: Path) -> OpenFile:
             fcntl.flock(use.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_old(below)
         fcntl.flock(use.number, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):  # else `cached --clear` has removed it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # `cached --clear` may have removed the folder meanwhile
             if os.path.samestat(os.fstat(use.number), (below / STATE_NAME).lstat()):
                 return use
 

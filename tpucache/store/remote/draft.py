@@ -1,7 +1,7 @@
 """Draft: files that were uploaded to Kaggle and will become one version of a dataset.
 
 A journal, a file on this machine, has the token of each uploaded file. When a later run continues the upload, it asks
-Kaggle which of the files it still keeps. The journal does not contain the account's key.
+Kaggle which of these files Kaggle still keeps. The journal does not contain the account's key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class SentFile:
-    """A file of a draft: size and SHA-256, token and upload URL at Kaggle, and whether the upload is complete."""
+    """A file of a draft: its size in `bytes` and its `sha256`, and `is_whole`: whether it was uploaded completely.
+
+    `token` names the file at Kaggle, and `url` is the URL to which its bytes are sent.
+    """
 
     bytes: int
     sha256: str
@@ -78,14 +81,15 @@ class Draft:
             self._load()
 
     def sent(self, name: str, sha256: str) -> bool:
-        """Return whether the journal says that the file was uploaded completely with this content."""
+        """Return whether the journal says that the file `name`, with this SHA-256, was uploaded completely."""
         file = self._files.get(name)
         return file is not None and file.is_whole and file.sha256 == sha256
 
     def as_asked_for(self, name: str, content: Content) -> Content:
-        """Return a file's content, with the size and SHA-256 that the requested version has.
+        """Return a file's content, but with the size and SHA-256 that the file had when a version was requested.
 
-        The dataset's card may have changed since that version was requested.
+        They may differ: the dataset's card may have changed since then. If no version was requested, or the file was
+        not uploaded, `content` is returned unchanged.
         """
         file = self._files.get(name)
         if self.asked_after is None or file is None:
@@ -113,11 +117,14 @@ class Draft:
     def forget(self, names: Iterable[str]) -> None:
         """Remove files from the journal, so that they are uploaded again."""
         if gone := [name for name in names if self._files.pop(name, None) is not None]:
-            _log.info("%s: to be sent again: %s", self.dataset.dataset_id, ", ".join(gone))
+            _log.info("%s: these files are uploaded again: %s", self.dataset.dataset_id, ", ".join(gone))
             self._save()
 
     def send(self, name: str, content: Content, advance: Callable[[int], None] = lambda done: None) -> None:
-        """Upload a file, or the rest of it, and record it in the journal. Raises PublishError, OSError."""
+        """Upload a file, or the rest of it, and record it in the journal. Raises PublishError, OSError.
+
+        Does nothing if the file was uploaded completely. `advance` is called with the number of bytes that arrived.
+        """
         if self.sent(name, content.sha256):
             return
         with content.open() as file:
@@ -134,7 +141,7 @@ class Draft:
                     continue
                 self._note(name, dataclasses.replace(begun, is_whole=True))
                 return
-        raise PublishError(f"{name}: the upload expires at Kaggle at once. Run the same command again later")
+        raise PublishError(f"{name}: a new upload expires at Kaggle immediately. Run the same command again later")
 
     def commit(
         self,
@@ -146,10 +153,11 @@ class Draft:
         *,
         is_private: bool = True,
     ) -> None:
-        """Make one version of these uploaded files, and wait until Kaggle lists exactly them.
+        """Make one version of the uploaded files in `contents`, and wait until Kaggle lists exactly these files.
 
-        `text` is the description of a new dataset, or the notes of a further version. `license_name` and `is_private`
-        apply to a new dataset only. If this call was killed, calling it again finds the version that was made.
+        `title` is the title of a new dataset, and `text` its description, or the notes of a further version.
+        `license_name` and `is_private` apply to a new dataset only. `patience` is the time to wait in seconds. If this
+        call was killed, calling it again finds the version that was made.
 
         Raises UnfinishedError if files have expired (they are removed from the journal), or if Kaggle does not show the
         version in time. Raises PublishError if Kaggle refuses the version or shows other files.
@@ -193,12 +201,12 @@ class Draft:
         try:
             create()
         except RefusedError as error:
-            # An earlier request, whose answer was lost, may have made it. The caller compares its files next.
+            # An earlier request, whose answer was lost, may have made the dataset. The caller compares its files next.
             if "already in use" not in str(error) or self._await_number(0, _GRACE_SECONDS) is None:
                 raise
 
     def _create_version(self, notes: str, tokens: list[str], patience: float) -> None:
-        """Make the next version. Kaggle forbids this while it still processes the first one, so it is tried again."""
+        """Make the next version. Kaggle forbids this while it still processes the first version: then try again."""
         for pause in _pauses(patience):
             try:
                 self.dataset.create_version(notes, tokens)
@@ -229,7 +237,8 @@ class Draft:
                 self._save()
                 raise PublishError(
                     f"Kaggle could not make {self.dataset.dataset_id} from the files. Its page ({self.dataset.page}) "
-                    "says why; often the account's storage is full. Make room, remove the dataset, and run this again"
+                    "says why; often the account's storage is full. Make room, remove the dataset, and run the same "
+                    "command again"
                 )
             if (now or 0) > number and status == "READY":
                 found, ready = self._differences(contents), ready or time.monotonic()
@@ -258,7 +267,7 @@ class Draft:
         with contents[MANIFEST_NAME].open() as file:
             wanted = file.read()
         if not found and self.dataset.read(MANIFEST_NAME, len(wanted)) != wanted:
-            found = [f"{MANIFEST_NAME} is another one"]
+            found = [f"{MANIFEST_NAME} has other bytes there"]
         return found
 
     def _note(self, name: str, file: SentFile) -> None:
@@ -272,13 +281,15 @@ class Draft:
                 raise ValueError(f"format {content['format']!r}")
             if content["dataset"] != self.dataset.dataset_id:
                 raise BuildError(
-                    f"{self._journal} is for {content['dataset']!r}, not for {self.dataset.dataset_id}: give another "
-                    "folder, or that dataset"
+                    f"{self._journal} is for the dataset {content['dataset']!r}, not for {self.dataset.dataset_id}: "
+                    f"give another folder, or the dataset {content['dataset']!r}"
                 )
             self._files = {name: SentFile(**file) for name, file in content["files"].items()}
             self.asked_after, self.has_version = content["asked_after"], content["has_version"]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BuildError(f"{self._journal} cannot be read: {error}. Remove it to send everything again") from error
+            raise BuildError(
+                f"{self._journal} cannot be read: {error}. Remove this file: then all files are uploaded again"
+            ) from error
 
     def _save(self) -> None:
         """Write the journal atomically, readable by this user only. Raises OSError."""
@@ -319,9 +330,10 @@ def in_memory(data: bytes) -> Content:
 
 
 def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> list[str]:
-    """Return one line for each file that a listing lacks, has with another size, or has in addition.
+    """Return one line for each difference between the files that should be at Kaggle and those that Kaggle lists.
 
-    `contents` are the files as they should be. `listed` has the sizes in the listing by file name.
+    `contents` are the files as they should be, and `listed` has the sizes that Kaggle lists, both by name. A listed
+    file may be missing, have another size, or be there in addition.
     """
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
@@ -329,13 +341,13 @@ def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> l
         for name, content in contents.items()
         if name in listed and listed[name] != content.bytes
     ]
-    return found + [f"{name} is there, too" for name in listed if name not in contents]
+    return found + [f"{name} is there, but not here" for name in listed if name not in contents]
 
 
 def _expired(dataset_id: str, names: list[str]) -> UnfinishedError:
     return UnfinishedError(
         f"{len(names):,} files that were sent for {dataset_id} have expired at Kaggle ({_some(names)}): no version was "
-        "made. Run the same command again: it sends only these again"
+        "made. Run the same command again: it sends only these files again"
     )
 
 

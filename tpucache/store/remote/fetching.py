@@ -1,11 +1,12 @@
 """Fetcher: threads that fetch the records of a cache from its URL, in the order in which they will be needed.
 
-A piece is about 8 MiB of a shard (`pieces.py`). A plan has the pieces that a loader will need, and is read from the
-loader one window at a time (`plan.py`). A request is for records of one piece (`requests.py`). A free thread takes the
-first of these jobs that exists: an urgent request; a request for a piece; the next piece of a plan, the newest plan
-first; reading the next window of a plan. A piece is kept on the disk if there is room for it. Otherwise a limited
-number of pieces is kept in memory, each until the plan's records in it were read. If this host reads only its part of
-each epoch, pieces on the disk are replaced by pieces that are needed sooner.
+A piece is about 8 MiB of a shard (`pieces.py`). A plan has the pieces that a loader will need (`plan.py`). It is read
+from the loader one window at a time: an array of a few thousand index rows that the loader reads next. A request is for
+records of one piece (`requests.py`). A free thread takes the first of these jobs that exists: an urgent request; a
+request for a piece; the next piece of a plan, the newest plan first; reading the next window of a plan. A piece is kept
+on the disk if there is room for it. Otherwise a limited number of pieces is kept in memory, each until the plan's
+records in it were read. If the disk is full and no other process uses the local copy, pieces on the disk are replaced
+by pieces that are needed sooner.
 
 One lock guards requests and plans. It is held only briefly: threads do not hold it while they read from the URL, write
 to the disk, or run a loader's iterator.
@@ -36,7 +37,7 @@ from tpucache.store.remote.requests import FetchRequest, FetchRequests, NeededRe
 _LAST_SECONDS: Final = 2.0  # how long the exiting interpreter waits for running requests
 _POLL: Final = 0.02  # seconds after which a waiting reader checks what other processes have fetched
 _IDLE_SECONDS: Final = 1.0  # seconds after which an idle thread checks whether the fetcher still exists
-_START_SECONDS: Final = 0.5  # the same, until the first records of a plan were requested
+_START_SECONDS: Final = 0.5  # `_IDLE_SECONDS` while the first records of a plan were not requested yet
 _MOST_USES: Final = 1_000_000  # the limit of a forecast: windows times pieces
 
 _log: Final = logging.getLogger("tpucache")
@@ -48,7 +49,7 @@ class Fetcher:
     """Fetches records for one process. It starts its threads when the first record is needed."""
 
     def __init__(self, link: Link, local: LocalCopy, pieces: Pieces) -> None:
-        """Store the link that reads records, and the local copy that stores them."""
+        """Store the link, which reads records from the URL, the local copy, which stores them, and the pieces."""
         self.process = os.getpid()
         self._link, self.local, self._pieces = link, local, pieces
         self.statistics = link.statistics
@@ -64,10 +65,11 @@ class Fetcher:
     def expect(
         self, owner: object, windows: Iterator[Rows], further: Callable[[], Iterator[Rows]] | None = None
     ) -> None:
-        """Fetch the records of these windows ahead, in this order. Replaces the owner's earlier plan.
+        """Fetch records ahead, in the order in which `owner` will read them. Replaces the owner's earlier plan.
 
-        `further` yields the same windows again, then those of later epochs: if the disk cannot keep all pieces, this
-        order decides which ones to keep. A fetcher's thread may run both iterators, one thread at a time.
+        `windows` yields arrays of index rows, and `further()` yields the same arrays again, then those of later epochs:
+        if the disk cannot keep all pieces, this order decides which pieces to keep. The fetcher's threads may run both
+        iterators, one thread at a time.
         """
         plan = FetchPlan(windows, self._pieces, further)
         self._read_window(plan)  # the plan must have its first records before threads follow it
@@ -77,10 +79,11 @@ class Fetcher:
             self._wake()
 
     def get(self, records: NeededRecords) -> dict[int, FetchRequest]:
-        """Wait until records are on this machine. The caller has called `LocalCopy.pinned` for their pieces.
+        """Wait until records are on this machine, on the disk or in memory.
 
         Returns the requests that hold records in memory, by the records' positions in `records`; all other records are
-        on the disk. Raises DamageError, StoreError.
+        on the disk. The caller must be in a block of `LocalCopy.pinned` for the records' pieces. Raises DamageError,
+        StoreError.
         """
         found = self._wait(records)
         with self._changed:
@@ -140,7 +143,10 @@ class Fetcher:
         return found
 
     def _missing(self, records: NeededRecords, found: dict[int, FetchRequest]) -> Numbers:
-        """Return the positions of records that are neither on the disk nor in `found`, which has those in memory."""
+        """Return the positions in `records` of the records that are neither on the disk nor in memory.
+
+        `found` has the requests with records in memory, by the records' positions.
+        """
         missing = np.flatnonzero(~self.local.has(records.numbers))
         return missing[[place not in found for place in missing.tolist()]] if found else missing
 
@@ -160,7 +166,7 @@ class Fetcher:
         return bool(self._working) and not self.local.is_full and self.statistics.keeps_up
 
     def close(self, patience: float = 0.0) -> None:
-        """End the threads after their current requests. Waits for them for at most `patience` seconds."""
+        """End the threads after their current requests. Waits at most `patience` seconds until they have ended."""
         if self.process != os.getpid():
             return
         with self._changed:
@@ -172,14 +178,14 @@ class Fetcher:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, threads: int) -> None:
-        """Start threads until there are this many."""
+        """Start threads until there are `threads` threads."""
         while len(self._threads) < threads:
             thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tpucache-fetch", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def _wake(self) -> None:
-        """Wake only as many threads as can find work: waking more threads would slow down the working ones."""
+        """Wake as many idle threads as can find work. Waking more would slow down the threads that work."""
         self._idle.notify(len(self._requests.urgent) + max(1, self.statistics.width - self._working))
 
     def _work(self) -> bool:
@@ -221,7 +227,7 @@ class Fetcher:
                 piece, run = needed
                 under_way = self._requests.by_piece.get(piece)
                 if under_way is not None and not under_way.has(self._requests.lacking(run, piece)):
-                    break  # another part of the piece is being fetched first
+                    break  # other records of the piece are being fetched; this run is requested after them
                 if not (
                     self.local.make_room(piece)
                     or self._replace(plan, piece)
@@ -247,7 +253,7 @@ class Fetcher:
         return self.local.replace(are_free, piece)
 
     def _fulfil(self, request: FetchRequest) -> None:
-        """Carry out a request, and mark it as done."""
+        """Fetch the records of a request, and mark it as done. An error is stored in the request."""
         try:
             self._fetch(request)
         except Exception as error:  # noqa: BLE001  # the threads that wait for it raise it
@@ -273,18 +279,21 @@ class Fetcher:
         request.data = self._link.read(request.run)
 
     def _read_window(self, plan: FetchPlan) -> None:
-        """Read a plan's next window from its loader. If that fails, the plan ends: records are fetched on demand."""
+        """Read a plan's next window from its loader.
+
+        If the loader's code raises an error, the plan ends: then records are fetched only when they are read.
+        """
         try:
             window = plan.read()
         except Exception as error:  # noqa: BLE001  # the loader's code; damage to the cache is raised when it is read
-            _log.warning("%s: records are fetched only when they are read: %s", self._link.url, error)
+            _log.warning("%s: from now on, records are fetched only when they are read: %s", self._link.url, error)
             window = None
         with self._changed:
             plan.add(window)
             self._wake()
 
     def _make_forecast(self) -> None:
-        """Make the newest plan's forecast once the disk is full, if no other process uses the local copy."""
+        """Make the newest plan's forecast, once, if the disk is full and no other process uses the local copy."""
         with self._changed:
             plan = next(iter(self._plans), None) if not self._is_closed else None
             if plan is None or plan.further is None or not (self.local.is_full and self.local.is_alone()):
@@ -293,7 +302,11 @@ class Fetcher:
         try:
             forecast = Forecast(further(), self._pieces, _MOST_USES)
         except Exception as error:  # noqa: BLE001  # the loader's code; damage to the cache is raised when it is read
-            _log.warning("%s: no piece on the disk is replaced by one that is needed sooner: %s", self._link.url, error)
+            _log.warning(
+                "%s: parts of shards on the disk are not replaced by parts that are needed sooner: %s",
+                self._link.url,
+                error,
+            )
             return
         with self._changed:
             plan.take(forecast)
@@ -312,6 +325,6 @@ def _close_all() -> None:
 
 
 def _serve(fetcher: weakref.ref[Fetcher]) -> None:
-    """Work for a fetcher for as long as it exists."""
+    """Do a fetcher's jobs until the fetcher is closed or no longer exists. Each of its threads runs this function."""
     while (one := fetcher()) is not None and one._work():
         del one

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tpucache.errors import DependencyError, UsageError
 from tpucache.store.files import name_aside, open_new, read_chunks, rename_durably
 
-#: The schemes of real storage. fsspec has further schemes, which compute files or read them by a description.
+#: The schemes of real storage. fsspec has other schemes, too, which compute files or read them by a description.
 SCHEMES: Final = (
     *("file", "local", "memory", "s3", "s3a", "gs", "gcs", "hf", "az", "abfs", "adl", "oss", "oci", "tos"),
     *("hdfs", "webhdfs", "sftp", "ssh", "smb", "ftp", "webdav", "dbfs", "lakefs"),
@@ -48,7 +48,10 @@ class FsspecFolder:
         *before, last = url.split("::")
         for scheme in [_scheme(last, is_before=False), *(_scheme(part, is_before=True) for part in before)]:
             if not (scheme in SCHEMES or (before and scheme in _THROUGH) or _is_registered(scheme)):
-                raise UsageError(f"{shown}: {scheme}:// is not read. Give a URL of http, https, {', '.join(SCHEMES)}")
+                raise UsageError(
+                    f"{shown}: {scheme}:// cannot be read. Give a URL that begins with http, https, "
+                    f"{', '.join(SCHEMES)}"
+                )
         try:
             import fsspec
         except ImportError as error:
@@ -98,7 +101,10 @@ class FsspecFolder:
         return {path.strip("/")[start:]: int(status["size"] or 0) for path, status in found.items()}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes, and a text that changes with its content. Either may be None (unknown)."""
+        """Return a file's size in bytes, and a text that changes with its content. Each is None if it is unknown.
+
+        Both are None if there is no file.
+        """
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(self._path(name))
@@ -109,7 +115,7 @@ class FsspecFolder:
         return None if size is None else int(size), str(stated) if stated else None
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None if it has more than `most`."""
+        """Return a small file's bytes; None if it has more than `most` bytes."""
         data = bytearray()
         with self._fs.open(self._path(name), "rb") as file:
             while len(data) <= most and (chunk := file.read(_CHUNK)):
@@ -124,7 +130,7 @@ class FsspecFolder:
         yield data
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with a file's bytes from `start` on. Raises EOFError if the file is shorter."""
+        """Fill `target` with a file's bytes from `start` on. `size` is not used. Raises EOFError for a shorter file."""
         for data in self.part(name, start, start + len(target)):
             target[:] = data
 
@@ -143,7 +149,10 @@ class FsspecFolder:
             file.write(data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file; return False if another one with its name exists. Atomic on a local disk only."""
+        """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
+
+        This is atomic on a local disk only.
+        """
         if self.local is not None:
             try:
                 with (self.local / name).open("xb") as file:

@@ -44,7 +44,10 @@ _SAFE: Final = "/%:@!$&'()*+,;=~?[]"
 
 
 class HttpError(OSError):
-    """An unexpected answer. `status` is its HTTP status; `is_final` means that trying again cannot help."""
+    """An unexpected answer of a web server. `status` is its HTTP status.
+
+    `is_final` is whether trying again cannot help.
+    """
 
     def __init__(self, message: str, status: int, *, is_final: bool = True) -> None:
         super().__init__(message)
@@ -53,11 +56,14 @@ class HttpError(OSError):
 
 
 class ChangedError(HttpError):
-    """A file was replaced since it was first read."""
+    """A file on the server was replaced since it was first read."""
 
 
 class Origin(NamedTuple):
-    """A server. Connections belong to one server, and the password is sent only to the URL's own server."""
+    """A server, by scheme, host and port. A connection belongs to one server.
+
+    The password is sent only to the server in the URL, not to the targets of redirects.
+    """
 
     scheme: str
     host: str
@@ -67,8 +73,8 @@ class Origin(NamedTuple):
 class HttpFolder:
     """A folder at `http://` or `https://`. Each request to its server has the user, password and query of the URL.
 
-    Threads may share one. Redirects are followed to other web servers, without the user and the password, but never
-    from https to http. Error messages do not show URLs.
+    Threads may share an HttpFolder. Redirects are followed to other web servers, without the user and the password, but
+    never from https to http. Error messages do not show URLs.
     """
 
     def __init__(self, url: str, block: int = _BLOCK, silence: float | None = None) -> None:
@@ -91,7 +97,7 @@ class HttpFolder:
             self.close()
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None if it has more than `most`.
+        """Return a small file's bytes; None if it has more than `most` bytes.
 
         Raises FileNotFoundError, HttpError, OSError for a connection that breaks or is too slow, EOFError for fewer
         bytes than the server states, and `http.client.HTTPException` for an answer that is not HTTP.
@@ -142,7 +148,10 @@ class HttpFolder:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server supports ranges for this file, which must not be empty. Raises like `read`."""
+        """Return whether the server supports ranges for this file, which must not be empty.
+
+        Raises what `read` raises.
+        """
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:
@@ -162,9 +171,10 @@ class HttpFolder:
     def _answer(
         self, name: str, asked: int, span: tuple[int, int] | None = None, tag: str | None = None
     ) -> Iterator[_Answer]:
-        """Request a file or its byte range `span`. If the whole answer is read, the connection is used again.
+        """Request a file or its byte range `span`. The context returns the answer with its headers read.
 
-        `asked` is the number of bytes that the answer should have. `tag` is the ETag that the file must have.
+        `asked` is the number of bytes that the answer should have. `tag` is the ETag that the file must have. If the
+        block reads the whole answer, the connection is used again.
         """
         url = self._url._replace(path=f"{self._url.path.rstrip('/')}/{name}", fragment="")
         headers = {"Accept-Encoding": "identity", "User-Agent": f"tpucache/{__version__}"}
@@ -322,13 +332,15 @@ class _Answer:
             raise _unexpected(status, span)
         coding = ", ".join(headers.get_all("Content-Encoding", [])).strip().lower()
         if coding not in ("", "identity"):
-            raise HttpError(f"the server sends it in the coding {coding!r:.100}, which was not asked for", status)
+            raise HttpError(f"the server sends the file in the coding {coding!r:.100}, which was not asked for", status)
         transfer = ", ".join(headers.get_all("Transfer-Encoding", [])).strip().lower()
         if transfer not in ("", "chunked"):
-            raise HttpError(f"the server transfers it in the coding {transfer!r:.100}, which was not asked for", status)
+            raise HttpError(
+                f"the server sends the file with the transfer coding {transfer!r:.100}, which was not asked for", status
+            )
         lengths = set(headers.get_all("Content-Length", [])) if not transfer else set()
         if len(lengths) > 1 or not all(_LENGTH.fullmatch(length) for length in lengths):
-            raise HttpError(f"the server states the length {', '.join(sorted(lengths))!r:.100}", status)
+            raise HttpError(f"the server states an impossible length: {', '.join(sorted(lengths))!r:.100}", status)
         self.length = int(lengths.pop()) if lengths else None
         if span is not None:
             _check_range(headers.get("Content-Range", ""), self.length, span)
@@ -405,12 +417,12 @@ def _target(url: SplitResult, response: http.client.HTTPResponse) -> SplitResult
     except ValueError:
         raise HttpError("the server redirects to an address that is not a web server's", response.status) from None
     if url.scheme == "https" and target.scheme != "https":
-        raise HttpError("the server redirects from https to http, where anybody may change it", response.status)
+        raise HttpError("the server redirects from https to http, where anybody may change the file", response.status)
     return target
 
 
 def _origin_of(url: SplitResult) -> Origin:
-    """Return the server of a URL. Raises ValueError if it has none."""
+    """Return the server in a URL. Raises ValueError if the URL names no server, or is not one of http or https."""
     scheme = url.scheme.lower()
     if scheme not in SCHEMES or not url.hostname:
         raise ValueError("it has no server")

@@ -59,7 +59,7 @@ class ExpiredError(PublishError):
 class Blob:
     """An upload at Kaggle: the file's token, and the URL to which its bytes are sent.
 
-    Until they expire, they allow writing this one file; they give no other access to the account.
+    Until the two expire, they allow writing this one file; they give no other access to the account.
     """
 
     token: str
@@ -87,7 +87,7 @@ class KaggleDataset:
             self._client = KaggleClient(username=user, password=key) if user and key else KaggleClient()
         except Exception as error:  # noqa: BLE001  # kagglesdk reads whatever files it finds
             raise PublishError(
-                f"kagglesdk cannot begin: {type(error).__name__}: {self._clean(error)}. Mend the files in ~/.kaggle, "
+                f"kagglesdk cannot start: {type(error).__name__}: {self._clean(error)}. Repair the files in ~/.kaggle, "
                 f"or set {_TOKEN}, or {_USER} and {_KEY}"
             ) from None
 
@@ -115,9 +115,9 @@ class KaggleDataset:
         return Blob(answer.token, answer.create_url)
 
     def send(self, blob: Blob, name: str, file: BinaryIO, size: int, advance: Callable[[int], None]) -> None:
-        """Upload the rest of a file, and resume after connection errors. `advance` gets the bytes that have arrived.
+        """Upload the rest of a file, and resume after connection errors.
 
-        Raises ExpiredError, PublishError.
+        `advance` is called with the number of bytes that have arrived. Raises ExpiredError, PublishError.
         """
         failures, reached = 0, -1
         while True:
@@ -130,13 +130,15 @@ class KaggleDataset:
             failures = 0 if there > reached >= 0 else failures + 1
             reached = there
             if failures > _TRIES:
-                raise PublishError(f"{name} does not arrive at Kaggle: {there:,} of {size:,} bytes. Run it again later")
+                raise PublishError(
+                    f"{name} does not arrive at Kaggle: {there:,} of {size:,} bytes. Run the same command again later"
+                )
             if failures > 1:
                 time.sleep(_pause(failures - 1))
             self._put(blob, name, file, there, size)
 
     def arrived(self, blob: Blob, name: str, size: int) -> int | None:
-        """Return how many bytes of a file Kaggle has, None if the upload has expired. Raises PublishError."""
+        """Return how many bytes of a file arrived at Kaggle; None if the upload has expired. Raises PublishError."""
         answer = self._ask(f"what has arrived of {name}", lambda: self._request(blob, f"bytes */{size}", b""))
         if answer.status_code in _GONE:
             return None
@@ -148,7 +150,10 @@ class KaggleDataset:
         return size
 
     def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
-        """Send a file from `start` to its end, once. The caller then asks what arrived, also after an error."""
+        """Send a file from `start` to its end, once. A broken connection is only logged: the caller asks what arrived.
+
+        Raises PublishError if Kaggle states another MD5 than the file has.
+        """
         file.seek(start)
         try:
             answer = self._request(blob, f"bytes {start}-{size - 1}/{size}", file)
@@ -161,7 +166,7 @@ class KaggleDataset:
                 raise PublishError(f"{name} arrived with other bytes at Kaggle: run the same command again")
 
     def _request(self, blob: Blob, content_range: str, data: BinaryIO | bytes) -> Any:
-        """Make one request of a resumable upload. It does not contain the account's key."""
+        """Make one request of a resumable upload, and return the answer. It does not contain the account's key."""
         import requests
 
         self._secrets = list(dict.fromkeys([*url_secrets(blob.url), *self._secrets]))
@@ -175,7 +180,7 @@ class KaggleDataset:
             return answer
 
     def version(self) -> int | None:
-        """Return the number of the current version, None if Kaggle shows no dataset. Raises PublishError."""
+        """Return the number of the dataset's current version; None if Kaggle shows no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
         request = ApiGetDatasetRequest()
@@ -358,7 +363,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _retry_after(error: Exception) -> float | None:
-    """Return the seconds to wait that an answer asks for; None if it has no such number. Dates are ignored."""
+    """Return the seconds to wait that the header Retry-After of an answer states; None if it states no number."""
     text = getattr(error, "response").headers.get("Retry-After", "")  # noqa: B009  # only errors of requests have it
     return float(text) if re.fullmatch(r"\d{1,6}", text) else None
 
@@ -368,7 +373,7 @@ def _pause(failures: int) -> float:
 
 
 def _stated_md5(header: str) -> str | None:
-    """Return the MD5, in base64, in Google Cloud Storage's header X-Goog-Hash; None if it has none."""
+    """Return the MD5, in base64, in Google Cloud Storage's header X-Goog-Hash; None if the header has no MD5."""
     parts = (part.strip().partition("=") for part in header.split(","))
     return next((value for kind, _, value in parts if kind == "md5"), None)
 

@@ -31,27 +31,35 @@ _WAITING_SHARE: Final = 0.5  # the fraction of the time that readers (summed ove
 
 
 class Store(Protocol):
-    """The storage that files are read from: a web server or an object store. Threads may share one."""
+    """The storage from which a Link reads files: a web server or an object store. Threads may share a Store."""
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with bytes from `start` on of a file with `size` bytes. Does not try again after an error.
+        """Fill `target` with bytes of the file `name`, which has `size` bytes, from the byte `start` on.
 
-        Raises ChangedError if the file was replaced since it was first read, OSError, EOFError, HTTPException.
+        Does not try again after an error. Raises ChangedError if the file was replaced since it was first read,
+        OSError, EOFError, HTTPException.
         """
         ...
 
 
 class Link:
-    """Reads runs of consecutive records from a URL. Threads may share one; each reads one run at a time."""
+    """Reads runs of consecutive records from a URL. Threads may share a Link; each thread reads one run at a time."""
 
     def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
-        """Store the storage to read from. `describe` returns the sample and variant of an index row as text."""
+        """Store the storage from which to read, and the cache's pieces.
+
+        `describe` returns, as text, the sample and the variant of an index row number. `url` is the URL without
+        secrets.
+        """
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # unused memory
         self.statistics = LinkStatistics()
 
     def read(self, run: RecordRun) -> memoryview:
-        """Read a run, and compare each record with its checksum. Raises DamageError, StoreError."""
+        """Return the bytes of a run, after comparing each record in it with its checksum.
+
+        A run with a wrong checksum is read up to three times. Raises DamageError, StoreError.
+        """
         name, size = self._shards[run.shard].name, self._shards[run.shard].bytes
         wrong = -1
         for _ in range(_CHECKS):
@@ -65,11 +73,11 @@ class Link:
         where = self._describe(int(run.numbers[wrong]))
         raise DamageError(
             f"{self.url}/{name} holds other bytes than the index says, in the record of {where}, {_CHECKS} times in a "
-            "row: the cache was damaged or replaced at the URL. Verify it where it was built, and push it again"
+            "row: the cache was damaged or replaced at the URL. Verify the cache where it was built, and push it again"
         )
 
     def reuse(self, data: memoryview) -> None:
-        """Keep the memory of a run for later reads. The caller must not use it any more."""
+        """Keep the memory of `data` for later reads. The caller must not use `data` any more."""
         if len(self._buffers) < self.statistics.width and isinstance(data.obj, bytearray):
             self._buffers.append(data.obj)
 
@@ -105,19 +113,22 @@ class Link:
         reason = f"{self.url}/{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if getattr(error, "status", None) in _REFUSED:
             return StoreError(
-                f"{reason}. The server refuses to give it: check the URL, and whether it may be read at all, or only "
-                "with a password, and go on from the last checkpoint"
+                f"{reason}. The server refuses to send this file: check the URL, and whether it needs a password, then "
+                "go on from the last checkpoint"
             )
         if isinstance(error, PermissionError):
             return StoreError(
-                f"{reason}. The server refuses to give it: check that the URL and the keys or the password may read "
-                "it, and are still valid, and go on from the last checkpoint"
+                f"{reason}. The server refuses to send this file: check that the URL is right, and that the keys or "
+                "the password allow reading this file and are still valid, then go on from the last checkpoint"
             )
         return StoreError(f"{reason}, after {tries} tries. Check the network and the URL")
 
 
 class LinkStatistics:
-    """Counts bytes and requests of a link, its speed, and how long readers wait for it. Threads may share one."""
+    """Counts the bytes and requests of a Link, and measures its speed and how long readers wait for records.
+
+    Threads may share a LinkStatistics.
+    """
 
     def __init__(self) -> None:
         self.bytes = self.needed = self.requests = self.failures = 0
@@ -149,7 +160,7 @@ class LinkStatistics:
 
     @property
     def width(self) -> int:
-        """The number of parallel requests that fills the link, given its latency and rate."""
+        """How many requests should run in parallel to use the network fully, given its latency and rate."""
         rate = 0.0
         if len(self._marks) > 1:
             (first, before), (last, after) = self._marks[0], self._marks[-1]

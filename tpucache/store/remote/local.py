@@ -49,7 +49,7 @@ _THERE: Final = 1  # a record's byte: it was written
 _BLOCK: Final = 4096  # bytes of the state per read
 _MOST_OPEN: Final = 256  # files
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_COUNT_PAUSE: Final = 100  # counting the records pauses for this many times the duration of a count
+_COUNT_PAUSE: Final = 100  # after a count of the records, the next one is made this many times its duration later
 _SHARE: Final = 0.8  # the fraction of the free disk that is used by default
 #: Two changes within one tick of a file system's clock get the same time. The longest tick of any file system is 2 s.
 _TICK_NS: Final = 2_000_000_000
@@ -97,7 +97,7 @@ class Moment(NamedTuple):
 
 
 class LocalCopy:
-    """The local folder of a cache at a URL. Threads may share one; a forked process makes its own."""
+    """The local folder of a cache at a URL. Threads may share a LocalCopy; a forked process must make its own."""
 
     def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
         """Open the folder. It keeps at most `most_bytes` of shards; None means 80 % of the free disk.
@@ -220,7 +220,7 @@ class LocalCopy:
             return self._make_room(piece)
 
     def is_alone(self) -> bool:
-        """Return whether nobody else uses this folder: no other process, and no other dataset of this process."""
+        """Return whether this object alone uses the folder: no other process, and no other dataset of this process."""
         with self._locked_header(), self._alone() as is_alone:
             return is_alone
 
@@ -246,7 +246,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def pinned(self, pieces: Numbers) -> Iterator[None]:
-        """Keep pieces from being removed while the block runs."""
+        """Keep `pieces`, which are piece numbers, from being removed while the `with` block runs."""
         unique = np.unique(pieces).tolist()
         with self._stay_lock:
             self._pinned.update(unique)
@@ -267,9 +267,10 @@ class LocalCopy:
             return shard in self._whole
 
     def write(self, run: RecordRun, data: memoryview) -> bool:
-        """Write a run whose records were compared with their checksums. Returns False if the disk is full.
+        """Write the bytes `data` of a run into its shard's file. Returns False if the disk is full.
 
-        A full disk is logged once, and no more pieces are kept. Raises StoreError.
+        The records must have been compared with their checksums. A full disk is logged once, and no more pieces are
+        kept. Raises StoreError.
         """
         try:
             file, at = self._open_file(run.shard), 0
@@ -322,7 +323,7 @@ class LocalCopy:
             _try_lock(self._number, _HEADER + piece, fcntl.F_UNLCK)
 
     def _prepare(self, *, is_alone: bool) -> None:
-        """Read the state, or reset it if it belongs to another cache. The header is locked. Raises OSError."""
+        """Read the file `state`, or reset it if it belongs to another cache. The header is locked. Raises OSError."""
         size = _HEADER + len(self._kept) + len(self._there)
         is_right = os.fstat(self._number).st_size == size and os.pread(self._number, len(_MAGIC), 0) == _MAGIC
         names = {each.name for each in os.scandir(self._folder.number)}
@@ -367,7 +368,7 @@ class LocalCopy:
         self._write(self._sum.to_bytes(8, "little"), _SUM_AT)
 
     def _look_up(self, numbers: Numbers) -> None:
-        """Look up in the state which of these records other processes have written."""
+        """Look up in the file `state` which of these records other processes have written."""
         if not self._is_shared:
             return
         start = _HEADER + len(self._kept)
@@ -413,8 +414,8 @@ class LocalCopy:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             _log.warning(
-                "%s: %s. Pieces that are not kept yet are read from the URL in every epoch; free some space, or give "
-                "another cache_dir",
+                "%s: %s. Records that are not on this disk yet are read from the URL in every epoch; free some space, "
+                "or give another cache_dir",
                 self.directory,
                 error.strerror,
             )
@@ -431,7 +432,10 @@ class LocalCopy:
         return True
 
     def _remove(self, piece: int) -> bool:
-        """Free the disk space of a piece. Returns whether the file system can do that. The header is locked."""
+        """Remove a piece from the disk. Returns False if the file system cannot free parts of files.
+
+        The header is locked.
+        """
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
         self._note(run.numbers, is_there=False)  # first, because the space is about to become a hole
@@ -444,7 +448,7 @@ class LocalCopy:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Try to use the folder alone. The context returns whether that worked.
+        """Take the folder for this object alone, if nothing else uses it. The context returns whether that worked.
 
         The caller has locked the header, so that no other process can begin to use the folder.
         """
@@ -463,7 +467,8 @@ class LocalCopy:
             while not _try_lock(self._number, 0, fcntl.F_WRLCK):
                 if time.monotonic() > until:
                     raise StoreError(
-                        f"another process has locked {self.directory / STATE_NAME} and does not release it: end it"
+                        f"another process has locked {self.directory / STATE_NAME} and does not release it: end that "
+                        "process"
                     )
                 time.sleep(0.002)
             try:

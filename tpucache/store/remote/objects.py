@@ -33,7 +33,7 @@ _CONNECT_SECONDS: Final = 10.0
 _LONGEST_SECONDS: Final = 600.0  # the longest time for a request of any size
 _CHUNK: Final = 8 << 20
 _PRECONDITION_FAILED: Final = 412
-#: The metadata servers that give the machine's own account. They are asked last.
+#: The metadata servers of clouds, which give keys of the machine's own account. They are asked last.
 _ACCOUNTS: Final = ("169.254.169.254", "metadata.google.internal")
 _KEYS: Final = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket. Keys in "
@@ -48,7 +48,7 @@ def is_installed() -> bool:
 
 
 class ObjectFolder:
-    """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`. Threads may share one.
+    """A folder at `s3://BUCKET/…` or `gs://BUCKET/…`. Threads may share an ObjectFolder.
 
     The methods raise FileNotFoundError, PermissionError if the store refuses access, ChangedError if a file was
     replaced since it was first read, and OSError for all other errors.
@@ -95,7 +95,7 @@ class ObjectFolder:
         return int(found["size"]), found.get("e_tag")
 
     def read(self, name: str, most: int) -> bytes | None:
-        """Return a small file's bytes, None if it has more than `most`."""
+        """Return a small file's bytes; None if it has more than `most` bytes."""
         import obstore
 
         def get(store: ObjectStore) -> bytes | None:
@@ -212,7 +212,7 @@ class ObjectFolder:
                 raise ChangedError(message, _PRECONDITION_FAILED) from None
             except refused.BaseError as error:
                 if any(place in str(error) for place in _ACCOUNTS):
-                    raise PermissionError(f"there are no keys for it: {_KEYS[self._scheme]}") from None
+                    raise PermissionError(f"there are no keys for this bucket: {_KEYS[self._scheme]}") from None
                 raise OSError(_text(error)) from None
         raise PermissionError(f"the store refuses {name}")
 
@@ -250,13 +250,14 @@ class _Use:
 
     @classmethod
     def check(cls) -> None:
-        """Raise UsageError in a process that was forked after the first request: it would wait forever."""
+        """Raise UsageError in a process that was forked after the first request: its requests would wait forever."""
         if cls.process is None:
             cls.process = os.getpid()
         if cls.process != os.getpid():
             raise UsageError(
-                "s3:// and gs:// cannot be read in a process forked from one that has read them: give a DataLoader "
-                'multiprocessing_context="forkserver", or use CachedLoader, which needs no other processes'
+                "s3:// and gs:// cannot be read in a process that was forked after its parent process has read them: "
+                'give a DataLoader multiprocessing_context="forkserver", or use CachedLoader, which needs no other '
+                "processes"
             )
 
 
@@ -299,7 +300,7 @@ def _profile_keys() -> Any:
     except Exception as error:  # noqa: BLE001  # botocore raises whatever a broken file makes it raise
         failure = error
     raise UsageError(
-        f"the keys of AWS cannot be read: {_text(failure)}. Mend ~/.aws or AWS_PROFILE, or set AWS_ACCESS_KEY_ID and "
+        f"the keys of AWS cannot be read: {_text(failure)}. Repair ~/.aws or AWS_PROFILE, or set AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY"
     )
 

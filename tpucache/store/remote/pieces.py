@@ -31,7 +31,11 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RecordRun(NamedTuple):
-    """Consecutive records of a shard: the shard's number, the byte range, and the records' numbers and index rows."""
+    """Consecutive records of a shard.
+
+    `shard` is the shard's number. The records are in the shard's bytes from `start` to `stop`. `numbers` has the index
+    row numbers of the records, int64 (n,), and `rows` their index rows, in the order of their offsets.
+    """
 
     shard: int
     start: int
@@ -41,14 +45,14 @@ class RecordRun(NamedTuple):
 
 
 class _ShardRows(NamedTuple):
-    """The index rows and the numbers of a shard's records, in the order of their offsets."""
+    """The index rows of a shard's records and the numbers of these rows, in the order of the records' offsets."""
 
     rows: Rows
     numbers: Numbers
 
 
 class Pieces:
-    """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share one."""
+    """The pieces of a cache, numbered from 0, shard by shard in the manifest's order. Threads may share a Pieces."""
 
     def __init__(self, cache: Cache) -> None:
         """Store an open cache. Its index is read when pieces are looked up."""
@@ -64,11 +68,14 @@ class Pieces:
         return int(self._first[-1])
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Return the record number and the piece number for each index row: int64 (n,) each."""
+        """Return the row number and the piece number of each index row: two arrays, int64 (n,).
+
+        A row may also point at a part of a record. Raises DamageError for a row outside of all records.
+        """
         return self._find(rows)
 
     def run(self, piece: int) -> RecordRun:
-        """Return a whole piece. Raises DamageError if the index has records outside their shard."""
+        """Return all records of a piece. Raises DamageError if the index has records outside their shard."""
         shard = self.shard_of(piece)
         each, table = int(self._sizes[shard]), self._table(shard)
         first = (piece - int(self._first[shard])) * each
@@ -81,9 +88,9 @@ class Pieces:
         return self._run(run.shard, _ShardRows(run.rows, run.numbers), slice(first, last))
 
     def runs(self, rows: Rows) -> Iterator[RecordRun]:
-        """Yield runs that cover these records, given their index rows. Records close to each other share a run.
+        """Yield runs that cover the records of these index rows. Records close to each other share a run.
 
-        Each run also has all records that lie between these records, so that these need not be fetched again.
+        Each run also has all other records in its byte range, so that the other records need not be fetched later.
         """
         for shard in np.unique(rows["shard"]).tolist():
             table = self._table(shard)
@@ -124,7 +131,9 @@ class Pieces:
             at = np.searchsorted(table.rows["offset"], offsets, "right") - 1
             ends = table.rows["offset"][at] + table.rows["length"][at]
             if (at < 0).any() or (offsets + rows["length"][chosen] > ends).any():
-                raise DamageError(f"the index has no record at these bytes of {self.shards[shard].name}: open it again")
+                raise DamageError(
+                    f"the index has no record at the requested bytes of {self.shards[shard].name}: open the URL again"
+                )
             numbers[chosen] = table.numbers[at]
             pieces[chosen] = self._first[shard] + at // self._sizes[shard]
         return numbers, pieces
@@ -160,8 +169,8 @@ class Pieces:
             most = entry.bytes
         if not 0 <= start <= stop <= entry.bytes or stop - start > most:
             raise DamageError(
-                f"the index has records of {entry.name} at the bytes {start:,} to {stop:,} of {entry.bytes:,}, which "
-                "no writer writes: the cache at the URL is damaged, verify it where it was built"
+                f"the index has records of {entry.name} at the bytes {start:,} to {stop:,} of {entry.bytes:,}, where "
+                "no record can be: the cache at the URL is damaged. Verify the cache where it was built"
             )
 
 

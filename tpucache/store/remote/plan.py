@@ -15,20 +15,22 @@ import numpy.typing as npt
 from tpucache.store.index import Numbers, Rows
 from tpucache.store.remote.pieces import PIECE_BYTES, Pieces, RecordRun
 
-#: The next use of a piece that no planned epoch needs.
+#: The window number that stands for "never", as the next use of a piece that no planned epoch needs.
 NEVER: Final = np.iinfo(np.int64).max
 
-#: If a window needs a part of a piece between these fractions, only this part is read. For smaller parts, separate
-#: requests would take longer than reading the piece.
+#: If a window needs between 1/8 and 3/4 of a piece, only this part is read. For smaller parts, separate requests would
+#: take longer than reading the whole piece.
 _LEAST_PART: Final = 1 / 8
 _MOST_PART: Final = 3 / 4
 _FIRST_SECONDS: Final = 0.5  # how long a plan waits for the request for its first records
 
 
 class Window(NamedTuple):
-    """Records that are needed at about the same time: their pieces in order, with the run to read for each piece.
+    """A few thousand records that a loader reads one after the other.
 
-    `counts` has the number of needed records per piece. `first` is the index row of the first record.
+    `runs` has the pieces with these records, in the order in which they are needed, each with the run to read in it.
+    `counts` has the number of these records per piece. `first` is the index row of the first record; None if there are
+    no records.
     """
 
     runs: list[tuple[int, RecordRun]]
@@ -65,7 +67,7 @@ class FetchPlan:
         self.forecast: Forecast | None = None
 
     def read(self) -> Window | None:
-        """Read the next window from the loader; None at the end."""
+        """Return the next window from the loader; None if there are no more."""
         rows = next(self._windows, None)
         if rows is None:
             return None
@@ -77,7 +79,7 @@ class FetchPlan:
         return Window([*runs], dict(zip(unique.tolist(), counts.tolist(), strict=True)), rows[0])
 
     def add(self, window: Window | None) -> None:
-        """Append a window that `read` returned."""
+        """Append a window that `read` returned; None ends the plan."""
         self.is_being_read = False
         if window is None:
             self.is_over = True
@@ -101,7 +103,7 @@ class FetchPlan:
         return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
-        """Return whether the plan's first record is one of these."""
+        """Return whether one of these index rows is that of the plan's first record."""
         first = self._first
         return first is not None and bool(
             ((rows["shard"] == first["shard"]) & (rows["offset"] == first["offset"])).any()
@@ -116,7 +118,7 @@ class FetchPlan:
         self._next.popleft()
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return the planned run in a piece if it has all of these records; None if there is no such run."""
+        """Return a planned run in a piece that has all records with these row numbers; None if there is no such run."""
         runs = (run for each, run in self._next if each == piece)
         return next((run for run in runs if np.isin(numbers, run.numbers).all()), None)
 
@@ -179,11 +181,11 @@ class FetchPlans:
         return any(plan.needed.get(piece, 0) > 0 for plan in self)
 
     def run_of(self, piece: int, numbers: Numbers) -> RecordRun | None:
-        """Return a planned run in a piece that has all of these records; None if there is none."""
+        """Return a planned run in a piece that has all records with these row numbers; None if there is no such run."""
         return next((run for plan in self if (run := plan.run_of(piece, numbers)) is not None), None)
 
     def note_read(self, pieces: Numbers) -> None:
-        """Count records as read. `pieces` has the piece of each record."""
+        """Count records as read, in the newest plan that needs their pieces. `pieces` has the piece of each record."""
         plans = [*self]
         unique, counts = np.unique(pieces, return_counts=True)
         for piece, count in zip(unique.tolist(), counts.tolist(), strict=True):
@@ -221,7 +223,7 @@ class Forecast:
         self._later.reverse()
 
     def go_to(self, window: int) -> None:
-        """Move on to a window: the windows before it were read."""
+        """Move on to the window with this number: the windows before it were read."""
         for needed, later in itertools.islice(zip(self._pieces_of, self._later, strict=True), self._now, window):
             self.next_use[needed] = later
         self._now = max(self._now, window)

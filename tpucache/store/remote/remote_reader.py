@@ -1,4 +1,4 @@
-"""RemoteReader: reads records of a cache at a URL by their index rows. It waits until they are fetched."""
+"""RemoteReader: reads records of a cache at a URL by their index rows. It waits until the records are fetched."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RemoteReader(ShardReader):
     """Reads records from sparse files after they were fetched and compared with their checksums.
 
     No other code may read these files: missing records read as zeros, and other programs may change the files. Threads
-    may share one reader. Forked and pickled copies have a fetcher of their own.
+    may share a RemoteReader. Forked and pickled copies have a fetcher of their own.
     """
 
     def __init__(self, cache: Cache, make: Callable[[Pieces], Fetcher]) -> None:
@@ -82,13 +82,16 @@ class RemoteReader(ShardReader):
 
     @property
     def is_busy(self) -> bool:
-        """Whether records are being fetched as fast as they are read."""
+        """Whether records are being fetched to the disk, and readers seldom have to wait for them."""
         return self._fetcher is not None and self._fetcher.is_busy
 
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Fetch records ahead in this order. Does nothing if the disk has all records of these variants and bands."""
+        """Fetch the records in `windows()` ahead, in this order.
+
+        Does nothing if the disk has all records of these variants in the first `bands` frequency bands.
+        """
         shards = np.flatnonzero(np.isin(self._variants, variants) & (self._bands < bands))
         self._look_at(shards)
         if self._whole[shards].all():
@@ -101,7 +104,7 @@ class RemoteReader(ShardReader):
         self.fetcher.expect(owner, rows(windows), None if further is None else functools.partial(rows, further))
 
     def prioritise(self, numbers: Numbers) -> None:
-        """If a plan begins with these records, fetch exactly these before anything else, and wait."""
+        """If a plan begins with the records of these index row numbers, fetch exactly these records first, and wait."""
         if self._fetcher is None or not self._fetcher.is_at_start:
             return
         rows = self._cache.index[numbers]
@@ -130,11 +133,14 @@ class RemoteReader(ShardReader):
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Like `ShardReader.scatter`, but every record, even if only a part is read, was compared with its checksum."""
+        """Like `ShardReader.scatter`, but every record is compared with its checksum before its first use.
+
+        This is so even if only a part of the record is read.
+        """
         self._read_unchanged(lambda: super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read))
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
-        """Like `ShardReader.read_by`, but every record was compared with its checksum."""
+        """Like `ShardReader.read_by`, but every record is compared with its checksum before its first use."""
         if len(np.unique(rows["shard"])) > MAX_OPEN:
             return 0
 
@@ -145,21 +151,22 @@ class RemoteReader(ShardReader):
         return self._read_unchanged(call)
 
     def _read_unchanged(self, read: Callable[[], T]) -> T:
-        """Read, and read again if a file changed meanwhile. Raises StoreError after several attempts."""
+        """Call `read`, and call it again if a file changed meanwhile. Raises StoreError after five attempts."""
         for _ in range(_TRIES):
             with contextlib.suppress(_ChangedError):
                 return read()
         raise StoreError(
-            f"the files in {self._directory} are changed by another program while they are read: end it, or give "
-            "another folder as cache_dir"
+            f"the files in {self._directory} are changed by another program while they are read: end that program, or "
+            "give another folder as cache_dir"
         )
 
     @contextlib.contextmanager
     def _opened(self, rows: Rows) -> Iterator[tuple[Numbers, Rows]]:
         """Wait until records are on this machine. The context returns each record's file descriptor and its row.
 
-        The descriptor is that of a shard's file, or that of a file in memory; the row says where the record is in it.
-        Raises _ChangedError if a file changed meanwhile: then the data that were read may be wrong.
+        The descriptor is that of a shard's file, or that of a file in memory; the row has the record's offset and
+        length in this file. At the end of the context, _ChangedError is raised if a file changed meanwhile: then the
+        data that were read may be wrong.
         """
         if self._is_proven[rows["shard"]].all():
             with self._unchanged(rows, self._since) as opened:
@@ -178,7 +185,11 @@ class RemoteReader(ShardReader):
 
     @contextlib.contextmanager
     def _unchanged(self, rows: Rows, since: Mapping[int, Moment]) -> Iterator[tuple[Numbers, Rows]]:
-        """Open the files of proven records. At the end, raises _ChangedError if a status differs from `since`."""
+        """Open the files of proven records, as `_opened` does.
+
+        `since` has the status of each shard's file when its records were proven. At the end of the context,
+        _ChangedError is raised if a file has another status then.
+        """
         since = dict(since)
         opened = self._open_files(rows)
         try:
@@ -247,7 +258,7 @@ class RemoteReader(ShardReader):
         return bool(self._whole[rows["shard"]].all())
 
     def _note(self, *, are_here: bool) -> None:
-        """Check now and then which shards are complete, so that their records need not be looked up any more.
+        """After every 64th read, check which shards are complete, so that their records need not be looked up any more.
 
         `are_here` says whether the records of the last read were all on the disk. If there is a plan, the check is done
         when an epoch begins, so that the epoch counts all of its records as needed.
@@ -292,8 +303,8 @@ def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int,
                 is_whole, reason = False, f" ({error.strerror})"
             if not is_whole:
                 raise StoreError(
-                    f"{sum(map(len, parts)):,} bytes of records cannot be held in memory{reason}: end what else runs "
-                    "here, ask for smaller batches, or raise this process's limits (`ulimit -f unlimited`)"
+                    f"{sum(map(len, parts)):,} bytes of records cannot be held in memory{reason}: end other programs, "
+                    "use smaller batches, or raise this process's limits (`ulimit -f unlimited`)"
                 )
         yield number, offsets
     finally:

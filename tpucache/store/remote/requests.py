@@ -35,7 +35,10 @@ _WHOLE_SHARE: Final = 4
 
 
 class NeededRecords(NamedTuple):
-    """Records that a reader needs: their index row numbers, their pieces, and their index rows."""
+    """Records that a reader needs: `numbers` has their index row numbers, `pieces` the piece of each record.
+
+    `rows` has their index rows. All three arrays have one element per record.
+    """
 
     numbers: Numbers
     pieces: Numbers
@@ -66,7 +69,7 @@ class FetchRequest:
         self.__dict__.pop("numbers", None)
 
     def bytes(self, start: int, stop: int) -> memoryview:
-        """Return some bytes in memory, counted from the start of the run. Returns b"" if they are on the disk."""
+        """Return the bytes `start` to `stop` of the run, if they are in memory; b"" if they are on the disk."""
         return memoryview(b"") if self.data is None else self.data[start:stop]
 
 
@@ -226,14 +229,17 @@ class FetchRequests:
             self.end(request)
 
     def are_here_soon(self, numbers: Numbers, piece: int) -> Bools:
-        """Return which records of a piece are on the disk, or are in an urgent request: bool (n,)."""
+        """Return which of the records `numbers` of a piece are on the disk, or in an urgent request: bool (n,)."""
         found = self._local.has(numbers)
         for request in self._urgent_by_piece.get(piece, ()):
             found |= np.isin(numbers, request.run.numbers)
         return found
 
     def lacking(self, run: RecordRun, piece: int) -> RecordRun:
-        """Return the part of a run from the first to the last record that `are_here_soon` does not report."""
+        """Return the part of a run from the first to the last record for which `are_here_soon` is False.
+
+        If there is no such record, the run itself is returned.
+        """
         places = np.flatnonzero(~self.are_here_soon(run.numbers, piece))
         if len(places) in (0, len(run.numbers)):
             return run
@@ -241,7 +247,7 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return the runs to read for a request: its own run, without the longer parts that `are_here_soon` reports."""
+        """Return the runs to read for a request: its own run, without longer parts that `are_here_soon` reports."""
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))
@@ -252,7 +258,10 @@ class FetchRequests:
         return piece in self.by_piece or piece in self._urgent_by_piece
 
     def has_room_in_memory(self, plans: FetchPlans) -> bool:
-        """Return whether there is memory for one more piece. If not, first drop a piece that no plan needs any more."""
+        """Return whether there is memory for one more piece.
+
+        If the memory is full, one piece that no plan needs any more is dropped first, if there is such a piece.
+        """
         if len(self._in_memory) + len(self.by_piece) < self._most_in_memory:
             return True
         unneeded = next((piece for piece in self._in_memory if not plans.need(piece)), None)

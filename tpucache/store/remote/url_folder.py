@@ -32,7 +32,7 @@ _log: Final = logging.getLogger("tpucache")
 _CHUNK: Final = 8 << 20
 _RETRIES: Final = 6
 _FIRST_PAUSE: Final = 0.5
-PATIENT_SECONDS: Final = 40.0  # plus the last attempt's timeout, nobody waits longer than a minute
+PATIENT_SECONDS: Final = 40.0  # together with the last attempt's timeout, a reader waits at most a minute
 _CHANCE: Final = random.Random()  # a separate generator, so that the program's own random numbers do not change
 _MOST_TEXT: Final = 500  # characters of a library's error, which may quote a whole answer
 #: The characters that end a URL's path for the libraries of each scheme. A web server's URL may have a query.
@@ -106,7 +106,7 @@ class Remote:
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
-                f"{self.shown} reads a web server through another store, without a limit: give its own URL"
+                f"{self.shown} reads a web server through another store, without a limit: give the web server's own URL"
             )
         if self.scheme in objects.SCHEMES and "::" not in url:
             if objects.is_installed():
@@ -133,7 +133,7 @@ class Remote:
         return self._retry("", self._writable.files)
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes. Raises FormatError if it has more than `limit`, StoreError."""
+        """Return a small file's bytes. Raises FormatError if it has more than `limit` bytes, and StoreError."""
         found = self._retry(name, lambda: self._files.read(name, limit))
         if found is None:
             most = "any manifest: give the URL of a cache" if name == MANIFEST_NAME else f"{limit:,} bytes, its limit"
@@ -141,9 +141,10 @@ class Remote:
         return found
 
     def read_into(self, name: str, start: int, target: memoryview, size: int) -> None:
-        """Fill `target` with bytes from `start` on of a file with `size` bytes. Does not try again after an error.
+        """Fill `target` with bytes of the file `name`, which has `size` bytes, from the byte `start` on.
 
-        Raises ChangedError if the file was replaced since it was first read, OSError, EOFError, HTTPException.
+        Does not try again after an error. Raises ChangedError if the file was replaced since it was first read,
+        OSError, EOFError, HTTPException, and UsageError for storage that cannot be read in this process.
         """
         try:
             self._files.read_into(name, start, target, size)
@@ -190,9 +191,9 @@ class Remote:
         return self.version(name)[0]
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size as `size` does, and a text that changes with its content (None if the store has none).
+        """Return a file's size in bytes, and a text that changes with its content, such as an ETag.
 
-        Raises StoreError.
+        Each is None if the store does not state it; both are None if there is no file. Raises StoreError.
         """
         return self._retry(name, lambda: self._files.version(name))
 
@@ -205,9 +206,10 @@ class Remote:
         self._retry(name, lambda: self._writable.put(name, data))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file atomically: of several processes only one gets True. False means that the file exists.
+        """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        In a store that cannot do this atomically, it is checked first whether the file exists. Raises StoreError.
+        If several processes write the file at the same time, only one of them gets True. A store that cannot do this
+        atomically is asked first whether the file exists. Raises StoreError.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 
@@ -221,9 +223,9 @@ class Remote:
         return isinstance(self._files, FsspecFolder) and self._files.has_commits
 
     def send(self, files: Mapping[str, Path | bytes], remove: Sequence[str] = ()) -> None:
-        """Write `files` in their order, then remove those named in `remove`; in one step if `is_atomic`.
+        """Write `files`, bytes or local files by name, in their order, then remove the files named in `remove`.
 
-        Raises StoreError.
+        If `is_atomic`, all of this is one step. Raises StoreError.
         """
         if isinstance(self._files, FsspecFolder) and self._files.has_commits:
             if files or remove:
@@ -293,9 +295,9 @@ class Remote:
             self._pause(name, failure, tries)
 
     def _pause(self, name: str, failure: Exception, tries: Tries) -> None:
-        """Wait before the next attempt. Raises StoreError if there is none.
+        """Wait before the next attempt to read or write `name`. Raises StoreError if there is no further attempt.
 
-        The error is not chained to the original one, whose text may contain a password.
+        That error is not chained to `failure`, whose text may contain a password.
         """
         where = f"{self.shown}/{name}".rstrip("/")
         if any(words in str(failure) for words in _NO_BUCKET):

@@ -1,1 +1,1 @@
-"""Codecs of JPEG's coefficients: quantise, leave out the zeros, compress; a device makes pixels of them."""
+"""Codecs that store JPEG's coefficients: quantise, leave out the zeros, compress. A device computes the pixels."""

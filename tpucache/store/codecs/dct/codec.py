@@ -64,10 +64,13 @@ class DctCodec(PackedCodec):
         """Raise FormatError unless the field is uint8 (height, width, 1 or 3) with a valid quality and chroma."""
         check_picture(self.name, field)
         if field.quality is None or not 1 <= field.quality <= 100 or field.chroma not in CHROMA:
-            raise FormatError(f"{self.name} has no quality {field.quality!r} with chroma {field.chroma!r}")
+            raise FormatError(
+                f"{self.name} has qualities from 1 to 100 and the chroma {' or '.join(CHROMA)}, not quality "
+                f"{field.quality!r} and chroma {field.chroma!r}"
+            )
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size in bytes of the packed coefficients: those of one band, if the field stands for one band."""
+        """Return the size in bytes of an image's packed coefficients; of one band, if the field stands for one band."""
         layout = packed_layout(field)
         return layout.nbytes if field.band is None else layout.parts[field.band].nbytes
 
@@ -77,7 +80,10 @@ class DctCodec(PackedCodec):
         return longest_record(size, sparse.most_bytes(size, self.packing))
 
     def encode_bands(self, field: FieldSpec, array: Array, quality: int | None = None) -> list[bytes]:
-        """Encode an array as one piece of bytes per band; each is compressed separately. Raises UsageError."""
+        """Encode an array as one piece of bytes per frequency band; each piece is compressed separately.
+
+        Raises what `encode` raises.
+        """
         if field.bands is None:
             return [self.encode(field, array, quality)]
         layout, at, found = packed_layout(field), 0, []
@@ -96,7 +102,7 @@ class DctCodec(PackedCodec):
             return self._compress(form)
 
     def decode_bands(self, field: FieldSpec, parts: Sequence[memoryview], out: Array) -> None:
-        """Decode the bytes of all frequency bands, one part each, into `out`. Raises DamageError."""
+        """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band. Raises DamageError."""
         if field.bands is None:
             return super().decode_bands(field, parts, out)
         return self.decode_packed(field, self._joined_bands(field, parts), out)
@@ -166,7 +172,10 @@ class DctCodec(PackedCodec):
             raise ValueError(f"{lengths[done]:,} bytes do not unpack to {size:,} bytes")
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
-        """Read records from open files and unpack each at once: see `PackedCodec.unpack_files`."""
+        """Read records from open files, and decode them into their packed form: see `PackedCodec.unpack_files`.
+
+        Returns 0 without the system's library, and for a field that is decoded at a smaller size without bands.
+        """
         library = self._library()
         if library is None or (field.bands is None and field.view is not None and field.view.frequencies < BLOCK):
             return 0
@@ -179,11 +188,14 @@ class DctCodec(PackedCodec):
 
     @abstractmethod
     def _compress(self, form: Sparse) -> bytes:
-        """Compress the two parts of a sparse form."""
+        """Compress the two parts of a sparse form into one piece of bytes."""
 
     @abstractmethod
     def _decompress(self, data: memoryview, most: int) -> bytes:
-        """Decompress by the Python package. The result has at most `most` bytes. Raises ValueError, DependencyError."""
+        """Decompress by the Python package. The result has at most `most` bytes.
+
+        Raises ValueError for damaged bytes, DependencyError without the package.
+        """
 
     @abstractmethod
     def _library(self) -> Unpacker | None:
@@ -250,9 +262,9 @@ def _check_rows(out: Array, rows: Numbers, records: int) -> None:
     """Raise IndexError for rows out of bounds, or rows that are not contiguous memory."""
     are_contiguous = out.ndim == 2 and (out.strides[1] == 1 or out.shape[1] < 2 or not out.size)
     if not (are_contiguous and records == len(rows)):
-        raise IndexError(f"{records:,} records are unpacked into as many rows, each of contiguous memory")
+        raise IndexError(f"{records:,} records need as many rows, each of contiguous memory, to unpack into")
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(out):
-        raise IndexError(f"rows lie outside of {len(out):,}")
+        raise IndexError(f"row numbers are not below {len(out):,}, the number of rows")
 
 
 def packed_layout(field: FieldSpec) -> CoefficientLayout:

@@ -1,4 +1,4 @@
-"""JPEG's quantised coefficients, laid out so that an accelerator decodes a plane by two matrix products.
+"""JPEG's quantised coefficients, laid out so that an accelerator decodes a plane by two matrix multiplications.
 
 An image becomes one plane (grey) or three (Y, Cb, Cr). The coefficients of a plane are one matrix: row `(u, i)`,
 column `(v, j)` holds the coefficient of vertical frequency `u` and horizontal frequency `v` in block `(i, j)`. So the
@@ -108,7 +108,7 @@ class Plane(NamedTuple):
 
 
 class Submatrix(NamedTuple):
-    """Some rows and columns of a matrix."""
+    """A range of rows and a range of columns of a matrix."""
 
     rows: slice
     columns: slice
@@ -125,10 +125,10 @@ class Submatrix(NamedTuple):
 
 
 class Band(NamedTuple):
-    """One frequency band, from `first` to below `last`: the parts of each plane's matrix that belong to it.
+    """One frequency band, from frequency `first` to below `last`, and where its coefficients are in the matrices.
 
-    `low` has the parts of each plane with all coefficients of the band, `high` those with coefficients that are stored
-    with more than 8 bits.
+    For each plane, `low` has the submatrices of all coefficients of the band, and `high` the submatrices of those
+    coefficients that are stored with more than 8 bits.
     """
 
     first: int
@@ -169,7 +169,7 @@ class CoefficientLayout:
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
-        """The planes in order: Y, or Y, Cb, Cr."""
+        """The planes: Y alone for a grey image, otherwise Y, Cb, Cr."""
         step = 2 if self.channels == 3 and self.chroma == "420" else 1
         rows, columns = (-(-side // (BLOCK * step)) for side in (self.height, self.width))
         luma, chroma = (quantisers(table, self.quality) for table in (_LUMA_TABLE, _CHROMA_TABLE))
@@ -178,7 +178,7 @@ class CoefficientLayout:
 
     @functools.cached_property
     def parts(self) -> tuple[Band, ...]:
-        """The bands in order."""
+        """The frequency bands, the lowest first."""
         return tuple(
             Band(
                 first,
@@ -199,13 +199,16 @@ class CoefficientLayout:
 def layout_of(
     shape: tuple[int, ...], quality: int, chroma: str | None, bands: tuple[int, ...] = (BLOCK,)
 ) -> CoefficientLayout:
-    """Return the layout of images (height, width, channels). Layouts are cached."""
+    """Return the layout of images with the shape (height, width, channels). A `chroma` of None means "420".
+
+    Layouts are cached.
+    """
     height, width, channels = shape
     return CoefficientLayout(height, width, channels, quality, chroma or "420", bands)
 
 
 def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
-    """Convert an image (height, width, channels) to packed coefficients. The bytes are the same on every processor."""
+    """Return the packed coefficients of an image (height, width, channels), the same bytes on every processor."""
     matrices: Matrices = []
     for pixels, plane in zip(_image_planes(image, layout), layout.planes, strict=True):
         coefficients = _quantise(_transform(pixels), plane)
@@ -217,7 +220,7 @@ def pack(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Convert packed coefficients to an image (height, width, channels). Raises DamageError for a wrong length."""
+    """Return the image (height, width, channels) of packed coefficients. Raises DamageError for a wrong length."""
     if len(packed) != layout.nbytes:
         raise DamageError(f"packed coefficients have {len(packed):,} bytes, not {layout.nbytes:,}")
     rows = np.frombuffer(packed, np.uint8)[None]
@@ -236,10 +239,10 @@ def unpack(packed: bytes | memoryview, layout: CoefficientLayout) -> npt.NDArray
 
 
 def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: int = 1) -> npt.NDArray[np.uint8]:
-    """Return the luma, uint8 (n, height / step, width / step), of packed images, uint8 (n, N).
+    """Return the luma (brightness), uint8 (n, height / step, width / step), of packed images, uint8 (n, N).
 
-    A `step` of 2 gives the means of 2x2 pixels. Then only the lower half of the frequencies is used: the higher half
-    adds little to a mean.
+    With a `step` of 2, each value is the mean of 2x2 pixels. Then only the lower half of the frequencies is used: the
+    higher half adds little to a mean.
     """
     (parts,), plane = _split(packed, layout, 1), layout.planes[0]
     count = BLOCK // step
@@ -249,14 +252,19 @@ def unpack_luma(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, step: 
 
 
 def repack(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, bands: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Convert packed images, uint8 (n, N), to other bands, uint8 (n, M): fewer frequencies, or another grouping."""
+    """Return packed images, uint8 (n, N), packed in other bands, uint8 (n, M).
+
+    `bands` has the upper frequency limits of the new bands. The last limit may be lower than in `layout`, so that
+    higher frequencies are left out.
+    """
     return _joined(_split(packed, layout), dataclasses.replace(layout, bands=bands))
 
 
 def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uint8]:
-    """Join the matrices of each plane into packed bytes (n, N).
+    """Join the matrices of each plane into packed bytes, uint8 (n, N).
 
-    They are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns).
+    `matrices` has a pair for each plane: the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows,
+    columns).
     """
     images = len(matrices[0][0])
     found = []
@@ -274,10 +282,10 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Split packed bytes into the matrices of each plane, or of the first `planes` planes.
+    """Split packed bytes, uint8 (n, N), into a pair of matrices for each plane, or for the first `planes` planes.
 
-    They are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns), up to the layout's
-    highest frequency.
+    The pair are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns), up to the
+    layout's highest frequency.
     """
     images = len(packed)
     shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]
@@ -299,9 +307,10 @@ def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int
 
 
 def quantisers(table: tuple[tuple[int, ...], ...], quality: int) -> Array:
-    """Scale a table of quantisers to a quality, 1 to 100, as the Independent JPEG Group's software does: int64 (8, 8).
+    """Return a table of quantisers, int64 (8, 8), scaled to a JPEG quality from 1 to 100.
 
-    One thing differs: the quantiser of frequency 0 is at least 2, so that differences of two means fit into 12 bits.
+    The scaling is that of the Independent JPEG Group's software, with one difference: the quantiser of frequency 0 is
+    at least 2, so that the difference of two coefficients of frequency 0 fits into 12 bits.
     """
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     scaled: Array = np.clip((np.array(table) * scale + 50) // 100, 1, 255)
@@ -311,7 +320,7 @@ def quantisers(table: tuple[tuple[int, ...], ...], quality: int) -> Array:
 
 @functools.cache
 def basis() -> Floats:
-    """Return the orthonormal 8-point DCT: row u holds frequency u's values at the 8 pixels."""
+    """Return the matrix (8, 8) of the orthonormal 8-point DCT: row u has the values of frequency u at the 8 pixels."""
     places = np.arange(BLOCK)
     waves = np.cos(np.outer(places, 2 * places + 1) * (np.pi / (2 * BLOCK)))
     waves[0] *= np.sqrt(0.5)
@@ -347,7 +356,7 @@ def _image_planes(image: npt.NDArray[np.uint8], layout: CoefficientLayout) -> It
 
 
 def _transform(pixels: Floats) -> Floats:
-    """Return the DCT of each block, times 2^30: (i, u, j, v)."""
+    """Return the DCT of each 8x8 block of a plane, times 2^30: (i, u, j, v) for block (i, j) and frequencies u, v."""
     rows, columns = (side // BLOCK for side in pixels.shape)
     waves = _whole_basis()
     vertical = waves @ pixels.reshape(rows, BLOCK, columns * BLOCK)
@@ -367,9 +376,9 @@ def _quantise(transformed: Floats, plane: Plane) -> npt.NDArray[np.int32]:
 
 
 def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32]:
-    """Join the low 8 bits and the bits 8 to 11 of coefficients, and return the coefficients (n, u, i, v, j).
+    """Return the coefficients (n, u, i, v, j), given their low 8 bits, `low`, and their bits 8 to 11, `high`.
 
-    The coefficient of frequency 0 is stored as the difference from the block to the left: these differences are summed.
+    Coefficients of frequency 0 are stored as differences from the block to the left, which are summed here.
     """
     count = low.shape[1] // plane.block_rows
     matrix = low.view(np.int8).astype(np.int32)

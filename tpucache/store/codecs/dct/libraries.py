@@ -2,8 +2,8 @@
 
 The Python packages zstandard and lz4 return new objects, whose memory is allocated and then copied. The C libraries
 write to any address, and ctypes calls them without the interpreter's lock. A compiled loop calls them without Python.
-The libraries' file names contain the version of their binary interface. Nearly every Linux system has both, because
-dpkg, apt and systemd need them.
+The libraries' file names contain the version of their binary interface. Nearly every Linux system has both libraries,
+because dpkg, apt and systemd need them.
 
 The package zstandard bundles its own libzstd, possibly of another version, whose functions cannot be called by ctypes.
 Both versions decompress an intact frame to the same bytes. A corrupt frame may give different bytes, so a process uses
@@ -35,11 +35,11 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class Unpacker(NamedTuple):
-    """A library's function that decompresses a record, callable from Python and from compiled code."""
+    """A C library's function that decompresses a record, for calls from Python and from compiled code."""
 
     #: (source, length, target, room): addresses, and sizes in bytes. Returns the bytes written, -1 for damaged input.
     unpack: Callable[[int, int, int, int], int]
-    #: The function's address.
+    #: The address of the C function.
     function: int
     #: Returns the address of the calling thread's decompression context; 0 if the function needs none.
     context: Callable[[], int]
@@ -54,7 +54,7 @@ class Unpacker(NamedTuple):
         return found >= 0 and _spreads(scratch.memory[:found], out, packing)
 
     def unpack_all(self, sources: Numbers, lengths: Numbers, out: Array, rows: Numbers, packing: str) -> int:
-        """Unpack records into rows of `out`. Stops at the first damaged one; returns the number of records before it.
+        """Unpack n records into rows of `out`. Returns the number of records before the first damaged one, or n.
 
         `sources` are the records' addresses, `lengths` their sizes in bytes; both are (n,) like `rows`. `out` is uint8
         (m, size) with contiguous rows.
@@ -69,9 +69,9 @@ class Unpacker(NamedTuple):
         return len(sources)
 
     def unpack_files(self, records: FileRecords, out: Array, rows: Numbers, packing: str) -> int:
-        """Like `unpack_all`, but each record is read from a file, where its length comes first.
+        """Like `unpack_all`, but each record is read from an open file, where the record's length comes first.
 
-        Without compiled code it returns 0: reading the records one by one in Python would be slow.
+        Returns 0 without compiled code: reading the records one by one in Python would be slow.
         """
         loops = native()
         if loops is None:
@@ -114,7 +114,10 @@ class Unpacker(NamedTuple):
 
 
 def longest_record(size: int, sparse_bytes: int) -> int:
-    """Return an upper limit for the length of a record: compression never makes its input much longer."""
+    """Return an upper limit for the length of a compressed record: compression never makes its input much longer.
+
+    `size` and `sparse_bytes` are the lengths of the packed bytes and of their sparse form.
+    """
     return 2 * max(size, sparse_bytes) + _SHORT
 
 
@@ -192,5 +195,5 @@ def _load(name: str, package: str) -> Any:
     try:
         return ctypes.CDLL(name)
     except OSError:
-        _log.warning("records are unpacked by the package %s: with the system's %s it is faster", package, name)
+        _log.warning("records are unpacked by the package %s: the system's library %s would be faster", package, name)
         return None

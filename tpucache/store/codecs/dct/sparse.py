@@ -1,9 +1,9 @@
 """The sparse form of bytes: masks and the non-zero bytes. Four in five bytes of packed coefficients are 0.
 
-The mask has one bit per byte, which is set if the byte is not 0. Most bytes of the mask are 0, too, so there is a
-second mask of the mask. The sparse form is the second mask, then the non-zero bytes of the mask, then the non-zero
-bytes of the data. So zstd or lz4 has to process only a quarter of the bytes, and a processor with a byte shuffle
-instruction puts eight bytes in place at once.
+The mask has one bit per byte of the data, which is set if the byte is not 0. Most bytes of the mask are 0, too, so a
+second mask has one bit per byte of the first mask. The sparse form is the second mask, then the non-zero bytes of the
+first mask, then the non-zero bytes of the data. So zstd or lz4 has to process only a quarter of the bytes, and a
+processor with a byte shuffle instruction writes eight bytes of the data at once.
 
 The packing "sparse" stores the non-zero bytes as they are. The packing "nibbles" stores each in 4 bits if it is from
 -8 to 7, which four in five are. The nibble 0 means that the value is larger; all larger values follow as whole bytes,
@@ -31,7 +31,10 @@ _PAIRS: Final = np.stack([np.tile(_VALUES, 16), np.repeat(_VALUES, 16)], axis=1)
 
 
 class Sparse(NamedTuple):
-    """A sparse form in two parts, which follow one another. They compress differently."""
+    """A sparse form in two parts, which are stored one after the other: the masks, and the non-zero bytes.
+
+    Their bytes are distributed so differently that dct-zstd puts them into separate zstd blocks.
+    """
 
     masks: bytes
     values: bytes
@@ -48,7 +51,7 @@ class Scratch(NamedTuple):
 
 
 def squeeze(plain: bytes, packing: str) -> Sparse:
-    """Return the sparse form of bytes."""
+    """Return the sparse form of `plain`. `packing` is "sparse" or "nibbles"."""
     values = np.frombuffer(plain, np.uint8)
     values = np.pad(values, (0, -len(values) % _GROUP))
     mask = np.packbits(values != 0, bitorder="little")
@@ -59,7 +62,10 @@ def squeeze(plain: bytes, packing: str) -> Sparse:
 
 
 def spread(sparse: Array, out: Array, packing: str) -> None:
-    """Write the bytes that a sparse form stands for to `out`; both are uint8 arrays. Raises ValueError for damage."""
+    """Write the bytes that the sparse form `sparse` stands for to `out`; both are uint8 (any length,).
+
+    Raises ValueError if the sparse form is damaged.
+    """
     groups = -(-len(out) // _GROUP)
     if len(sparse) < groups:
         raise ValueError(f"{len(sparse):,} bytes instead of at least {groups:,}")
@@ -75,7 +81,7 @@ def spread(sparse: Array, out: Array, packing: str) -> None:
 
 
 def most_bytes(size: int, packing: str) -> int:
-    """Return the maximal length of the sparse form of `size` bytes."""
+    """Return the maximal length in bytes of the sparse form of `size` bytes."""
     values = _GROUP + _GROUP // 2 if packing == NIBBLES else _GROUP
     return -(-size // _GROUP) * (1 + _GROUP // 8 + values)
 
@@ -104,7 +110,10 @@ def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
 
 
 def narrow(values: Array) -> bytes:
-    """Convert values, uint8 (n,) without 0, to nibbles (two's complement), followed by the values that need 8 bits."""
+    """Return values, uint8 (n,) without 0, as nibbles (two's complement), followed by the values that need 8 bits.
+
+    The nibble of a value that needs 8 bits is 0.
+    """
     signed = values.view(np.int8)
     is_whole = (signed < -_SIGN) | (signed >= _SIGN)
     nibbles = np.pad(np.where(is_whole, 0, values & 15).astype(np.uint8), (0, len(values) % 2))
