@@ -13,7 +13,8 @@ from tpucache import TpucacheError
 
 #: What a message says besides what is wrong and where: what to do, or what is allowed instead.
 _ADVICE: Final = re.compile(
-    r"\b(add|ask|begin|bring|draw|keep|build|check|choose|convert|copy|end (?:it|that process|that program)|give|install|leave|left out|look|"
+    r"\b(add|ask|begin|bring|draw|keep|build|check|choose|convert|copy|end (it|that|other)|give|install|leave|left out|"
+    r"look|"
     r"make|name|open|remove|repair|restart|run|save|set|take|try|unset|use|warm|write)\b|"
     r"\b(allowed|at least|at most|between|has|invalid|is a|is an|is one of|less than|lie|looked for|must|needs?|only|"
     r"required|such as|there are|unrecognized)\b|"

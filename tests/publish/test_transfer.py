@@ -348,7 +348,7 @@ def test_an_answer_that_is_quoted_stays_one_short_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("url", ["simplecache::http://127.0.0.1:1/x", "zip://a::HTTPS://ann:secret@127.0.0.1:1/x.zip"])
 def test_a_web_server_is_read_directly_alone(tmp_path, url):
-    with pytest.raises(UsageError, match="give its own URL") as caught:
+    with pytest.raises(UsageError, match="give the web server's own URL") as caught:
         fetch_cache(url, tmp_path / "fetched")
     assert "secret" not in str(caught.value)
 
@@ -363,7 +363,7 @@ def test_a_web_server_is_read_directly_alone(tmp_path, url):
 def test_places_that_are_no_store_of_files_are_refused_before_anything_is_opened(tmp_path, monkeypatch, url):
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda url: pytest.fail("opened"))
     with pytest.raises(
-        UsageError, match=r":// cannot be read\. Give a URL that begins with http, https, file, .*gs"
+        UsageError, match=r":// cannot be read\. Give a URL that begins with http, https, .*gs"
     ) as caught:
         fetch_cache(url, tmp_path / "fetched")
     assert "secret" not in str(caught.value)

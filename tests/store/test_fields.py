@@ -56,5 +56,5 @@ def test_a_quality_is_one_to_a_hundred(codec: str) -> None:
         if 1 <= quality <= 100:
             check_field(field)
         else:
-            with pytest.raises(FormatError, match=f"no quality {quality}"):
+            with pytest.raises(FormatError, match=f"not quality {quality} "):
                 check_field(field)

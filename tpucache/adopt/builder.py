@@ -20,7 +20,7 @@ from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
 from tpucache.system import usable_cores
 
-#: Data sets with fewer samples are built before they are read: that is faster than starting workers.
+#: The cache of a data set with fewer samples is built before it is read: that is faster than starting workers.
 LEAST_GROWING: Final = 256
 
 _END_SECONDS: Final = 5.0
@@ -32,11 +32,11 @@ _THREADS: Final = (
 
 
 def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cache:
-    """Return the cache of a source at once, while another process builds it.
+    """Return the cache of a source as soon as the source is listed, while another process builds the cache.
 
-    If the cache cannot be read before it is finished, wait until it is. `source` is the first argument of
-    `build_cache`, or a `functools.partial` that makes it; `others` are the other arguments. Raises the errors of
-    `build_cache`.
+    If the cache cannot be read before it is finished, wait until it is finished. `source` is the first argument of
+    `build_cache`, or a `functools.partial` that makes this argument; `others` are the other arguments by name. Raises
+    the errors of `build_cache`.
     """
     builder = BuildProcess(source, directory, others)
     prospect = builder.first_answer()
@@ -62,7 +62,7 @@ class BuildProcess:
             **os.environ,
             "PYTHONWARNINGS": f"{warnings},ignore:resource_tracker:UserWarning".strip(","),
         }
-        # It gets a session of its own, so that Ctrl-C reaches only the reading process, which then ends it.
+        # The builder gets a session of its own, so that Ctrl-C reaches only this process, which then ends the builder.
         self._process = subprocess.Popen(  # noqa: S603  # it is this interpreter
             [sys.executable, "-c", COMMAND],
             stdin=pipe,
@@ -83,9 +83,10 @@ class BuildProcess:
         return _none, ()  # unpickled copies are None, because only the process that started the build may use it
 
     def first_answer(self) -> Prospect | None:
-        """Wait until the source is listed. Return the known parts of the manifest, or None if the cache is finished.
+        """Wait until the source is listed, and return the parts of the manifest that are known then.
 
-        Raises the error with which the build failed.
+        Returns None if the cache is finished: it was finished before, or could not be read during the build. Raises the
+        error with which the build failed.
         """
         answer = self._read()
         if isinstance(answer, Prospect):
@@ -107,9 +108,9 @@ class BuildProcess:
         return True
 
     def maker(self) -> RecordMaker:
-        """Return an object that builds single records in this process.
+        """Return a function that builds single records in this process.
 
-        Raises the errors of `build_cache` for its arguments.
+        Raises the errors of `build_cache` for the arguments with which this build was started.
         """
         from tpucache.warmup.growing import Maker
 
@@ -127,8 +128,8 @@ class BuildProcess:
             return pickle.load(self._stream("stdout"))  # noqa: S301  # from a process that this one started
         except (EOFError, pickle.UnpicklingError):
             return BuildError(
-                f"the process that builds {self._directory} ended with status {self._process.wait()}. What it had "
-                "finished is kept: run this again to continue"
+                f"the process that builds {self._directory} ended with status {self._process.wait()}. The records that "
+                "it has finished are kept: run this again to continue"
             )
 
     def _stream(self, name: str) -> BinaryIO:

@@ -34,19 +34,23 @@ def open_or_build(
 
     The call returns once the source is listed. Another process builds the cache with `jobs` workers (default: all
     cores), in the order in which loaders read. A reader waits for a record that is not built yet, so batches are the
-    same as from a finished cache. In the end the folder has the same files as after `build_cache`; the other arguments
-    are those of `build_cache`. If this process ends early, the finished records are kept, and the next call continues.
-    Several processes may open the same cache: one of them builds, and another takes over if that one ends.
+    same as from a finished cache. In the end the folder has the same files as after `build_cache`. If this process ends
+    early, the finished records are kept, and the next call continues. Several processes may open the same cache: one of
+    them builds it, and another one continues the build if the first one ends. `in_memory` is that of CachedDataset; all
+    other arguments are those of `build_cache`.
 
-    Reading the statistics that normalise images, the digest in a loader's state, or a column that only decoding
-    gives waits until the cache is finished. The call itself waits for the whole cache if the number of samples or their
-    labels are not known earlier: with `on_error="skip"`, if labels are stored inside the samples, and if samples are
-    added to a finished cache.
+    The statistics that normalise images, the digest in a loader's state, and columns that only decoding gives are known
+    after the build: reading them waits until the cache is finished. The call itself waits for the whole cache if the
+    number of samples or their labels are not known earlier: with `on_error="skip"`, if labels are stored inside the
+    samples, and if samples are added to a finished cache.
 
     Raises the errors of `build_cache`, in this call or in the loader that waits.
     """
     if is_url(cache):
-        raise UsageError(f"{cache} is a URL: a cache can be read while it is built only in a folder of this machine")
+        raise UsageError(
+            f"{cache} is a URL: a cache can be read while it is built only in a folder of this machine. Give such a "
+            "folder"
+        )
     directory = Path(cache).absolute()
     others: dict[str, Any] = {"recipe": recipe, **vars(options)}
     in_memory = others.pop("in_memory")

@@ -31,12 +31,12 @@ def from_hf(
 ) -> PictureDataset:
     """Return the pictures and labels of a `datasets.Dataset`, read from a cache. Build the cache if there is none.
 
-    `dataset` may also be a folder that `save_to_disk` wrote. The picture is the column `image`, or else the only column
-    of pictures. The label is the column `label`, or else the only column of classes.
+    `dataset` may also be a folder that `save_to_disk` wrote. The picture is in the column `image`, or, without such a
+    column, in the only column of pictures. The label is in the column `label`, or in the only column of classes.
 
     A new cache is built when the data set's own fingerprint has changed, as it does after each `map`, `filter` or
-    `select`. A new cache is also built when one of a few compared samples has changed, or, if the data set stores paths
-    instead of pictures, the size or modification time of a picture file.
+    `select`. It is also built when one of up to 33 compared samples has changed, and, if the data set stores paths
+    instead of pictures, when the size or a time of a picture file has changed.
 
     The other arguments are those of ImageFolder. Raises the errors of ImageFolder, UsageError also for a stream, for
     several splits and for a data set that has a format or transform, and DependencyError without `datasets`.
@@ -70,10 +70,9 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError unless this is one map-style `datasets.Dataset` that has samples, and neither a format nor a
-    transform.
+    """Raise UsageError unless `dataset` is a `datasets.Dataset` with samples, and with no format or transform.
 
-    A dict of splits and a stream are refused.
+    A dict of splits and a stream are refused, too.
     """
     if isinstance(dataset, dict):
         raise UsageError(
@@ -86,7 +85,7 @@ def _check(dataset: Any) -> None:
     if dataset.format["type"] is not None:
         raise UsageError(
             f"the data set has the format or transform {dataset.format['type']!r}: give dataset.with_format(None), and "
-            "pass what changes each picture as transform="
+            "pass a function that changes each picture as transform="
         )
     if not len(dataset):
         raise UsageError("the data set has no samples")

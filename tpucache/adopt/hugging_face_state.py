@@ -22,14 +22,14 @@ def check_unchanged(dataset: Any, source: DatasetSource, state: str, name: str) 
     `name` is for the message.
     """
     if find_state(dataset, source) != state:
-        raise SourceError(f"files of {name} were changed while its cache was made: run this again")
+        raise SourceError(f"pictures of {name} were changed while its cache was made: run this again")
 
 
 def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) -> str:
-    """Return a digest of a few samples, and of the sizes and times of all picture files that the data set names.
+    """Return a digest of up to 33 samples, and of the sizes and times of all picture files that the data set names.
 
-    With `at_rest`, wait until any later change of the files would give them another time. Raises UsageError for a
-    sample that is not exactly one picture, SourceError for a missing file.
+    With `at_rest`, wait until any later change of a file gives the file another time. Raises UsageError for a sample
+    that is not exactly one picture, SourceError for a missing file.
     """
     count = len(dataset)
     numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -42,8 +42,8 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
             continue
         if [*item.fields] != [IMAGE]:
             raise UsageError(
-                f"its samples have {', '.join(item.fields)}, not only a picture: build a cache by build_cache, and "
-                "read it as a CachedDataset"
+                f"the data set's samples have {', '.join(item.fields)}, not only a picture: build a cache by "
+                "build_cache, and read it as a CachedDataset"
             )
         digest.update(item.sha256(item.label).encode())
     asked, found = time.time_ns(), _files(dataset)
@@ -54,7 +54,10 @@ def find_state(dataset: Any, source: DatasetSource, *, at_rest: bool = False) ->
 
 
 def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
-    """Return each picture that the data set stores only as a path: path, bytes, and mtime and ctime in ns."""
+    """Return (path, size in bytes, mtime and ctime in ns) of each picture that the data set stores only as a path.
+
+    Raises SourceError for a file that does not exist or cannot be read.
+    """
     names = [name for name, feature in dataset.features.items() if type(feature).__name__ == "Image"]
     paths = {
         path

@@ -24,7 +24,7 @@ class ImageFolder(PictureDataset):
     """torchvision's ImageFolder, but each picture is decoded and resized only once: `picture, label = dataset[0]`.
 
     `classes`, `class_to_idx`, `samples`, `imgs` and `targets` are those of torchvision, in the same order. As in
-    torchvision, the list `samples` decides what the data set holds: you may shorten, reorder or relabel it.
+    torchvision, the list `samples` decides which samples the data set has: you may shorten, reorder or relabel it.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ImageFolder(PictureDataset):
         this returns.
 
         A file that cannot be decoded is an error. With `on_error="skip"` such files are left out of the samples, and
-        the whole cache is built before this returns. A folder without pictures is an error, too; with `allow_empty` it
-        is a class without samples.
+        the whole cache is built before this returns. A class folder without pictures is an error, too; with
+        `allow_empty` it is a class without samples.
 
         Raises UsageError, SourceError, SampleError for a picture that cannot be used, RecipeError, and BuildError when
         the cache cannot be written.

@@ -1,7 +1,7 @@
-"""Finds, builds and removes the caches of drop-in data sets. They are stored in these folders:
+"""Find, build and remove the caches of drop-in data sets. The caches are stored in these folders:
 
-FOLDER/datasets/train-1f0c…/       one data set and recipe; the digest is made from the data set's path or identity
-    7b52…/                         the cache for one state of its pictures, named by the state's digest
+FOLDER/datasets/train-1f0c…/       one data set and recipe; the name ends with a digest of their identity
+    7b52…/                         the cache for one state of the data set's pictures, named by the state's digest
     7b52….lock                     exists while a process builds the cache
     7b52….use                      locked by each process that reads the cache
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
     from tpucache.warmup.sources.source import Source
 
-#: The folder's name below the user's cache folder.
+#: The name of the folder for all data sets, below the user's cache folder.
 FOLDER: Final = "datasets"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _LONGEST_NAME: Final = 40
@@ -53,7 +53,7 @@ _REMOVED: Final = ".removed-"  # prefix of a folder that is being removed
 
 @dataclass(frozen=True)
 class BuildChoices:
-    """How the cache of a data set is built: arguments of `build_cache`."""
+    """How the cache of a data set is built: three arguments of `build_cache`."""
 
     recipe: Recipe
     jobs: int | None = None
@@ -61,7 +61,10 @@ class BuildChoices:
 
 
 class KeptFolder(NamedTuple):
-    """The folder of the cache of a data set: the data set's name, and the size of the folder's files in bytes."""
+    """The folder of the cache of a data set.
+
+    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk.
+    """
 
     name: str
     directory: Path
@@ -76,7 +79,7 @@ class KeptFolder(NamedTuple):
 def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
     """Return the caches of data sets below a folder (default: `default_directory`), finished or not, the largest first.
 
-    Folders that are no such cache are left out. Links are not followed.
+    Other folders are left out. Links are not followed.
     """
     base = (Path(below) if below is not None else default_directory()).expanduser().absolute()
     found = []
@@ -92,8 +95,8 @@ def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
 def clear_folder(kept: KeptFolder) -> None:
     """Remove the cache of a data set.
 
-    Raises StoreError if a process reads or builds it, if it has files that are not of a cache, or if it cannot be
-    removed.
+    Raises StoreError if a process reads or builds the cache, if its folder has files that are not of a cache, or if the
+    folder cannot be removed.
     """
     directory = kept.directory
     try:
@@ -101,7 +104,7 @@ def clear_folder(kept: KeptFolder) -> None:
         if foreign := sorted(path.name for path in directory.iterdir() if not _is_of_a_cache(path.name)):
             raise StoreError(
                 f"{directory}, the cache of {kept.name}, has files that are not of a cache, such as {foreign[0]}: "
-                "move them away"
+                "move these files away"
             )
         locks = directory.with_name(f"{directory.name}.lock"), directory / WORK_NAME / LOCK_NAME
         if not any(map(is_held, locks)):
@@ -111,14 +114,17 @@ def clear_folder(kept: KeptFolder) -> None:
     if directory.exists():
         raise StoreError(
             f"{directory}, the cache of {kept.name}, is in use: end the process that reads or builds it (if there "
-            "is none, the file system has no locks: remove the folder yourself)"
+            "is no such process, the file system has no locks: remove the folder yourself)"
         )
     with contextlib.suppress(OSError):  # it has caches of other states
         directory.parent.rmdir()
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
-    """Return the folders in a folder whose names match, without links. There is none if it cannot be read."""
+    """Return the subfolders of `folder` whose names match `name`, sorted, without links.
+
+    The list is empty if the folder cannot be read.
+    """
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -144,9 +150,10 @@ def _is_of_a_cache(name: str) -> bool:
 
 
 class KeptCache(NamedTuple):
-    """A cache, the lock that protects it from removal, and whether this call built it.
+    """A cache that was found or built. While `use`, a lock, exists, no other process removes the cache.
 
-    `is_new` is false if an earlier process began the cache, or if another process built it meanwhile.
+    `is_new` is whether this call has built the whole cache. It is False if an earlier process began the cache, or if
+    another process built it meanwhile.
     """
 
     cache: Cache
@@ -158,10 +165,10 @@ class Kept:
     """All caches of one data set and recipe. There is one cache for each state of the pictures."""
 
     def __init__(self, name: str, identity: Any, below: str | Path | None) -> None:
-        """Name the folder of the caches, but do not make it.
+        """Compute the path of the folder for these caches; the folder is not made yet.
 
-        `identity` are JSON values that no other data set and recipe has. `below` is the folder for all data sets, by
-        default `default_directory()`.
+        `name` is the data set's name, for the folder's name and for messages. `identity` has JSON values that no other
+        data set and recipe has. `below` is the folder for all data sets, by default `default_directory()`.
         """
         base = Path(below) if below is not None else default_directory()
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -180,15 +187,15 @@ class Kept:
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
         """Return the finished cache of a state, or None if there is none. This needs no permission to write.
 
-        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError for a cache from
-        which a sample was skipped, unless `on_error` is "skip".
+        Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError if a sample was
+        skipped when the cache was built, unless `on_error` is "skip".
         """
         directory = self.folder / state
         try:
             if not (directory / MANIFEST_NAME).is_file():
                 return None
             check_own(directory, self.folder.parents[1])
-            use = Use(directory)  # before the cache is opened, so that nobody removes it
+            use = Use(directory)  # before the cache is opened, so that no other process removes it
             cache = Cache.open(directory)
             _check_sizes(cache)
         except (NotACacheError, FileNotFoundError, PermissionError):  # without permission, `build` raises the error
@@ -207,7 +214,7 @@ class Kept:
     ) -> KeptCache:
         """Build the cache of a state, or continue a build that was killed. If another process is building it, wait.
 
-        `check` is called at the end; it raises an error if the source has changed, and then the cache is not kept.
+        `check` is called at the end; it raises an error if the source has changed, and then the cache is not finished.
         After a build, caches of other states are removed unless a process reads them. Raises the errors of
         `build_cache`, and BuildError when the folder cannot be written.
         """
@@ -227,11 +234,11 @@ class Kept:
         return found._replace(is_new=is_new)
 
     def grow(self, state: str, source: Any, choices: BuildChoices, check: Callable[[], None]) -> KeptCache:
-        """Return the cache of a state at once, while another process builds it.
+        """Return the cache of a state as soon as its source is listed, while another process builds it.
 
-        If another process is building it already, no second build is started. `source`, or a `functools.partial` that
-        makes it, and `check` are pickled. Errors of the build are raised by this call, or where a reader waits for a
-        record.
+        If another process is building it already, no second build is started. `source` is a source, or a
+        `functools.partial` that makes one; it and `check` are pickled. `check` is that of `build`. Errors of the build
+        are raised by this call, or where a reader waits for a record.
         """
         with self._writing():
             use = Use(self.folder / state)
@@ -246,7 +253,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Make the folder of the caches. Raise BuildError for an OSError here or in the body."""
+        """Make the folder of the caches. An OSError here or in the `with` block becomes a BuildError."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             check_own(self.folder, self.folder.parents[1])
@@ -267,7 +274,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds the cache of a state, and lock it."""
+        """Wait until no other process builds the cache of a state, and keep others from building it in the block."""
         has_noted = False
         while True:
             with contextlib.ExitStack() as stack:
@@ -328,8 +335,8 @@ class _HeldError(BuildError):
 class Use:
     """A shared lock that keeps other processes from removing a cache, as long as this object exists.
 
-    A forked process, and one that unpickles a copy, hold the lock, too. Where the file system has no locks, or this
-    user may not write, there is no lock; then nobody removes the cache either.
+    A forked process, and a process that unpickles a copy, hold the lock, too. If the file system has no locks, or this
+    user may not read or make the lock file, there is no lock.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -346,9 +353,9 @@ def _use_path(directory: Path) -> Path:
 
 
 def _read_lock(path: Path) -> OpenFile | None:
-    """Make a file if it is missing, and take a shared lock on it. Return None if that is impossible.
+    """Make a file if it is missing, and take a shared lock on it. Returns None if that is impossible.
 
-    Raises FileNotFoundError while another process has an exclusive lock on the file, because it removes the cache.
+    Raises FileNotFoundError while another process, which is removing the cache, has an exclusive lock on the file.
     """
     while fcntl is not None:
         try:
@@ -392,7 +399,10 @@ def _remove(directory: Path) -> None:
 
 
 def _check_sizes(cache: Cache) -> None:
-    """Raise DamageError if a file of a cache is missing or has the wrong size, as after a clean-up of cache folders."""
+    """Raise DamageError if a file of a cache is missing or has the wrong size.
+
+    A program or person that cleans up cache folders may have removed it.
+    """
     for entry in cache.manifest.files:
         path = cache.directory / entry.name
         found = path.stat().st_size if path.exists() else None

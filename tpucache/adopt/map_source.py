@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 #: The column of the samples table that has the SHA-256 of each picture and label before resizing.
 CONTENT: Final = "content"
-_COMPARED: Final = 32  # `few_contents` reads this many items, and the last one
+_COMPARED: Final = 32  # `few_contents` reads this many items, and the last item
 _READ_TWICE: Final = 8
 _SAMPLES_PER_TASK: Final = 64
 
 
 class MapStyleSource:
-    """The items of a map-style data set, each with the SHA-256 of its content. Workers unpickle the data set."""
+    """A source for warmup: the items of a map-style data set, each with the SHA-256 of its picture and label.
+
+    When the source is pickled for workers, the data set is pickled once, into a temporary file, which workers read.
+    """
 
     loads_in_threads = False
 
@@ -38,7 +41,7 @@ class MapStyleSource:
         if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
-                "build_cache, which copies it"
+                "build_cache, which copies the stream's items first"
             )
         if hasattr(dataset, "_fingerprint") and hasattr(dataset, "features"):
             raise UsageError("a data set of Hugging Face has a fingerprint of its own: use tpucache.from_hf")
@@ -67,7 +70,7 @@ class MapStyleSource:
         return Listing([Sample(number, str(number)) for number in range(self._length)], self._classes)
 
     def load(self, sample: Sample) -> Item:
-        """Return an item. Raises SampleError if the data set fails, or does not return a picture and a label."""
+        """Return the item of a sample. Raises SampleError if the data set fails, or returns no picture and label."""
         dataset = _unpickled(self._file) if self._dataset is None else self._dataset
         try:
             value = dataset[int(sample.path)]
@@ -85,16 +88,16 @@ class MapStyleSource:
         return Item(item.fields, item.label, {CONTENT: item.sha256(item.label)})
 
     def content(self, number: int) -> str:
-        """Return the SHA-256 of an item in hexadecimal, or, for an item that cannot be used, the reason."""
+        """Return the SHA-256 of an item's picture and label in hexadecimal; the reason if the item cannot be used."""
         try:
             return str(self.load(Sample(number, str(number))).columns[CONTENT])
         except SampleError as error:
             return error.reason
 
     def few_contents(self) -> tuple[Any, ...]:
-        """Return the length of the data set, and the digests of 33 items, evenly spread.
+        """Return the length of the data set, and the digests (`content`) of up to 33 items, evenly spread.
 
-        Raises UsageError if an item differs when it is read a second time.
+        A few of these items are read twice. Raises UsageError if an item differs when it is read a second time.
         """
         count = self._length
         numbers = sorted({*(number * count // _COMPARED for number in range(_COMPARED)), count - 1})
@@ -103,12 +106,17 @@ class MapStyleSource:
             if self.content(number) != contents[number]:
                 raise UsageError(
                     f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these "
-                    "pictures for ever: leave random changes out of the data set, and pass them as transform="
+                    "pictures for ever: leave random changes out of the data set, and pass a function with these "
+                    "changes as transform="
                 )
         return (count, *contents.values())
 
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
-        """Compare all items with a cache. Describe the first difference, or return None if there is none."""
+        """Compare all items with a cache. Returns a text about the first difference, or None if there is none.
+
+        `jobs` processes read the items, by default one for each core. The text is continued by the caller: "… than in
+        its cache".
+        """
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
         numbers = range(self._length)
@@ -130,7 +138,10 @@ class MapStyleSource:
 
 
 def _differing(source: MapStyleSource, compared: Sequence[tuple[int, str]]) -> tuple[int, int | None]:
-    """Compare the digests of some items. Return the number of items, and the first one that differs or None."""
+    """Compare items with their digests in a cache: `compared` has pairs of an item's number and its digest.
+
+    Returns the number of items, and the number of the first item that differs, or None.
+    """
     wrong = next((number for number, content in compared if source.content(number) != content), None)
     return len(compared), wrong
 
@@ -143,7 +154,10 @@ def _classes_of(dataset: Any) -> tuple[str, ...]:
 
 
 def _pickled(source: MapStyleSource) -> str:
-    """Pickle a source's data set into a temporary file that only this user can read. It is removed with the source."""
+    """Pickle a source's data set into a temporary file that only this user can read, and return the file's path.
+
+    The file is removed when the source is garbage collected.
+    """
     import joblib
 
     number, path = tempfile.mkstemp(prefix="tpucache-")

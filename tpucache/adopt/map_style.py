@@ -1,7 +1,7 @@
 """cached: reads any map-style data set of pictures and labels from a cache, and builds the cache on first use.
 
 A data set does not show whether its pictures have changed since the cache was built. So either all pictures are
-compared with the cache, or the caller passes an `identity` and thereby states that they are the same.
+compared with the cache, or the caller passes an `identity` and thereby states that the pictures are the same.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def cached(
     must not augment or normalise its pictures: do that in `transform`, which is called with a PIL image.
 
     With `identity`, a text such as "birds, third release", you state that the pictures are the same as in earlier calls
-    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without it, each call
-    compares all pictures, which takes as long as reading the data set once. If a picture differs, a new cache is built.
+    with this text. Then only the length and 33 pictures and labels, evenly spread, are compared. Without `identity`,
+    each call compares all pictures, which takes as long as reading the data set once. If a picture or label differs, a
+    new cache is built.
 
     `size`, `recipe`, `cache`, `on_error` and `jobs` are those of ImageFolder. The data set is pickled for the workers.
 
@@ -67,7 +68,7 @@ def _open_or_build(kept: Kept, state: str, source: MapStyleSource, choices: Buil
 
 
 def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> KeptCache:
-    """Return the newest cache if all its pictures equal those of the data set. Else build a new cache.
+    """Return the newest cache if all its pictures and labels equal those of the data set. Otherwise build a new cache.
 
     An unfinished cache may hold pictures that have changed since: it is removed and built from the beginning.
     """
@@ -77,7 +78,7 @@ def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> Kept
     if found is not None:
         note(
             f"{kept.name}: comparing all {len(source):,} pictures with its cache. To compare only a few, pass an "
-            "identity=, a text by which you state that they are the same"
+            "identity=, a text by which you state that the pictures are the same"
         )
         if (changed := source.difference(found.cache, choices.jobs)) is None:
             return found

@@ -1,4 +1,4 @@
-"""Lists a folder of pictures as torchvision's ImageFolder does, and makes a digest that shows when a file changes."""
+"""List a folder of pictures as torchvision's ImageFolder does, and make a digest that shows when a file changes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _MOST_LISTINGS: Final = 5
 
 
 class PictureFile(NamedTuple):
-    """A picture file: its path relative to the root, the number of its class, and values that show when it changes.
+    """A picture file: its `path` relative to the root, and its `label`, the number of its class.
 
-    These are its size in bytes; its times in ns, `written` (mtime) and `changed` (ctime); its inode, or 0 if the file
-    system may number inodes anew with each mount; and the ctime in ns of the newest link in its path, or 0 without one.
+    The other values show when the file changes. `bytes` is its size; `written` and `changed` are its mtime and ctime in
+    ns; `inode` is its inode, or 0 if the file system may number inodes anew with each mount; `linked` is the ctime in
+    ns of the newest link in its path, or 0 without a link.
     """
 
     path: str
@@ -63,7 +64,7 @@ class PictureFolder:
         return digest.hexdigest()[:32]
 
     def difference(self, now: PictureFolder) -> str:
-        """Describe how a later listing of the same folder differs."""
+        """Return a text that says how `now`, a later listing of the same folder, differs from this listing."""
         before, after = ({file.path: file for file in folder.files} for folder in (self, now))
         texts = [
             f"{len(paths):,} {what}: {name_some(paths)}"
@@ -112,9 +113,10 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the listing of `list_pictures`, taken so late that any later write to a picture changes its `state`.
+    """Return the listing of `list_pictures`, taken so late that any later write to a picture changes `state`.
 
-    If a picture was written just now, this waits 20 ms, or two seconds if the file system's clock counts whole seconds.
+    If a picture was written just now, this waits up to 20 ms, or up to two seconds if the file system's clock counts
+    whole seconds, and lists the folder again.
     """
     for _ in range(_MOST_LISTINGS):
         asked, folder = time.time_ns(), list_pictures(root, allow_empty=allow_empty)
@@ -128,15 +130,16 @@ def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = Fal
     now = list_pictures(os.path.realpath(root), allow_empty=allow_empty)
     if now.state != folder.state:
         raise SourceError(
-            f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again when nobody "
-            "writes there"
+            f"{root} was changed while its cache was made: {folder.difference(now)}. Run this again when no other "
+            "program writes there"
         )
 
 
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
-    """Wait until any later change of a file gives it another time. Return whether files may have changed since `asked`.
+    """Wait until any later change of a file gives the file another time. Returns whether this had to wait.
 
-    `changed` are the times of the files' last changes, and `asked` is the time at which they were read, all in ns.
+    Then files may have changed meanwhile. `changed` has the times of the files' last changes, and `asked` is the time
+    at which these were read, all in ns.
     """
     tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
     left = max(changed, default=0) + tick - asked
@@ -147,7 +150,10 @@ def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
 
 
 def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
-    """Return the pictures of a class in torchvision's order: relative path, status, time of the newest link to it."""
+    """Return the pictures of the class `name` in torchvision's order.
+
+    A picture is its path relative to `root`, its status, and the ctime of the newest link in its path (0: no link).
+    """
     top = os.stat(root)
     found = [
         (folder, entry.name, status, linked)
@@ -162,9 +168,10 @@ def _pictures(root: str, name: str) -> list[tuple[str, os.stat_result, int]]:
 def _files(
     root: str, folder: str, linked: int, above: list[tuple[int, int]]
 ) -> Iterator[tuple[str, os.DirEntry[str], os.stat_result, int]]:
-    """Yield each file in a folder, at any depth: its folder, entry, status, and the time of its newest link.
+    """Yield each file in a folder, at any depth, as a tuple of its folder, entry, status, and `linked` time.
 
-    `linked` is the time of the newest link in the folder's own path, and `above` identifies the folders above.
+    `linked` is the ctime in ns of the newest link in the folder's own path, 0 without a link. `above` has the device
+    and inode of each folder above, so that a link to a folder above is not followed.
     """
     status = os.stat(os.path.join(root, folder))
     identity = (status.st_dev, status.st_ino)
@@ -186,7 +193,7 @@ def _files(
 
 
 def _link_time(root: str, name: str) -> int:
-    """Return the ctime of a link in ns, or 0 for a path that is not a link."""
+    """Return the ctime in ns of `name` in `root` if it is a link, or 0 if it is not."""
     status = os.lstat(os.path.join(root, name))
     return status.st_ctime_ns if stat.S_ISLNK(status.st_mode) else 0
 
@@ -209,7 +216,7 @@ class PictureFolderSource:
     loads_in_threads = True
 
     def __init__(self, root: str, folder: PictureFolder) -> None:
-        """Take the absolute path of a folder, and its listing."""
+        """Store the absolute path of a folder, and its listing."""
         self._root = root
         self._folder: PictureFolder | None = folder
 
@@ -220,11 +227,11 @@ class PictureFolderSource:
         return {**self.__dict__, "_folder": None}  # workers only load, and the listing is large
 
     def list(self) -> Listing:
-        """Return all pictures. Raises SourceError for two classes of one name."""
+        """Return all pictures as samples, and the names of the classes."""
         folder = self._folder or PictureFolder((), ())
         samples = [Sample(number, file.path, file.label, file.bytes) for number, file in enumerate(folder.files)]
         return Listing(samples, folder.classes)
 
     def load(self, sample: Sample) -> Item:
-        """Return the bytes of a picture's file. Raises SampleError when they cannot be read."""
+        """Return an item with the bytes of a picture's file. Raises SampleError when the file cannot be read."""
         return Item({IMAGE: read_file(os.path.join(self._root, sample.path), sample.path)})

@@ -38,7 +38,10 @@ class PictureDataset(Dataset[Any]):
     def __init__(
         self, kept: KeptCache, transform: Transform | None = None, target_transform: Transform | None = None
     ) -> None:
-        """Open a cache in which each record is one picture. Raises UsageError for another cache."""
+        """Open a cache in which each record is one picture. Raises UsageError for a cache with other records.
+
+        Also raises UsageError if there is a `transform`, and PIL has no images of the pictures' dtype and channels.
+        """
         self._cached = CachedDataset(kept.cache)
         self._use = kept.use
         _check(self._cached, transform)
@@ -63,7 +66,7 @@ class PictureDataset(Dataset[Any]):
 
     @property
     def directory(self) -> Any:
-        """The folder of the cache. `CachedDataset` and all commands accept it."""
+        """The folder of the cache. `CachedDataset` and all commands accept this path."""
         return self._cached.directory
 
     def to_cached(self) -> CachedDataset:
@@ -105,7 +108,11 @@ class PictureDataset(Dataset[Any]):
 
 
 def to_recipe(size: Size, recipe: Recipe | None, transform: Any) -> Recipe:
-    """Return the recipe of the cache: `recipe`, or one with this size. Raises UsageError, RecipeError."""
+    """Return the recipe of the cache: `recipe`, or a recipe with this size if it is None.
+
+    Raises UsageError for a recipe with augmented variants and for a `transform` that is not callable, RecipeError for
+    an invalid size.
+    """
     if transform is not None and not callable(transform):
         raise UsageError(
             f"transform is called with each picture, and {transform!r:.60} is not a function: give a size as size="

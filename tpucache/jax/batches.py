@@ -1,7 +1,7 @@
 """The batches of a CachedLoader as sharded JAX arrays.
 
-A thread uploads batches ahead. One jitted function then decodes, normalises and augments a batch, while earlier batches
-are used.
+A thread uploads batches ahead, while the program uses earlier batches. One jitted function then decodes, normalises and
+augments each batch on the device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tpucache.ondevice.slots import RecordBatch
 from tpucache.store.fields import IMAGE, LABEL, Field
 from tpucache.types import Array
 
-#: The first batches of an epoch, for which waiting is not counted: reading begins then, and the first steps compile.
+#: The number of batches at the start of an epoch for which waiting is not counted: reading begins then, and the first
+#: steps compile.
 _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
@@ -41,7 +42,8 @@ Batch = Any  # (images, labels), or a dict of arrays where a record has more fie
 
 IS_SAMPLE: Final = "is_sample"  # the key in a dict that says which rows are samples, not padding
 
-#: (fields by name, labels, random numbers) -> (fields by name, labels), all on the device.
+#: A function that finishes a batch: (fields by name, labels, random numbers) -> (fields by name, labels), all arrays on
+#: the device.
 Finish = Callable[[Mapping[str, Any], Any, Any], tuple[dict[str, Any], Any]]
 
 # Constants stay numpy arrays, so that no device is used before the jitted function with them is called.
@@ -71,22 +73,22 @@ def feed(
     bits as 32 unless it is set to 64.
 
     With `pad_last`, a short batch is filled up with zeros, so that every batch has one shape and can be divided evenly.
-    Each batch then says which of its rows are samples: bool (batch,), as the last of (images, labels, is_sample), or
-    under "is_sample" of a dict. This is for evaluation: each sample comes once.
+    Each batch then has one more array, which says which of its rows are samples: bool (batch,), the last of (images,
+    labels, is_sample), or "is_sample" in a dict. This is for evaluation: each sample comes once.
 
     Normalised images have the type `dtype`; earlier computations are float32.
 
     With `resident` "yes", records stay packed in the memory of the devices. Each record is uploaded once, when it is
-    first needed. After that the host sends only row numbers, and the function that finishes a batch gathers its rows.
-    Batches are the same either way. Each core holds its share of the records; with `CachedLoader(shuffle="local",
-    cores=…)` it needs no records of other cores. "auto" does this from the second iteration on, if the devices say how
-    much memory they have and the records fit into 80 % of what is left after the first two steps. A `Resident` may
-    serve several feeds, one after another. If the records do not fit after all, batches are sent as with `resident`
-    "no", and a warning says so.
+    first needed. After that the host sends only the numbers of the rows in which the devices store the records, and the
+    function that finishes a batch gathers these rows. Batches are the same as without. Each core holds its share of the
+    records; with `CachedLoader(shuffle="local", cores=…)` a core needs no records of other cores. With "auto", records
+    stay on the devices from the second iteration on, if the devices say how much memory they have and the records fit
+    into 80 % of the memory that is left after the first two steps. A `Resident` may serve several feeds, one after
+    another. If the records do not fit after all, batches are sent as with `resident` "no", and a warning says so.
 
     `sharding` says how the first axis is divided; by default, evenly over all devices. With several processes, each has
     a loader with the rank and world size that `process_slice(sharding)` returns, and the arrays are global batches;
-    processes to which a mesh gives the same samples read the same ones. A thread uploads `depth` batches ahead. The
+    processes to which a mesh gives the same samples have the same rank. A thread uploads `depth` batches ahead. The
     caller's thread starts the computations, so that all processes start them in the same order. Raises UsageError, also
     for whole numbers that do not fit into 32 bits.
     """
@@ -123,23 +125,23 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     slices = sorted({tuple(sorted(each)) for each in rows.values()})
     if [row for each in slices for row in each] != list(range(count)) or len({*map(len, slices)}) > 1:
         raise UsageError(
-            "the mesh divides a batch so that some processes share a part of their samples: order its devices so that "
-            "those of one process are neighbours along the axis of the batch"
+            "the mesh divides a batch so that some processes share a part of their samples: order the mesh's devices "
+            "so that the devices of one process are neighbours along the axis of the batch"
         )
     if jax.process_index() not in rows:
-        raise UsageError(f"the sharding has no device of process {jax.process_index()}")
+        raise UsageError(
+            f"the sharding has no device of process {jax.process_index()}: give one over the devices of all processes"
+        )
     return {"rank": slices.index(tuple(sorted(rows[jax.process_index()]))), "world_size": len(slices)}
 
 
 class Feed:
-    """Batches of a loader as sharded JAX arrays; `feed` returns it.
+    """An iterator over the batches of a loader as sharded JAX arrays. `feed` returns it.
 
     An error in reading or uploading is raised in place of the batch. A loop that ends early leaves no thread.
-    `waited_seconds` is how long the caller waited for batches, without the first two of each epoch, and `waited` is the
-    share of the time since then.
 
     `state_dict` and `load_state_dict` are those of the loader, but count the batches that this Feed has yielded, not
-    those read ahead.
+    the batches that were read ahead.
     """
 
     def __init__(self, epochs: _Epochs) -> None:
@@ -152,17 +154,21 @@ class Feed:
 
     @property
     def waited_seconds(self) -> float:
-        """How long the caller waited for batches, without the first two of each epoch."""
+        """How many seconds the caller waited for batches, not counting the first two batches of each epoch."""
         return self._epochs.waited_seconds
 
     @property
     def waited(self) -> float:
-        """The share of the time after the first two batches of each epoch in which the caller waited for batches."""
+        """The share of the time, from 0 to 1, in which the caller waited for batches.
+
+        The time before the third batch of each epoch does not count.
+        """
         return self._epochs.waited_seconds / self._epochs.seconds if self._epochs.seconds else 0.0
 
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
-            "a Feed has this process's devices, and a thread: give the loader to the other process, and call feed in it"
+            "a Feed cannot be pickled, because it has this process's devices, and a thread: give the loader to the "
+            "other process, and call feed there"
         )
 
     def __iter__(self) -> Iterator[Batch]:
@@ -178,9 +184,9 @@ class Feed:
             raise
 
     def metrics(self) -> dict[str, Any]:
-        """Return the loader's metrics, with those of the feed under `upload`.
+        """Return the loader's metrics, and under the key `upload` the metrics of the feed.
 
-        In the loader's metrics, the uploading thread is the one that waits. Under `upload`, `waited_seconds` and
+        In the loader's metrics, waiting is that of the thread that uploads. Under `upload`, `waited_seconds` and
         `waited` are those of the caller, `sent_bytes` is the number of bytes sent to the devices, `cpu_seconds` the CPU
         time of the uploading thread, and `resident` says whether records stay on the devices, and why.
         """
@@ -194,9 +200,10 @@ class Feed:
         return self._epochs.loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin at the state of another loader or Feed. An iteration that `next` has begun ends.
+        """Let the next iteration begin where `state`, from a loader or a Feed, was taken.
 
-        Raises UsageError where data or order differ; see CachedLoader.load_state_dict.
+        An iteration that `next` has begun ends. Raises UsageError if data or order differ; see
+        CachedLoader.load_state_dict.
         """
         self._epochs.loader.load_state_dict(state)
         self.close()
@@ -284,9 +291,10 @@ class _Epochs:
         return finish({name: table.rows for name, table in tables.items()}, sent.slots, draws)
 
     def _upload(self, batch: Any, number: int) -> tuple[Any, Any, Any, Any]:
-        """Return a batch's fields, labels, random numbers, and which rows are samples; called in the uploading thread.
+        """Upload a batch, and return its fields, labels, random numbers, and which of its rows are samples.
 
-        A batch of row numbers has its `_SentRows` in place of the labels, and no fields.
+        This is called in the uploading thread. `number` is the number of the batch, counted from the first epoch. For a
+        batch of row numbers, the fields are None, and a `_SentRows` takes the place of the labels.
         """
         if isinstance(batch, tuple) and isinstance(batch[1], RecordBatch):
             return self._upload_rows(batch[0], batch[1], number)
@@ -301,7 +309,7 @@ class _Epochs:
         return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
 
     def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
-        """Send the row numbers of a batch, and the records that the devices do not have yet."""
+        """Send the row numbers of a batch, and the records that the devices do not have yet. Returns as `_upload`."""
         is_sample = self._put_is_sample(len(read.slots)) if self._pads else None
         read, before = self._padded_rows(resident, read), resident.uploaded_bytes
         sent = resident.put(read)
@@ -309,7 +317,7 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send batches that have only row numbers, as `_upload` sends one."""
+        """Send several batches that have only row numbers by one call. Returns what `_upload` returns for each."""
         resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
         padded = [self._padded_rows(resident, read) for _, read in batches]
         self.sent_bytes += sum(read.slots.nbytes for read in padded)
@@ -404,8 +412,9 @@ def _all_devices() -> jax.sharding.Sharding:
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
-    """Raise UsageError unless the loader reads the slice that this process needs, and its batches can be divided
-    evenly.
+    """Raise UsageError unless the loader reads the slice of each batch that this process needs.
+
+    Also raise it if the loader's batches cannot be divided evenly over the devices.
     """
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
@@ -413,8 +422,8 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
     if (loader.rank, loader.world_size) != (needed["rank"], needed["world_size"]):
         raise UsageError(
             f"the sharding is over {needed['world_size']} slice(s) of a batch and this is process "
-            f"{jax.process_index()}, which needs number {needed['rank']}, but the loader has rank={loader.rank}, "
-            f"world_size={loader.world_size}: give it **process_slice(sharding)"
+            f"{jax.process_index()}, which needs slice number {needed['rank']}, but the loader has rank={loader.rank}, "
+            f"world_size={loader.world_size}: give the loader **process_slice(sharding)"
         )
     if pad_last and loader.drop_last:
         raise UsageError(
@@ -422,7 +431,8 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
         )
     if pad_last and IS_SAMPLE in loader.dataset.names:
         raise UsageError(
-            f"pad_last says in {IS_SAMPLE!r} which rows are samples, and the cache has a field of that name"
+            f"pad_last says in {IS_SAMPLE!r} which rows are samples, and the cache has a field of that name: leave "
+            "pad_last out"
         )
     whole = loader.batch_size * loader.world_size
     sizes = [whole] if loader.drop_last or pad_last else [whole, loader.samples % whole]
@@ -438,10 +448,12 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What the device does to a batch. A function is compiled once for equal options.
+    """What the device does to a batch. For equal options, one function is compiled.
 
-    `image` is the field of images, None for records without one; `is_packed` says whether images come packed. `augment`
-    is None where images are neither normalised nor augmented. `classes` is the number of outputs of mixed labels.
+    `image` is the field of images, None for records without images. `is_packed` is whether images are sent packed.
+    `augment` is None if images are neither normalised nor augmented. `mean` and `std` are those of each channel, in the
+    units of the stored images. `classes` is the length of the vectors to which mixup and cutmix turn class numbers.
+    `dtype` is that of normalised images.
     """
 
     image: Field | None
@@ -455,23 +467,23 @@ class FinishOptions:
 
 @functools.lru_cache(maxsize=16)
 def make_finish(options: FinishOptions) -> Finish:
-    """Return the jitted function for these options. The same options give the same function, so that it compiles once.
+    """Return the jitted function that finishes a batch by these options. Equal options give the same function.
 
-    It takes images as uint8 (batch, height, width, channels), or packed (batch, n). It returns them unchanged or, with
-    `augment`, as `dtype` (batch, height, width, channels), normalised by mean and std. Raises UsageError where the
-    augmentations do not fit the images.
+    The function takes images (batch, height, width, channels), or packed images, uint8 (batch, n), which it decodes.
+    With `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std. Raises
+    UsageError if the augmentations do not fit the images.
     """
-    # On a TPU the default product rounds operands to bfloat16; the decoder splits its operands to allow for that.
+    # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.
     jitted: Finish = jax.jit(_make_plain_finish(options))
     return jitted
 
 
 @functools.lru_cache(maxsize=16)
 def make_rows_finish(options: FinishOptions, forms: tuple[tuple[str, TableForm], ...]) -> Finish:
-    """Return a jitted function that gathers a batch from tables of these forms and finishes it, in one graph.
+    """Return a jitted function that gathers a batch from tables on the devices and finishes it, in one graph.
 
-    It takes the tables' rows by name, the batch's row numbers, and its random numbers. `forms` has each field's name
-    and the form of its table.
+    The function takes the tables' rows by field name, the batch's row numbers, and its random numbers. `forms` has each
+    field's name and the form of its table; the labels are a field, too.
     """
     plain = _make_plain_finish(options)
 

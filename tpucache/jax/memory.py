@@ -17,24 +17,36 @@ from tpucache.types import Array
 
 
 class JaxMemory:
-    """The memory of a sharding's devices. Along the axis of the batch each has its rows of a table, along others a
-    copy.
+    """The memory of a sharding's devices, for tables of records.
+
+    Along the mesh axis that divides batches, each device has a part of the rows of a table. Devices along other axes
+    have copies.
     """
 
     tile = XLA_TILE
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
-        """Take a sharding that divides the first axis of a batch. Raises UsageError for any other sharding."""
+        """Store a sharding that divides the first axis of a batch. Raises UsageError for any other sharding.
+
+        The devices must all belong to this process.
+        """
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
         if self.cores > 1 and not isinstance(self.sharding, NamedSharding):
             raise UsageError(f"resident data are divided along axes of a mesh: give a NamedSharding, not {sharding}")
         if not self.sharding.is_fully_addressable:
-            raise UsageError("resident data lie on the devices of one process, and this sharding has those of several")
+            raise UsageError(
+                "resident data lie on the devices of one process, and this sharding has devices of several processes: "
+                'use resident="no"'
+            )
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
-        """Send a host array or tensor. JAX's settings decide whether 64-bit integers become 32-bit ones."""
+        """Send a host array or tensor to the devices, divided along its first axis.
+
+        JAX's settings decide whether 64-bit integers become 32-bit integers. `name` is for messages. Raises UsageError
+        for numbers that do not fit.
+        """
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
@@ -44,8 +56,9 @@ class JaxMemory:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
-        """Return a table with a row for each of these slots, to be written in chunks like `chunk`, which is on the
-        devices.
+        """Return a table of zeros on the devices, with one row for each slot.
+
+        It is written in chunks of the shape and dtype of `chunk`, which is on the devices. Raises DeviceFullError.
         """
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
@@ -54,9 +67,9 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the fullest device, times the number of devices that divide a batch.
+        """Return the free bytes of the fullest device, times the number of parts into which batches are divided.
 
-        Return None if a device does not report its memory.
+        Returns None if a device does not report its memory.
         """
         found = [device.memory_stats() for device in self.sharding.device_set]
         if not all(each and "bytes_limit" in each and "bytes_in_use" in each for each in found):
@@ -64,18 +77,21 @@ class JaxMemory:
         return self.cores * min(int(each["bytes_limit"]) - int(each["bytes_in_use"]) for each in found)
 
     def as_image(self, images: jax.Array) -> jax.Array:
-        """Return images unchanged, (batch, height, width, channels)."""
+        """Return `images` unchanged: JAX keeps images as (batch, height, width, channels)."""
         return images
 
 
 class JaxTable:
-    """A table whose rows are stored as unsigned integers.
+    """A table on the devices with one row per record. The bits of a row are stored as unsigned integers.
 
-    A row is gathered by a sum over the cores: the core that has the row adds its bits, and the others add 0.
+    A row is gathered by a sum over the cores: the core that has the row adds the row's bits, and all others add 0.
     """
 
     def __init__(self, form: TableForm, chunk: int) -> None:
-        """Reserve memory for the rows. Raises DeviceFullError where there is not enough."""
+        """Reserve memory for the rows. `chunk` is the number of rows in a chunk.
+
+        Raises DeviceFullError if there is not enough memory.
+        """
         self.form, self._chunk = form, chunk
         try:
             self.rows: jax.Array = jax.jit(form.zeros, out_shardings=form.sharding)()
@@ -83,25 +99,28 @@ class JaxTable:
         except RuntimeError as error:
             raise DeviceFullError(
                 f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): leave "
-                f"resident out ({str(error).splitlines()[0]})"
+                f"the argument resident out ({str(error).splitlines()[0]})"
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
-        """Write a chunk in place; each core appends its part to the rows that it has."""
+        """Write the chunk with this number into the table's memory. Each core writes its part of the chunk."""
         self.rows = _writer(self.form, self._chunk)(self.rows, number, chunk)
 
     def take(self, slots: jax.Array) -> jax.Array:
-        """Return rows, divided as a batch is."""
+        """Return the rows in these slots, divided over the devices like a batch."""
         return _taker(self.form)(self.rows, slots)
 
 
 class TableForm:
-    """All that the functions depend on that are compiled for a table: equal forms share their compiled functions."""
+    """The layout of a table on the devices. Tables with equal forms share their compiled functions."""
 
     def __init__(
         self, sharding: jax.sharding.Sharding, cores: int, rows_a_core: int, is_local: bool, chunk: jax.Array
     ) -> None:
-        """Take the layout, and a chunk of records that is on the devices."""
+        """Store the layout: `cores` parts of `rows_a_core` rows, with the shape and dtype of the records in `chunk`.
+
+        With `is_local`, each core takes only its own rows.
+        """
         self.sharding, self.cores, self.rows_a_core, self.is_local = sharding, cores, rows_a_core, is_local
         self.shape, self.dtype = chunk.shape[1:], chunk.dtype
         self._values = int(np.prod(self.shape))
@@ -123,12 +142,13 @@ class TableForm:
         return hash(self._key())
 
     def zeros(self) -> jax.Array:
-        """Return rows of zeros."""
+        """Return a table's rows, all zeros, as an array of unsigned integers."""
         return jnp.zeros((self.cores * self.rows_a_core, *self._row), self._bits)
 
     def written(self, rows: jax.Array, number: jax.Array, chunk: jax.Array, each: int) -> jax.Array:
-        """Return the rows after writing a chunk, of `each` rows on each core, to its place. It is called in a jitted
-        function.
+        """Return the table's rows after writing the chunk with this number, which has `each` rows on each core.
+
+        This is called in a jitted function.
         """
         bits = chunk.astype(self._bits) if self.dtype == bool else jax.lax.bitcast_convert_type(chunk, self._bits)
         if self._row:
@@ -143,7 +163,7 @@ class TableForm:
         return self._on_each(write)(rows, number, bits)
 
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Return the rows in these slots, with the shape and dtype of the records. It is called in a jitted function.
+        """Return the rows in these slots, with the shape and dtype of the records. This is called in a jitted function.
 
         A slot after the last row gives zeros, unless each core takes only its own rows.
         """
@@ -167,7 +187,7 @@ class TableForm:
         return values != 0 if self.dtype == bool else jax.lax.bitcast_convert_type(values, self.dtype)
 
     def _on_each(self, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """Return a function that each core runs on its own rows of all arguments."""
+        """Return a function that calls `function` on each core, with this core's rows of all arguments."""
         if self.cores == 1 or not isinstance(self.sharding, NamedSharding):
             return function
         spec = PartitionSpec(_axes(self.sharding))
@@ -211,7 +231,10 @@ def _axes(sharding: NamedSharding) -> Sequence[str]:
 
 
 def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return a sharding for arrays of any rank, which divides the first axis as the given one does."""
+    """Return a sharding for arrays of any rank, which divides the first axis as `sharding` does.
+
+    Raises UsageError if `sharding` also divides other axes.
+    """
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
@@ -220,9 +243,10 @@ def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 
 def to_jax_dtype(name: str, array: Array) -> Array:
-    """Return an array with the dtype that JAX uses: 64-bit integers become 32-bit, unless JAX is set to 64.
+    """Return an array with the dtype that JAX uses: 64-bit integers become 32-bit, unless jax_enable_x64 is set.
 
-    Raises UsageError for numbers that do not fit into 32 bits, which JAX would change without a message.
+    `name` is the field's name, for the message. Raises UsageError for integers that do not fit into 32 bits, which JAX
+    would change without a message.
     """
     kept = jax.dtypes.canonicalize_dtype(array.dtype)
     if kept == array.dtype or array.dtype.kind not in "iu":
@@ -230,7 +254,7 @@ def to_jax_dtype(name: str, array: Array) -> Array:
     limits = np.iinfo(kept)
     if array.size and not (limits.min <= array.min() and array.max() <= limits.max):
         raise UsageError(
-            f"{name!r} holds numbers beyond {kept}, which JAX would cut off: set jax.config's jax_enable_x64, or leave "
-            "that field out of the cache"
+            f"{name!r} holds numbers beyond {kept}, which JAX would cut off: set jax_enable_x64 in jax.config, or "
+            "leave that field out of the cache"
         )
     return array.astype(kept)

@@ -1,4 +1,4 @@
-"""Decides whether the records of a feed stay in the devices' memory."""
+"""KeptRecords: decides whether the records of a feed stay in the devices' memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tpucache.store.fields import LABEL
 
 
 class KeptRecords:
-    """Decides whether a loader's records stay on the devices, and gives the loader's batches in both cases."""
+    """Decides whether a loader's records stay on the devices, and iterates over the loader's batches accordingly."""
 
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
@@ -47,13 +47,16 @@ class KeptRecords:
             self._decision.decide()
 
     def describe(self) -> str:
-        """Return the decision in words, with the reason."""
+        """Return, as text, whether records stay on the devices, and why."""
         if self._decision is not None:
             return self._decision.describe()
         return "no" if self._resident is None else "yes, in the Resident given"
 
     def begin(self, stack: contextlib.ExitStack) -> Iterator[Any]:
-        """Begin an iteration of the loader, which ends when the stack is closed."""
+        """Begin an iteration of the loader, and return its batches. The iteration ends when the stack is closed.
+
+        If records stay on the devices, a batch is a pair of the Resident and a RecordBatch of row numbers.
+        """
         if self._decision is not None:
             if not self._decision.is_resident:
                 self._resident = None
@@ -68,7 +71,11 @@ class KeptRecords:
         return self._resident.pairs(self._loader)
 
     def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
-        """Raise UsageError where a batch's labels cannot be mixed. Each label is checked when it is uploaded."""
+        """Raise UsageError if a batch's labels cannot be mixed by mixup or cutmix.
+
+        Does nothing if records do not stay on the devices, or if `settings` do not mix. A record's label is looked at
+        when the record is uploaded, and remembered for later batches.
+        """
         if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
             return
         slots = self._resident.slots
@@ -91,18 +98,18 @@ def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
 
 
 def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
-    """Return the reason why the devices cannot keep a loader's records; "" where they can."""
+    """Return the reason why the devices cannot keep a loader's records; "" if they can."""
     if not getattr(loader.dataset, "is_finished", True):
         return "the cache is not built yet"
     if not sharding.is_fully_addressable:
         return "that is not possible with the devices of several processes"
     if not isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.device_set) > 1:
-        return "that takes a NamedSharding"
+        return "with several devices that takes a NamedSharding"
     return ""
 
 
 def _problem_of_auto(memory: JaxMemory | None) -> str:
-    """Return the reason why "auto" keeps no records; "" where it depends on the memory that steps leave."""
+    """Return the reason why "auto" keeps no records on the devices; "" if the memory that steps leave decides."""
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:

@@ -1,1 +1,1 @@
-"""Publishes caches as Kaggle datasets, and copies them to and from URLs."""
+"""Publish caches as Kaggle datasets, and copy caches to and from URLs."""

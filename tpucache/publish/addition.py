@@ -34,10 +34,11 @@ _CARD_AND_WHEEL_BYTES: Final = 3_000_000  # a new version of the whole dataset w
 
 @dataclass(frozen=True)
 class Addition:
-    """An add-on that is ready to send: its dataset, its files, and the datasets that hold the other files (`attach`).
+    """An add-on that is ready to send.
 
-    `whole_bytes` is the size of a new version of the whole dataset. `is_there` says that Kaggle has this version
-    already.
+    `dataset_id` is the add-on's own dataset, owner/slug-vN, and `contents` are its files by name. `attach` has the
+    datasets that hold the cache's other files. `whole_bytes` is the size of a new version of the whole dataset.
+    `is_there` is whether Kaggle has this version of the cache already.
     """
 
     dataset_id: str
@@ -72,10 +73,11 @@ class Addition:
 
 
 def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition:
-    """Ask Kaggle which files of a cache its datasets have, and return an add-on with the others.
+    """Ask Kaggle which files of a cache are in its datasets, and return an add-on with all other files of the cache.
 
-    Raises PublishError if there is no dataset yet, if another version has the add-on's name, and if Kaggle does not
-    answer; DependencyError without kagglesdk, and the errors of `version_files`.
+    `notes` is the text about the version in the add-on's card. Raises PublishError if there is no dataset yet, if
+    another version has the add-on's name, and if Kaggle does not answer; DependencyError without kagglesdk, and the
+    errors of `version_files`.
     """
     opened = Cache.open(folder_path(cache))
     folder, manifest = opened.directory, opened.manifest
@@ -95,7 +97,8 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
             if number is None:
                 if found and name == addition_id:
                     raise PublishError(
-                        f"{name} holds another cache or version already: give another --id, or remove it"
+                        f"the dataset {name} holds another cache or version already: give another --id, or remove "
+                        "that dataset"
                     )
                 continue
             if name == addition_id and number == manifest.number:
@@ -110,7 +113,7 @@ def plan_addition(cache: str | Path, metadata: Metadata, notes: str) -> Addition
             dataset.close()
     if not has_base:
         raise PublishError(
-            f"{metadata.dataset_id} is not a dataset with a cache: publish it without --version-notes first"
+            f"{metadata.dataset_id} is not a dataset with a cache: publish the cache without --version-notes first"
         )
     new = [entry for entry in files.values() if entry.name not in where]
     attach = tuple(dict.fromkeys(where[entry.name] for entry in manifest.files if entry.name in where))

@@ -1,8 +1,8 @@
 """The folder to upload: a cache's files, its card, wheels, and the metadata that Kaggle asks for.
 
-A claim proves that `publish` made a folder, and that nobody has changed it since: it lists the digests of the files.
-Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client reads that file but
-does not upload it. While the folder is being made, the claim is a separate file, and is written first.
+A claim lists the SHA-256 of the files. It proves that `publish` made a folder, and that its files have not been changed
+since. Kaggle's client would upload a separate file, so dataset-metadata.json holds the claim; the client reads that
+file but does not upload it. While the folder is being made, the claim is a separate file, which is written first.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_N
 
 @dataclass(frozen=True)
 class Bundle:
-    """A folder that is ready to upload, with the names and sizes of its files.
+    """A folder that is ready to upload. `files` has the sizes in bytes of the files that will be uploaded, by name.
 
-    `wheels` are the wheels of other packages, not tpucache's own.
+    `wheels` are the wheels of other packages, not tpucache's own wheel.
     """
 
     folder: Path
@@ -97,7 +97,7 @@ def make_bundle(
     if len(manifest.shards) > MAX_SHARDS:
         raise PublishError(
             f"{source} has {len(manifest.shards)} shards, and a published cache at most {MAX_SHARDS}: "
-            "warm it up with --target kaggle, or a larger --shard-mb"
+            "build the cache again with --target kaggle, or a larger --shard-mb"
         )
     real = source.resolve()
     folder = real.with_name(f"{real.name}.publish") if out is None else folder_path(out)
@@ -109,7 +109,7 @@ def make_bundle(
         if files > MAX_FILES:
             raise PublishError(
                 f"with the hashes there would be {files} files, and a published cache has at most {MAX_FILES}: leave "
-                "--hashes out, or warm it up with --target kaggle"
+                "--hashes out, or build the cache again with --target kaggle"
             )
         others.update([hashes_file(opened, partial(call, "hashes"))])
     entries = version_files(source, manifest)
@@ -150,23 +150,27 @@ def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
 
 
 def _packages(source: Path, manifest: Manifest, tag: str) -> tuple[PackageWheel, ...]:
-    """Return the wheels of packages that a cache's codecs need. Raises PublishError if the files would be too many."""
+    """Return the wheels of the packages that a cache's codecs need, for the Python version `tag`.
+
+    Raises PublishError if there would be too many files to publish, and what `download_wheels` raises.
+    """
     packages = needed_packages(manifest)
     files = len(manifest.shards) + COMPANIONS + len(packages)
     if files > MAX_FILES:
         raise PublishError(
             f"with the wheels of {', '.join(packages)} there would be {files} files, and a published cache has at most "
-            f"{MAX_FILES}: leave --wheels out, or warm it up with --target kaggle"
+            f"{MAX_FILES}: leave --wheels out, or build the cache again with --target kaggle"
         )
     if not packages:
-        _log.warning("no wheel added: reading %s needs no optional package", source)
+        _log.warning("no wheel is added: reading %s needs no optional package", source)
     return tuple(download_wheels(packages, tag))
 
 
 def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...], room: int) -> dict[str, bytes]:
-    """Return the files that `publish` writes itself, by name: manifest, tpucache's wheel, card, metadata.
+    """Return the bytes of the files that `publish` writes itself, by name.
 
-    A sheet of samples is added if there are fewer than `room` files with the cache's own.
+    They are the manifest, tpucache's wheel, the card, and the metadata for Kaggle. A sheet of samples is added if these
+    files and the cache's shards are fewer than `room` files.
     """
     manifest = cache.manifest
     has_room = len(manifest.shards) + COMPANIONS < room
@@ -211,7 +215,7 @@ def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def _claim_bundle(manifest: Manifest, files: Sequence[FileEntry], written: Mapping[str, bytes]) -> Claim:
-    """Return the claim of a folder: the digests of the cache's files and of the files that `publish` writes itself."""
+    """Return the claim of a folder to upload: it lists the cache's files and the files that `publish` writes itself."""
     claim = Claim.of(_COMMAND, manifest, files)
     return dataclasses.replace(claim, files={**claim.files, **{name: _digest(data) for name, data in written.items()}})
 
@@ -224,10 +228,10 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
-    """Return the files of a folder, which may be replaced or removed, because `publish` wrote all of them.
+    """Return the files in the folder to upload. They may be replaced or removed, because `publish` wrote all of them.
 
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
-    earlier version of it.
+    earlier version of it. `claim` is the claim of this call.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}
@@ -238,7 +242,9 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
     if unknown:
         raise UsageError(f"{folder} holds {named(unknown)}, which publish did not write: give another --out")
     if not all(each.precedes(claim) for each in claims):
-        raise UsageError(f"{folder} was made of another cache: remove it if nobody needs it, or give another --out")
+        raise UsageError(
+            f"{folder} was made of another cache: remove this folder if you do not need it, or give another --out"
+        )
     changed = {name for name, path in entries.items() if not _is_as_written(path, cache.directory, [*claims, claim])}
     if changed:
         raise UsageError(f"{folder} holds {named(changed)}, changed since publish wrote it: give another --out")
@@ -248,13 +254,13 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` writes files with this name. Somebody else may have written this file."""
+    """Return whether `publish` writes files with this name. Another program may have written this very file."""
     names = (SHARD_NAME, TABLE_NAME, VERSION_NAME, _WHEEL, HASHES_NAME)
     return name in (*_UPLOADED, TIMES_NAME) or name.endswith(".tmp") or any(each.fullmatch(name) for each in names)
 
 
 def _read_claims(folder: Path) -> list[Claim]:
-    """Return the claims that `publish` wrote into a folder: one in the metadata, one in a separate file, or none."""
+    """Return the claims that `publish` wrote into a folder, in the separate file and in the metadata: none to two."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
@@ -277,7 +283,10 @@ def _covers(claim: Claim, name: str) -> bool:
 
 
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
-    """Return whether a file has the digest that a claim states, or is a hard link to the cache's verified file."""
+    """Return whether a file has the SHA-256 that a claim states, or is a hard link to the cache's file.
+
+    Also returns True for a file that no claim lists, such as the claim itself.
+    """
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
         return True  # the claim itself, or an unfinished file

@@ -36,12 +36,12 @@ def make_card(
     attach: Sequence[str] = (),
     notes: str = "",
 ) -> str:
-    """Return a cache's card.
+    """Return a cache's card as Markdown text.
 
     Without a licence, the card says "not stated yet". `wheels` are the wheels of other packages that are published with
-    the cache. With `sheet`, the card shows the sheet of samples. `history` is the result of `describe_versions`. For an
-    add-on, `attach` names the datasets that hold its other files, and `notes` is a text by its owner. Raises
-    DependencyError without jinja2.
+    the cache. With `sheet`, the card shows the picture `SHEET_NAME`, a sheet of samples. `history` is the result of
+    `describe_versions`. For an add-on dataset, `attach` names the datasets that hold the cache's other files, and
+    `notes` is a text by the dataset's owner. Raises DependencyError without jinja2.
     """
     inside = [wheel.package for wheel in wheels]
     statistics = manifest.statistics
@@ -96,7 +96,7 @@ def to_markdown(value: object) -> str:
 
 
 def _classes(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return each class with its number of samples as text, "" where the number is unknown."""
+    """Return the name of each class, and its number of samples as text ("" if the number is unknown)."""
     counts = [f"{count:,}" for count in manifest.statistics.class_counts] or [""] * len(manifest.classes)
     return list(zip(manifest.classes, counts, strict=True))
 

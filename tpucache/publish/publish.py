@@ -1,4 +1,4 @@
-"""Publishes a cache as a Kaggle dataset: verify it, make the folder, upload it, and check what arrived.
+"""Publish a cache as a Kaggle dataset: verify the cache, make the folder, upload the folder, and check what arrived.
 
 Kaggle's own client, the program `kaggle`, does the upload. Only that program reads the user's token.
 """
@@ -44,7 +44,10 @@ _MOST_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `send`: the folder and its files, the command that uploads it, and whether this command was run."""
+    """The result of `send`: the folder with its files, and the `command` that uploads it.
+
+    `uploaded` is whether the command was run.
+    """
 
     bundle: Bundle
     command: str
@@ -73,25 +76,26 @@ def prepare(
 ) -> Bundle:
     """Verify a cache and make the folder to upload. `on_progress` is called after each verified shard.
 
-    `wheels` is the tag of a Python version, such as "cp312": add the wheels that the cache's codecs need with this
-    version. With `hashes`, add the hashes of all pictures; `tpucache.insight` needs them to find copies.
+    The folder is `out`, by default `CACHE.publish` next to the cache. `wheels` is the tag of a Python version, such as
+    "cp312": add the wheels that the cache's codecs need with this version. With `hashes`, add the perceptual hashes of
+    all pictures; `tpucache.insight` uses these to find copies.
 
     Raises DamageError for a damaged cache, and the errors of `make_bundle`.
     """
     damages = verify_cache(cache, on_progress)
     if damages:
         names = ", ".join(sorted({damage.name for damage in damages})[:_MOST_NAMED])
-        raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}` and warm it up again")
+        raise DamageError(f"{cache} is damaged: {names}. Run `tpucache verify {cache}`, and build the cache again")
     return make_bundle(cache, metadata, out, wheels, hashes=hashes)
 
 
 def send(
     bundle: Bundle, options: PublishOptions | None = None, announce: Callable[[str], None] = lambda command: None
 ) -> Published:
-    """Upload a folder with Kaggle's client, as a new dataset or as its next version, and check what arrived.
+    """Upload a folder with Kaggle's client, as a new dataset or as the dataset's next version; check what arrived.
 
-    Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the command before
-    it runs. Raises PublishError when the client is not signed in, fails, or does not send a file.
+    Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the client's command,
+    before the command runs. Raises PublishError when the client is not signed in, fails, or does not send a file.
     """
     options = options or PublishOptions()
     command = create_command(bundle.folder, public=options.public)
@@ -117,9 +121,10 @@ def _message(manifest: Manifest) -> str:
 
 
 def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new: bool) -> None:
-    """Wait until Kaggle lists all files with the right sizes.
+    """Wait until Kaggle lists all files of a folder with the right sizes. `new` is whether the dataset is new.
 
-    Raises PublishError, which names the files that differ.
+    Raises PublishError, which names the files that differ, if that takes longer than `patience` seconds, or if Kaggle
+    has processed the dataset and still lists other files after a short time.
     """
     dataset_id, began = bundle.metadata.dataset_id, time.monotonic()
     while True:
@@ -141,7 +146,10 @@ def _await_arrival(client: KaggleClient, bundle: Bundle, patience: float, *, new
 
 
 def _missing(client: KaggleClient, bundle: Bundle) -> list[str]:
-    """Describe each file that is missing at Kaggle or has another size. If Kaggle lists no files, return the reason."""
+    """Return one text for each file that is missing at Kaggle or has another size.
+
+    If the files cannot be listed, the reason is the only text.
+    """
     try:
         return find_differences(bundle.files, client.files(bundle.metadata.dataset_id))
     except PublishError as error:
@@ -160,13 +168,13 @@ def version_command(folder: str | Path, message: str) -> list[str]:
 
 @dataclass(frozen=True)
 class KaggleClient:
-    """The `kaggle` program at a path."""
+    """Kaggle's client: the program `kaggle` at the path `program`."""
 
     program: str
 
     @classmethod
     def find(cls) -> KaggleClient | None:
-        """Return the client on PATH, or None."""
+        """Return the client that is on PATH, or None if there is none."""
         program = shutil.which(NAME)
         return cls(program) if program else None
 
@@ -179,7 +187,7 @@ class KaggleClient:
         output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:
             if _SIGNED_OUT.search(output):
-                raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see its own help")
+                raise PublishError(f"{NAME} is not signed in: run `{NAME} auth login`, or see `{NAME} --help`")
             return None
         if "ready" in output:
             return "ready"
@@ -188,7 +196,7 @@ class KaggleClient:
         return "failed" if re.search(r"error|fail|delet", output) else "unknown"
 
     def upload(self, command: Sequence[str]) -> None:
-        """Run an upload and pass its output on to standard error. Raises PublishError when it fails."""
+        """Run the command of an upload, and pass its output on to standard error. Raises PublishError when it fails."""
         lines: list[str] = []
         words = [self.program, *command[1:]]
         # Standard error is not redirected, so the client's progress bars are shown.
@@ -246,7 +254,10 @@ def parse_listing(text: str) -> tuple[dict[str, int | None], str | None]:
 
 
 def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None]) -> list[str]:
-    """Describe each sent file that did not arrive, or that arrived with another size."""
+    """Return one text for each sent file that did not arrive, or that arrived with another size.
+
+    `sent` and `arrived` have sizes in bytes by file name; a size that arrived is None if it is not known exactly.
+    """
     found = [f"{name} is missing" for name in sent if name not in arrived]
     for name, size in sent.items():
         there = arrived.get(name)

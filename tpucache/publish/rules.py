@@ -1,6 +1,6 @@
 """Names and options of a published dataset, and Kaggle's rules for it.
 
-The rules come from version 2.2.5 of its client and from its documentation of dataset-metadata.json.
+The rules come from version 2.2.5 of Kaggle's client and from Kaggle's documentation of dataset-metadata.json.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def check_license(name: str | None) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Return a text if it is the tag of a Python version, such as cp312. Raises UsageError if it is not."""
+    """Return `tag` if it is the tag of a Python version, such as "cp312". Raises UsageError if it is not."""
     if not _TAG.fullmatch(tag):
-        raise UsageError(f"--wheels is the tag of a Python, such as cp312 for Python 3.12, not {tag!r}")
+        raise UsageError(f"--wheels is the tag of a Python version, such as cp312 for Python 3.12, not {tag!r}")
     return tag
 
 
@@ -145,9 +145,9 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How a cache is published: `out` is the folder to upload, `patience` the seconds to wait for Kaggle.
+    """The options of `publish`; the text of each says what it does. `patience` is in seconds.
 
-    Raises UsageError where `wheels` is not the tag of a Python version.
+    Raises UsageError if `wheels` is not the tag of a Python version.
     """
 
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
@@ -165,7 +165,7 @@ class PublishOptions:
         metavar="cp312",
     )
     hashes: bool = option(False, "add the hashes of all pictures, which are used to find copies")
-    patience: float = option(600.0, "time for Kaggle to process it", metavar="10m")
+    patience: float = option(600.0, "how long to wait until Kaggle has processed the dataset", metavar="10m")
 
     def __post_init__(self) -> None:
         if self.wheels is not None:

@@ -1,4 +1,4 @@
-"""Fetches a cache from a URL, or pushes one to it. All bytes are checked. An interrupted copy can be continued."""
+"""Copy a cache from a URL, or to a URL. All bytes are checked. An interrupted copy can be continued."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def fetch_cache(
     interrupted call the next one continues, even in the middle of a file. Files that the folder already has are not
     fetched again. `on_progress` is called with the number of bytes done and the number of all bytes.
 
-    Earlier versions are copied as well. A URL that ends with "@2" copies version 2 and those before it. With a
-    `resolution`, only the newest version is copied, and from a cache with bands of frequencies only the bands that
-    images of this size need. Hashes of pictures are copied if the URL has them.
+    Earlier versions are copied as well. If the URL ends with "@2", version 2 and the versions before it are copied.
+    `resolution` is an image size in pixels, one number or (height, width): if images of this size need only some of the
+    cache's frequency bands, only these bands are copied, of this version alone. Hashes of pictures are copied if the
+    URL has them.
 
     Raises NotACacheError or FormatError where there is no cache, DamageError for a file that differs twice, StoreError
     when the URL cannot be read or the disk has no room, UsageError if the folder holds other files, or if it is, or is
@@ -125,9 +126,10 @@ def push_cache(
     Each file's SHA-256 is checked before it is sent. Files that an earlier call sent are read back, and not sent again
     if they are right. `on_progress` is called with the number of bytes done and the number of all bytes.
 
-    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and those before it. With a `resolution`,
-    only the newest version is sent, and of a cache with bands of frequencies only the bands that images of this size
-    need. With `hashes`, the hashes of all pictures are sent; missing ones are computed.
+    Earlier versions are sent as well; "cache@2" sends version 2 of "cache" and the versions before it. `resolution` is
+    an image size in pixels, one number or (height, width): if images of this size need only some of the cache's
+    frequency bands, only these bands are sent, of this version alone. With `hashes`, the perceptual hashes of all
+    pictures are sent, too, and computed first if the cache has none.
 
     Raises DamageError when the cache is damaged, StoreError when the URL cannot be written, UsageError if the URL holds
     other files, or if it is, or is inside, the cache's folder, DependencyError without fsspec or the store's own
@@ -157,7 +159,10 @@ def push_cache(
 
 
 def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
-    """Return how many of a cache's bands to copy for a resolution. Raises UsageError."""
+    """Return how many of a cache's frequency bands to copy for a resolution; all if it is None.
+
+    Raises UsageError for a resolution that the cache cannot give.
+    """
     if resolution is None:
         return len(manifest.layouts)
     bands = bands_for(manifest, resolution)
@@ -194,7 +199,7 @@ def _before(remote: Remote, manifest: Manifest, target: Path) -> list[Manifest]:
 
 
 def _check_target(remote: Remote, manifest: Manifest, target: Path, files: Sequence[FileEntry]) -> None:
-    """Raise UsageError unless the cache at a URL may be copied into a folder."""
+    """Raise UsageError unless the cache at a URL may be copied into `target`: see `check_ours`, `check_descends`."""
     names = [path.name for path in target.iterdir()]
     check_ours(str(target), names, read_claims(target), Claim.of("fetch", manifest, files))
     if MANIFEST_NAME in names:
@@ -212,7 +217,10 @@ def _fetch_files(
     made: Mapping[str, bytes],
     files: Sequence[FileEntry],
 ) -> None:
-    """Claim a folder and fetch the files that it lacks. `made` has the bytes of files that are not fetched."""
+    """Write a claim into a folder, and fetch the files that the folder lacks.
+
+    `made` has the bytes, by name, of files that are not fetched.
+    """
     missing = find_missing(files, lambda entry: is_whole(target, entry), on_progress)
     check_room(target, sum(entry.bytes - _begun(target, entry) for entry in missing))
     claim_folder(target, Claim.of("fetch", manifest, files))
@@ -241,9 +249,9 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; its reader checks it.
+    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists the file; its reader checks it.
 
-    If the URL cannot say whether it has the file, go on without it: hashes are computed when they are needed.
+    If the URL does not answer whether it has the file, nothing is copied: hashes are computed when they are needed.
     """
     name = hashes_name(manifest)
     if (target / name).exists():
@@ -298,9 +306,9 @@ def _push_files(
     *,
     finished: bool,
 ) -> None:
-    """Claim the URL, send the files that it lacks, then the manifest.
+    """Write a claim to the URL, send the files that the URL lacks, then the manifest, and remove the claim.
 
-    Do nothing if the URL has the whole cache already. `finished` says that the URL has this manifest.
+    Does nothing if the URL has the whole cache already. `finished` says that the URL has this manifest.
     """
     claim = Claim.of("push", manifest, files)
     missing = find_missing(files, lambda entry: _has_arrived(remote, entry), on_progress)
@@ -310,10 +318,12 @@ def _push_files(
     remote.put(CLAIM_NAME, claim.to_json().encode())
     copy_missing(files, missing, lambda entry, advance: _push_file(remote, source, entry, advance), on_progress)
     if _read_claim(remote).identity != claim.identity:
-        raise StoreError(f"{remote.shown} was claimed by another push meanwhile: remove it, and push one cache to it")
+        raise StoreError(
+            f"{remote.shown} was claimed by another push meanwhile: remove the files there, and push only one cache"
+        )
     now = Manifest.load(source)
     if claim.identity not in (now.identity, *now.parents):
-        raise StoreError(f"{source} was changed while it was pushed: push it again")
+        raise StoreError(f"the cache {source} was changed while it was pushed: push it again")
     if times := read_times(source):
         known = {name: times[name] for name in (*manifest.parents, manifest.identity) if name in times}
         remote.put(TIMES_NAME, to_times(known))
@@ -324,7 +334,7 @@ def _push_files(
     try:
         remote.remove(CLAIM_NAME)
     except StoreError as error:  # a store may accept files and refuse to remove them
-        _log.warning("%s. The cache is whole without it: %s can be removed", error, CLAIM_NAME)
+        _log.warning("%s. The cache is complete: the file %s at the URL can be removed", error, CLAIM_NAME)
 
 
 def _read_claim(remote: Remote) -> Claim:
@@ -333,7 +343,7 @@ def _read_claim(remote: Remote) -> Claim:
 
 @contextmanager
 def _fetched_table(remote: Remote, entry: FileEntry) -> Iterator[str]:
-    """Fetch one table of a cache into a temporary folder, and yield that folder. Raises DamageError."""
+    """Fetch one table of a cache into a temporary folder. The context returns the folder. Raises DamageError."""
     with tempfile.TemporaryDirectory(prefix="tpucache-") as folder:
         check_room(Path(folder), entry.bytes)
         _fetch_file(remote, Path(folder), entry, lambda part: None)
@@ -360,15 +370,15 @@ def _fetch_file(remote: Remote, target: Path, entry: FileEntry, advance: Callabl
         if first:
             _log.warning("%s/%s differs from the manifest: fetching it once more", remote.shown, entry.name)
     raise DamageError(
-        f"{remote.shown}/{entry.name} arrived twice with another SHA-256 than the manifest's: it is damaged there. "
-        "Push or publish the cache again"
+        f"{remote.shown}/{entry.name} arrived twice with another SHA-256 than the manifest's: the file is damaged at "
+        "the URL. Push or publish the cache again"
     )
 
 
 def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable[[int], None]) -> None:
     path = source / entry.name
     if not is_whole(source, entry):
-        raise DamageError(f"{path} is not what the manifest says: run `tpucache verify {source}`")
+        raise DamageError(f"{path} has another size or SHA-256 than the manifest says: run `tpucache verify {source}`")
     remote.write(entry.name, path, advance)
     size = remote.size(entry.name)
     if size != entry.bytes:
@@ -376,7 +386,10 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether the URL has a file with the right SHA-256. A length proves little: many shards have the same."""
+    """Return whether the URL has the file with the right SHA-256.
+
+    Comparing sizes alone would prove little: many shards have the same size.
+    """
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()

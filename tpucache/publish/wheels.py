@@ -41,7 +41,7 @@ _MODE: Final = 0o100644 << 16
 _DATA: Final = ("py.typed", "*/templates/[!._]*")
 # Users import these, and `python -m tpucache` runs `__main__`.
 _ROOTS: Final = ("tpucache", "tpucache.__main__", "tpucache.jax")
-# A string that names a module, or something in one. The tables of codecs and commands hold such strings.
+# A string that names a module, or a name in a module. The tables of codecs and commands hold such strings.
 _REFERENCE: Final = re.compile(rf"({_NAME}(?:\.\w+)+)(?::\w+)?")
 
 _PLATFORMS: Final = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
@@ -55,10 +55,10 @@ def wheel_name() -> str:
 
 
 def wheel_bytes() -> bytes:
-    """Return the running tpucache as a wheel. It has no compiled code, so it fits any machine.
+    """Return the bytes of a wheel of the running tpucache. It has no compiled code, so it fits any machine.
 
-    The modules are the running ones. The metadata come from the installation, which may be an editable one. Format:
-    the binary distribution format of the Python packaging guide, version 1.0.
+    The modules are those of the running package. The metadata come from the installation, which may be editable. The
+    format is the binary distribution format of the Python packaging guide, version 1.0.
 
     Raises DependencyError when tpucache was never installed, OSError when a file cannot be read.
     """
@@ -80,7 +80,7 @@ def wheel_bytes() -> bytes:
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the name and bytes of each of the package's files: modules, stubs (.pyi), data."""
+    """Yield the path in the wheel, and the bytes, of each of the package's files: modules, stubs (.pyi), data."""
     package = Path(version.__file__).parent
     modules = _modules(package).values()
     paths = [
@@ -94,7 +94,10 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 @functools.cache
 def _modules(package: Path) -> dict[str, Path]:
-    """Return the file of each module that `_ROOTS` import, directly or indirectly, also inside functions."""
+    """Return the files, by module name, of `_ROOTS` and all modules that these import, directly or indirectly.
+
+    Imports inside functions count, too.
+    """
     found: dict[str, Path] = {}
     waiting = list(_ROOTS)
     while waiting:
@@ -114,7 +117,10 @@ def _module_file(package: Path, name: str) -> Path | None:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the full names that a module imports. Some are names of functions or classes, not of modules."""
+    """Yield the full names that a module imports, given its syntax tree, and names in strings such as "module:name".
+
+    Some of the names are those of functions or classes, not of modules.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -127,7 +133,10 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _metadata_files() -> Iterator[tuple[str, bytes]]:
-    """Yield the files of the installation's .dist-info folder that a wheel needs, METADATA first."""
+    """Yield the name and bytes of each file of the installation's .dist-info folder that a wheel needs.
+
+    METADATA comes first. Raises DependencyError if tpucache was never installed.
+    """
     found = next((each for each in distributions(name=_NAME) if each.read_text("METADATA")), None)
     if found is None:  # an .egg-info, which building leaves in a checkout, is not an installation
         raise DependencyError(
@@ -196,8 +205,8 @@ def _failure(package: str, tag: str, errors: str) -> PublishError | DependencyEr
     lines = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
     reason = redact(lines[-1].removeprefix("ERROR: ")) if lines else "pip failed"
     return PublishError(
-        f"there is no wheel of {package} for {tag} on Linux x86-64: {reason}. Is there such a Python, and a network? "
-        "pip also takes wheels from the folder that PIP_FIND_LINKS names"
+        f"there is no wheel of {package} for {tag} on Linux x86-64: {reason}. Check that this Python version exists, "
+        "and the network; pip also takes wheels from the folder that PIP_FIND_LINKS names"
     )
 
 
