@@ -172,7 +172,7 @@ def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
     first, third = versions
     monkeypatch.setenv("PATH", "")
     assert main(["publish", str(third), *_OPTIONS, "--version-notes", "x"]) == 1
-    assert f"{_ID} is not a dataset with a cache: publish the cache without --version-notes first" in capsys.readouterr().err
+    assert f"{_ID} is not a dataset with a cache: publish the cache without" in capsys.readouterr().err
     write_photos(tmp_path / "others", range(4))
     build_cache(tmp_path / "others", tmp_path / "other", _RECIPE, jobs=1)
     put(server, _ID, first)
