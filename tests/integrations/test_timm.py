@@ -57,7 +57,7 @@ def test_what_timm_cannot_adapt_is_created_anew_and_says_why():
     matched = load_matching(square, wide.state_dict(), "file")
     assert [name for name, *_ in matched.resized] == ["pos_embed"]
     assert torch.equal(square.pos_embed, before)
-    assert "timm could not adapt them: RuntimeError" in str(matched)
+    assert "timm could not adapt the weights: RuntimeError" in str(matched)
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext", "test_efficientnet"])

@@ -180,7 +180,7 @@ REFUSED: Final = (
     (("--freeze", "nothing"), "fits no parameter"),
     (("--head-epochs", "1", "--model", "cnn"), "--weights"),
     (("--head-epochs", "2"), "less than epochs"),
-    (("--head-epochs", "1", "--freeze", "4"), "it is frozen"),
+    (("--head-epochs", "1", "--freeze", "4"), "that layer is frozen"),
     (("--cache-gb", "1"), "leave it out"),
     (("--cores", "8"), "1 core"),
     (("--epochs", "auto"), "--time-limit"),

@@ -1,1 +1,1 @@
-"""The commands of the wing `training`. The table `COMMANDS` in `wings.py` names them."""
+"""The commands `train` and `predict`. The table `COMMANDS` in `wings.py` names their functions."""

@@ -1,4 +1,4 @@
-"""Options and functions for commands that compute on a device: its choice, its processes, and `bench --upload`."""
+"""Options of commands that compute on a device: which device, and how many processes. Also opens `bench --upload`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_device(command: argparse.ArgumentParser) -> None:
 
 
 def choose_backend(label: str, options: argparse.Namespace) -> str:
-    """Replace the backend "auto" by the best one, print a line about the choice, and return the reason."""
+    """Replace the backend "auto" in the options by the best backend, print the choice, and return the reason for it."""
     from tpucache.training.device.choice import choose_backend as choose
 
     choice = choose(options.backend, options.device, compile=options.compile, processes=options.processes)
@@ -87,7 +87,7 @@ def launched(options: argparse.Namespace) -> bool:
 def open_upload() -> tuple[BatchUpload, str]:
     """Return a function that sends batches to this machine's device, or else to XLA's CPU client.
 
-    Return with it the name of the device.
+    Return with it the name of the device, as text.
     """
     from tpucache.errors import DependencyError
     from tpucache.report.bench import BatchUpload
@@ -102,7 +102,7 @@ def open_upload() -> tuple[BatchUpload, str]:
         except DependencyError as error:
             raise UsageError(
                 "--upload needs an accelerator, or torch_xla, whose CPU client can stand in for one; this machine has "
-                "neither: leave it out"
+                "neither: leave --upload out"
             ) from error
 
     def sent(batch: Any) -> object:

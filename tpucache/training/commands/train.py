@@ -100,7 +100,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuse options that exclude each other; put the source and the version of the cache into the options."""
+    """Raise UsageError for options that exclude each other; put the source and the cache's version into the options."""
     if options.refit and not options.folds:
         raise UsageError("--refit trains on all samples once all folds are trained: give --folds, too")
     if options.folds and options.valid is not None:
@@ -139,7 +139,7 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 def _run(
     options: argparse.Namespace, stop: StopRequest, account: Account
 ) -> tuple[FoldsReport | TrainReport, Manifest]:
-    """Train; return the report, and the manifest of the cache."""
+    """Train; return the report, and the manifest of the cache that was read."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
@@ -216,8 +216,9 @@ def _source(options: argparse.Namespace) -> SourceArguments | None:
 
 
 def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceArguments) -> CachedDataset:
-    """Return the cache of a source, which is built while it is read. Raises UsageError and the errors of
-    `open_or_build`.
+    """Return the cache of a source, which is built while it is read.
+
+    Raises UsageError and the errors of `open_or_build`.
     """
     from tpucache.loading.dataset import CachedDataset
 
@@ -246,7 +247,7 @@ def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | Non
 
 
 def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) -> None:
-    """Print which validation sets have samples that are copies of training samples, or look like them."""
+    """Print which validation sets have samples that are copies of training samples, or look like training samples."""
     if parts and not is_there("leak"):
         note("validation samples are not compared with training samples: tpucache.insight is missing")
         return
@@ -285,7 +286,9 @@ def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
     if options.lr == FIND:
         others["lr"] = None
     if options.per_core and options.batch_size is None:
-        raise UsageError("--per-core changes the meaning of --batch-size: give that, too, or leave --per-core out")
+        raise UsageError(
+            "--per-core changes the meaning of --batch-size: give --batch-size, too, or leave --per-core out"
+        )
     if options.per_core:
         others["batch_size"] = options.batch_size * cores
     if options.recipe is None:
@@ -343,7 +346,7 @@ def _split(
 
 
 def _kept_settings(run: Path) -> dict[str, Any]:
-    """Return the settings of a run as options of train, with those that the run has decided. Raises UsageError."""
+    """Return the settings of a run as options of train, also those that the run has decided. Raises UsageError."""
     from tpucache.store.files import read_file
     from tpucache.training.settings import settings_from, unusual_settings
 

@@ -47,11 +47,11 @@ DEVICES: Final = ("auto", "cuda", "tpu", "cpu")
 def open_device(
     backend: str = "auto", cores: int | None = None, device: str = "auto", *, compile: bool = False
 ) -> Device:
-    """Return the device of one of BACKENDS, by default the best one of this machine. `cores` is 1, or None for all.
+    """Return the device of one of BACKENDS, by default the best one of this machine.
 
-    Only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if there is one. For the backend
-    torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises UsageError where there is no such
-    backend, number of cores or device, DependencyError without torch_xla.
+    `cores` is 1, or None for all; only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if
+    there is one. For the backend torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises
+    UsageError where there is no such backend, number of cores or device, DependencyError without torch_xla.
     """
     name = choose_backend(backend, device, compile=compile).backend
     if name not in BACKENDS:

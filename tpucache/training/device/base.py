@@ -26,7 +26,7 @@ MOST_AHEAD: Final = 2
 class Counters(NamedTuple):
     """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
 
-    Seconds executing count the time in which the device ran anything; executions that overlap count once.
+    The seconds executing are the time in which the device ran anything; executions that overlap count once.
     """
 
     compiles: int
@@ -38,8 +38,8 @@ class Counters(NamedTuple):
 class BusyTime:
     """Adds up the seconds in which a device ran something, from executions that may overlap.
 
-    A device runs one execution after another, but an execution's time begins when it was sent. So each adds only the
-    part of its interval after the end of the one before.
+    A device runs one execution after another, but an execution's time begins when it was sent. So each execution adds
+    only the part of its interval after the end of the execution before it.
     """
 
     def __init__(self) -> None:
@@ -72,15 +72,15 @@ class Device(Protocol):
     tile: Tile
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a contiguous host batch, split over the cores along its first dimension. Safe in any thread.
+        """Send a contiguous host batch, split over the cores along its first dimension; return it on the device.
 
-        The copy may still be under way when this returns: call `receive` or `wait` before computing with it. The host's
-        memory may be reused when the host tensor is freed.
+        Any thread may call this. The copy may still be under way when this returns: call `receive` or `wait` before
+        computing with the result. The host's memory may be reused when the host tensor is freed.
         """
         ...
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> ResidentTable:
-        """Return a table in the device's memory with a row for each of these slots.
+        """Return a table in the device's memory with a row for each row of `slots`.
 
         Records are written to it in chunks of the dtype and shape of `chunk`, which is on the device. Raises
         DeviceFullError where the device has not enough memory.
@@ -88,8 +88,9 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """Return the free memory of all cores together; None if it is the host's memory, or the device does not report
-        it.
+        """Return the free memory of all cores together, in bytes.
+
+        It is None if it is the host's memory, or the device does not report it.
         """
         ...
 
@@ -98,7 +99,7 @@ class Device(Protocol):
         ...
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor to the host; return a function that waits for this copy only, and returns it."""
+        """Begin to copy a tensor to the host; return a function that waits for this copy only, and returns the copy."""
         ...
 
     def place(self, model: nn.Module) -> nn.Module:
@@ -112,7 +113,7 @@ class Device(Protocol):
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to copy this process's rows of a tensor that has one row for each sample of the step's batch.
 
-        Return a function that waits for the copy and returns it; call it after `step_end`.
+        Return a function that waits for the copy and returns it; call that function after `step_end`.
         """
         ...
 
@@ -133,13 +134,14 @@ class Device(Protocol):
         ...
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context with torch's fastest settings for matrix products on this device, which restores the earlier
-        ones.
+        """Return a context with torch's fastest settings for matrix multiplications on this device.
+
+        After the context, torch has its earlier settings.
         """
         ...
 
     def autocast(self, enabled: bool, dtype: torch.dtype = ...) -> AbstractContextManager[object]:
-        """Return a context in which, if enabled, matrix products run in `dtype`, by default bfloat16."""
+        """Return a context in which, if enabled, matrix multiplications run in `dtype`, by default bfloat16."""
         ...
 
     def counters(self) -> Counters:
@@ -147,8 +149,9 @@ class Device(Protocol):
         ...
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the fullest core; None if it is the host's memory, or the device does not report
-        it.
+        """Return the peak memory of the fullest core, in bytes.
+
+        It is None if it is the host's memory, or the device does not report it.
         """
         ...
 

@@ -17,18 +17,18 @@ _EAGER: Final = "eager"
 
 
 class Choice(NamedTuple):
-    """The name of a backend, and the reason for it; no reason where the user named it."""
+    """The name of a backend, and the reason why it was chosen; the reason is "" where the user named the backend."""
 
     backend: str
     why: str = ""
 
     def line(self) -> str:
-        """Return the choice as text for people."""
+        """Return the choice and its reason as a line of text."""
         return f"backend {self.backend}, as {self.why}" if self.why else f"backend {self.backend}"
 
 
 def backend_of(name: str) -> str:
-    """Return a backend's proper name: `eager` is another name of plain torch."""
+    """Return a backend's name; for `eager`, another name of plain torch, it is "torch"."""
     return "torch" if name == _EAGER else name
 
 
@@ -55,7 +55,7 @@ def choose_backend(
         *(["torchrun"] if is_launched() else []),
     ]
     if asked:
-        return Choice("torch", f"{asked[0]} is for it")
+        return Choice("torch", f"{asked[0]} is for the backend torch")
     if not _is_installed("torch_xla"):
         return Choice("torch", "torch_xla is not installed")
     wanted = os.environ.get("PJRT_DEVICE")

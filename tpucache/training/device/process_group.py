@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _EXCHANGES: Final = {"cpu": "gloo", "cuda": "nccl", "tpu": "tpu_dist"}
 #: Words in torch's errors about lost connections.
 _CONNECTIONS: Final = ("gloo", "nccl", "connection", "tpu_dist")
-#: How long a process waits for another one, which may be copying a cache. For a process that has died nobody waits: its
-#: connections are closed.
+#: How long a process waits for another process, which may be copying a cache. No process waits for one that has died,
+#: because the connections of that one are closed.
 _PATIENCE: Final = timedelta(days=1)
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -50,13 +50,15 @@ def open_processes(device: str) -> Processes:
 
 
 class HostGroup(Processes):
-    """One process on each host; all run one program on the devices of all hosts, and exchange values in the hosts'
-    memory.
+    """One process on each host; all run one program on the devices of all hosts.
+
+    They exchange values in the hosts' memory.
     """
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
-        """Join the other processes at "HOST:PORT", where the first one listens, unless the program has joined them
-        already.
+        """Join the other processes at "HOST:PORT", where the first process listens.
+
+        If the program has joined them already, this is left out.
         """
         with _stdout_to_stderr():
             if not dist.is_initialized():
@@ -72,7 +74,7 @@ class HostGroup(Processes):
             _log.setLevel(logging.ERROR)  # the main process logs the same warnings
 
     def largest(self, value: float) -> float:
-        """Reduce in the hosts' memory; see Processes."""
+        """Return the largest value of all processes, exchanged in the hosts' memory; see Processes."""
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
@@ -92,7 +94,7 @@ class HostGroup(Processes):
         return exchange
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Reduce in the hosts' memory, in float64; see Processes."""
+        """Return the means over all processes, computed in float64 in the hosts' memory; see Processes."""
         return [total / self.world_size for total in self._reduce(values, dist.ReduceOp.SUM)]
 
     def gather(self, value: Result) -> list[Result]:
@@ -132,7 +134,7 @@ class HostGroup(Processes):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Recognise lost connections by the words in torch's errors; see Processes."""
+        """Return a context that recognises lost connections by the words in torch's errors; see Processes."""
         try:
             yield
         except RuntimeError as error:
@@ -140,7 +142,7 @@ class HostGroup(Processes):
                 raise
             raise TrainingError(
                 f"another process of the run has ended, so that process {self.rank} of {self.world_size} ends as well: "
-                "see the other one's output, and run the same command with --resume to continue"
+                "see the output of the other process, and run the same command with --resume to continue"
             ) from error
 
     def _reduce(self, values: Sequence[float], how: Any) -> list[float]:
@@ -176,7 +178,7 @@ class ProcessGroup(HostGroup):
         self.program = self.rank
 
     def mean_on_device(self, value: torch.Tensor) -> torch.Tensor:
-        """Reduce in the devices' memory; see Processes."""
+        """Return the mean over all processes, computed in the devices' memory; see Processes."""
         total = value.clone()
         with self.explained():
             dist.all_reduce(total)

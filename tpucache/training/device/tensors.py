@@ -50,7 +50,7 @@ class DeviceBatch:
     rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
-        """Return the batch with its fields and labels. Resident rows are copied by the step's graph."""
+        """Return the batch with its fields and labels; rows that stay on the device are copied by the step's graph."""
         if self.rows is None:
             return self
         fields = self.rows.resident.take(self.rows.sent.slots)
@@ -71,7 +71,7 @@ class DeviceBatch:
 
 
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Send tensors of one shape and dtype, in one transfer where the device can; see `Device.put`."""
+    """Return tensors of one shape and dtype on the device, sent in one transfer where it can; see `Device.put`."""
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)
 

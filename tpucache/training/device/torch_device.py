@@ -35,7 +35,10 @@ _NUMBERS: Final = itertools.count(1)
 
 
 def open_device(cores: int, device: str, compile: bool) -> TorchDevice:
-    """Return a device of this kind; `compile` asks for torch.compile. Raises UsageError where there is none."""
+    """Return a device of the kind that `device` names; `compile` asks for torch.compile.
+
+    Raises UsageError for more than one core, and where this machine has no such device.
+    """
     if cores != 1:
         raise UsageError(f"the torch backend runs on 1 core, not {cores}: use --backend xla, or torchrun")
     kind = choose_device(device)
@@ -62,8 +65,9 @@ class TorchDevice:
         self._received_bytes = 0
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Move the weights to the device in its memory layout; if asked for, compile the model in place, keeping its
-        names.
+        """Return the model on the device, in the device's memory layout.
+
+        If compiling was asked for, the model is compiled in place, and keeps the names of its weights.
         """
         model = model.to(self.torch_device, memory_format=self.layout)  # type: ignore[call-overload]  # torch: 4-d only
         if self.compiles:
@@ -71,7 +75,7 @@ class TorchDevice:
         return model
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> TorchTable:
-        """Return a table with a row for each of these slots."""
+        """Return a table on the device with a row for each row of `slots`."""
         return TorchTable(slots, chunk)
 
     def free_bytes(self) -> int | None:
@@ -87,11 +91,11 @@ class TorchDevice:
         return tensor.cpu
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy the tensor: all of its rows are this process's."""
+        """Return a function that copies the tensor, all of whose rows belong to this process."""
         return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: torch's settings for matrix products are for GPUs."""
+        """Return a context that changes nothing: torch's settings for matrix multiplications are for GPUs."""
         return contextlib.nullcontext()
 
     def autocast(self, enabled: bool, dtype: torch.dtype = torch.bfloat16) -> AbstractContextManager[object]:
@@ -191,8 +195,9 @@ class CpuDevice(TorchDevice):
 
 
 def open_accelerator(kind: str, compiles: bool = False) -> AcceleratorDevice:
-    """Return the current device of a kind, "cuda" or "tpu", after starting it. Raises UsageError where it does not
-    start.
+    """Return the current device of a kind, "cuda" or "tpu", after starting it.
+
+    Raises UsageError where the device does not start.
     """
     module = getattr(torch, kind)
     try:
@@ -215,14 +220,13 @@ def _check_gpu(module: Any, device: torch.device) -> None:
     if problem:
         raise UsageError(
             f"torch {torch.__version__} does not run on {module.get_device_name(device)}: {problem}. Choose another "
-            "accelerator (on Kaggle GPU T4 x2, with --processes 2), install a torch that is built for this one, or use "
+            "accelerator (on Kaggle GPU T4 x2, with --processes 2), install a torch that is built for this GPU, or use "
             "--device cpu"
         )
 
 
 class AcceleratorDevice(TorchDevice):
-    """A device with its own module in torch, such as `torch.tpu`, which runs operations in the order in which they are
-    sent.
+    """A device with its own module in torch, such as `torch.tpu`; it runs operations in the order of their calls.
 
     An execution's time is measured by two events on the device, before its first and after its last operation.
     """
@@ -238,7 +242,10 @@ class AcceleratorDevice(TorchDevice):
         self._execute_seconds = 0.0
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a batch and wait for the copy; this is called in the upload thread, where nothing else waits for it."""
+        """Send a batch, wait for the copy, and return it.
+
+        This is called in the upload thread, where no step waits for it.
+        """
         self._received_bytes += batch.nbytes
         return batch.to(self.torch_device)
 
@@ -372,10 +379,10 @@ class CudaDevice(AcceleratorDevice):
             self._release()
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy a tensor once it is computed. Waiting for the copy does not wait for operations that are sent
-        later.
+        """Begin to copy a tensor to the host once it is computed; return a function that waits for the copy.
 
-        The copy goes through page-locked memory, which is free again after the returned function was called.
+        Waiting for the copy does not wait for operations that are sent later. The copy goes through page-locked memory,
+        which is free again after the returned function was called.
         """
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.pin_memory)
         host.copy_(tensor, non_blocking=True)
@@ -464,7 +471,10 @@ def find_devices() -> list[str]:
 
 
 def choose_device(name: str) -> str:
-    """Return the kind of device that `name`, one of DEVICES, means on this machine. Raises UsageError without one."""
+    """Return the kind of device that `name`, one of DEVICES, means on this machine.
+
+    Raises UsageError if this machine has no such device.
+    """
     found = find_devices()
     if name == "auto":
         return found[0]

@@ -85,9 +85,9 @@ class XlaDevice:
     tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or for 0 all cores of this host; on a pod all. Call it before anything else uses XLA.
+        """Take 1 core, or for 0 all cores of this host; on a pod all cores. Call this before anything else uses XLA.
 
-        Raises UsageError for another number, and under torchrun.
+        Raises UsageError for another number of cores, and under torchrun.
         """
         if is_launched():
             raise UsageError(
@@ -162,10 +162,11 @@ class XlaDevice:
         return torch.argsort(gathered.cpu())[numbers]
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
-        """Send a host batch, split along its first dimension, and wait for the copy.
+        """Send a host batch, split along its first dimension, wait for the copy, and return it.
 
-        This is called in the upload thread, where nothing else waits for it. An execution then never waits for its
-        batch, which the runtime would count as execution time. Raises UsageError when the batch does not divide.
+        This is called in the upload thread, where no step waits for it. So an execution never waits for its batch,
+        which the runtime would count as execution time. Raises UsageError when the batch does not divide over the
+        cores.
         """
         if self._mesh is not None and len(batch) % self.cores:
             raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
@@ -180,7 +181,7 @@ class XlaDevice:
         return sent
 
     def put_all(self, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send batches of one shape and dtype as `put` does; on one core by one call."""
+        """Return batches of one shape and dtype on the device, as `put` does; on one core they are sent by one call."""
         if self._mesh is not None:
             return [*map(self.put, batches)]
         sent: list[torch.Tensor] = xm.send_cpu_data_to_device([*batches], self.torch_device)
@@ -196,7 +197,7 @@ class XlaDevice:
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: torch.Tensor) -> XlaTable:
-        """Return a table with a row for each of these slots; each core has its own rows."""
+        """Return a table with a row for each row of `slots`; each core has its own rows."""
         return XlaTable(slots, chunk, self._mesh)
 
     def free_bytes(self) -> int | None:
@@ -293,8 +294,9 @@ class XlaDevice:
         )
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of the fullest core. XLA's CPU client does not report it, nor torch_xla 2.9 for
-        several cores.
+        """Return the peak memory of the fullest core, in bytes, or None where it is not reported.
+
+        XLA's CPU client does not report it, nor does torch_xla 2.9 for several cores.
         """
         found = self._memory_info()
         return None if found is None else max(int(each["peak_bytes_used"]) for each in found)
@@ -373,7 +375,10 @@ class XlaTable:
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
-        """Write a chunk in place: XLA reuses the table's memory only if the table is the graph's only output."""
+        """Write `chunk` to its rows of the table, in place.
+
+        XLA reuses the table's memory only if the table is the only output of the graph.
+        """
         row = () if self._values == 1 else (self._values,)
         rows = chunk.reshape(self._slots.cores, self._each, *row)
         if self._filled:
@@ -381,8 +386,9 @@ class XlaTable:
         self.rows.copy_(_WRITE(self.rows, rows, number[0] * self._each))
 
     def take(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return rows, divided over the cores as a batch is: the cores exchange rows until each has those of its
-        samples.
+        """Return the rows `slots`, divided over the cores as a batch is.
+
+        The cores exchange rows until each core has the rows of its samples.
         """
         rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:

@@ -65,10 +65,11 @@ _WHY: Final = {"bf16": ", which has it", "fp16": ", which has no bf16 of its own
 
 
 class Defaults(NamedTuple):
-    """The default learning rate for a batch of 256, how it scales with the batch, other settings, and their source.
+    """The default learning rate and the settings that go with it.
 
-    `lr` is the highest rate of the schedule. `ramp` is the share of the steps in which the rate rises; None: the
-    schedule's own. `source` says where the values come from, for messages.
+    `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
+    `ramp` is the share of the steps in which the rate rises; None: the schedule's own. `source` says where the values
+    come from, for messages.
     """
 
     lr: float
@@ -102,8 +103,9 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 
 @dataclass(frozen=True)
 class Custom:
-    """Objects that a Python program gives instead of names: a function that builds the model, and one for the
-    optimizer.
+    """Objects that a Python program gives instead of names.
+
+    `build` is a function that makes the model, and `make_optimizer` one that makes the optimizer.
     """
 
     build: Callable[..., nn.Module] | None = None
@@ -212,7 +214,7 @@ def decide_optimizer(
 def decide_rates(
     settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None = None
 ) -> TrainSettings:
-    """Return the settings with a rate, its scaling, a weight decay and a schedule; those not given are the defaults.
+    """Return the settings with a learning rate, its scaling, a weight decay and a schedule; given values are kept.
 
     The settings name an optimizer, unless `make_optimizer` makes one. A given rate is not scaled, unless a scaling is
     given, too. Raises UsageError where `make_optimizer` has no default rate and none is given.

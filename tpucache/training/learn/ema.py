@@ -24,8 +24,9 @@ class Ema:
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
-        """Begin with the weights of a model, which is on its device already. Raises UsageError unless the decay is in
-        (0, 1).
+        """Begin with the weights of a model, which is on its device already.
+
+        Raises UsageError unless the decay is between 0 and 1.
         """
         if not 0 < decay < 1:
             raise UsageError(f"the decay of a moving average lies between 0 and 1, not at {decay}")
@@ -57,7 +58,7 @@ class Ema:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[nn.Module]:
-        """Put the averaged weights into the model within the context, and its own tensors back afterwards."""
+        """Return a context in which the model has the averaged weights; afterwards it has its own tensors again."""
         averages = {id(tensor): self._average[name] for name, tensor in _tensors(self._model).items()}
         # Replace the tensor, not its values: otherwise XLA would compile the next step again.
         places = [
@@ -80,8 +81,9 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned for the same model. Raises TrainingError for the state of another
-        model.
+        """Load a state that `state_dict` returned for the same model.
+
+        Raises TrainingError for the state of another model.
         """
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}

@@ -85,11 +85,10 @@ def outputs_of(
     normalise: Callable[[torch.Tensor], torch.Tensor] | None,
     eval_step: Callable[..., torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Return a model's outputs, float32 (batch, …), for a batch without augmentation; `eval_step` computes them if
-    given.
+    """Return a model's outputs, float32 (batch, …), for a batch without augmentation.
 
-    The model must be in evaluation mode. Raises TrainingError where the model or the evaluation step fails, UsageError
-    if the outputs do not fit the task.
+    If `eval_step` is given, it computes them. The model must be in evaluation mode. Raises TrainingError where the
+    model or the evaluation step fails, UsageError if the outputs do not fit the task.
     """
     inputs = {**batch.fields}
     if normalise is not None:
@@ -177,9 +176,9 @@ def channel_statistics(
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return in words how images are prepared in another way than those that timm's weights were trained on.
+    """Return a text on how images are prepared in another way than those that timm's weights were trained on.
 
-    Return "" if there is no difference, and for other weights.
+    It is "" if there is no difference, and for other weights.
     """
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):

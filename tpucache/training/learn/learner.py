@@ -135,7 +135,7 @@ class Learner:
     def train_head(self, alone: bool) -> bool:
         """From now on train only the last layer if `alone`, else all parameters that are not frozen.
 
-        Return whether that is a change.
+        Return whether this has changed what is trained.
         """
         if alone == bool(self._waiting):
             return False
@@ -201,7 +201,7 @@ class Learner:
 
     @functools.cached_property
     def schedule(self) -> Callable[[int], Rates]:
-        """The rates of a run, as a function of the step's number."""
+        """The function that returns the rates of a step, given the step's number in the run."""
         settings = self.settings
         steps = settings.passes * settings.steps_per_epoch(len(self._dataset))
         return make_schedule(str(settings.schedule), steps, settings.peak_lr, settings.ramp)
@@ -212,10 +212,9 @@ class Learner:
         return self.settings.part_size // self.device.processes.world_size
 
     def losses(self, outputs: torch.Tensor, labels: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return each sample's loss, float32 (batch,), given outputs and labels; the rows after the first `rows` are
-        padding.
+        """Return each sample's loss, float32 (batch,); the rows after the first `rows` are padding.
 
-        A user's loss is one number for a batch; each of its samples gets it.
+        A user's loss is one number for a batch; each sample of the batch gets that number.
         """
         if self._loss is None:
             return self.task.losses(outputs, labels)
@@ -276,8 +275,9 @@ class Learner:
         self.device.wait()
 
     def best_weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy, on the host, of the weights that are evaluated. Raises TrainingError when training has
-        diverged.
+        """Return a copy, on the host, of the weights that are evaluated.
+
+        Raises TrainingError when training has diverged.
         """
         with self.evaluated() as model:
             weights: dict[str, torch.Tensor] = to_host(model.state_dict(), copy=True)
@@ -297,8 +297,9 @@ class Learner:
                 self._train_mode()
 
     def _train_mode(self) -> None:
-        """Switch to training mode. Frozen normalisation layers stay in evaluation mode: they use their running
-        statistics.
+        """Switch the model to training mode.
+
+        Frozen normalisation layers stay in evaluation mode: they use their running statistics.
         """
         self.model.train()
         for norm in (*self._frozen_norms, *self._still_norms):
@@ -367,8 +368,9 @@ class Learner:
 
 @contextlib.contextmanager
 def preserved(learner: Learner) -> Iterator[None]:
-    """Return a context in which a learner may be changed, as it and all random number generators are restored
-    afterwards.
+    """Return a context in which a learner may be changed.
+
+    Afterwards the learner and all random number generators are as before.
     """
     with learner.device.preserve_rng():  # before anything else: on XLA, even waiting advances the generator
         learner.device.wait()
@@ -381,8 +383,9 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task with the constants that it takes from the dataset's labels, and advice for training that
-    diverges.
+    """Return the task with the constants that it takes from the dataset's labels.
+
+    Return with it the advice for training that diverges.
     """
     # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
@@ -404,8 +407,9 @@ def _call_loss(
 
 
 def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
-    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host. It reads labels batch by
-    batch.
+    """Return the weights that balance a dataset's classes, float32 (outputs,) on the host.
+
+    The labels are read batch by batch.
     """
     counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
     return task.weights("balanced", counts)

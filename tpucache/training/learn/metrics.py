@@ -115,11 +115,10 @@ def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) ->
 
 
 def quadratic_kappa(predictions: Array, labels: Array) -> float:
-    """Return Cohen's kappa with quadratic weights, of the most probable classes (n, classes), or of rounded values (n,
-    m).
+    """Return Cohen's kappa with quadratic weights.
 
-    For values it is the mean over columns. It is NaN where all predictions and labels are one class. Samples with the
-    label -1 do not count.
+    Predictions are the most probable classes of (n, classes), or rounded values (n, m); for values it is the mean over
+    columns. It is NaN where all predictions and labels are one class. Samples with the label -1 do not count.
     """
     if not _is_measurable(predictions):
         return math.nan

@@ -54,7 +54,7 @@ class ResidualBlock(nn.Module):
         self.past = nn.Identity() if same else conv_bn(inputs, outputs, stride, kernel=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return relu(second(relu(first(x))) + past(x))."""
+        """Return relu(second(relu(first(x))) + past(x)), where `past` is the skip connection."""
         inner = self.second(functional.relu(self.first(x)))
         return functional.relu(inner + self.past(x))
 
@@ -192,7 +192,7 @@ def build_model(
     except Exception as error:  # a user's code raises any error
         raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name!r} made a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{name!r} returned a {type(model).__name__}: let it return a torch.nn.Module")
     return model
 
 
@@ -281,10 +281,10 @@ def _two_convs(inputs: int, outputs: int) -> nn.Sequential:
 class MatchedWeights:
     """Which of a file's weights a model has taken, by the names of the model's tensors.
 
-    `matched` tensors have the same shape in the file. `adapted` ones (name, shape in the model, shape in the file) had
-    another shape and were made to fit. `resized` ones cannot be made to fit, and `missing` ones are not in the file:
-    both keep their new values. `unused` tensors are only in the file. `trouble` is the error of timm's own adaptation,
-    if any.
+    `matched` tensors have the same shape in the file. `adapted` tensors (name, shape in the model, shape in the file)
+    had another shape and were made to fit. `resized` tensors, listed in the same way, cannot be made to fit, and
+    `missing` tensors are not in the file: both keep the model's new values. `unused` tensors are only in the file.
+    `trouble` is the error of timm's own adaptation, if any.
     """
 
     matched: Sequence[str]
@@ -304,18 +304,18 @@ class MatchedWeights:
             ("created anew, as the sizes differ: ", resized),
             ("created anew, as the weights lack them: ", self.missing),
             ("not in the model: ", self.unused),
-            ("timm could not adapt them: ", [self.trouble] if self.trouble else []),
+            ("timm could not adapt the weights: ", [self.trouble] if self.trouble else []),
         )
         listed = "".join(f"; {text}{_listed(names)}" for text, names in parts if names)
         return f"{taken:,} of the model's {total:,} tensors are taken over{listed}"
 
 
 def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> MatchedWeights:
-    """Load into a model, on the host, all weights that fit by name and shape; return which these are.
+    """Load into a model, on the host, all weights that fit by name and shape; return which weights these are.
 
     Names may have prefixes of wrappers, such as `module.`. The first convolution is adapted to another number of
     channels. Weights for a model of timm are adapted by timm, which knows the original authors' names and resizes
-    position embeddings. Raises UsageError when no parameter matches or one that matches is not finite; the message
+    position embeddings. Raises UsageError when no parameter matches or a matching parameter is not finite; the message
     names the `source`.
     """
     own = model.state_dict()
@@ -381,8 +381,9 @@ def _with_channels(
 
 
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
-    """Return the names of the weights that are applied to the images: those that timm names, or the first
-    convolution's.
+    """Return the names of the weights that are applied to the images.
+
+    They are those that timm names, or else the weights of the first convolution.
     """
     convolutions = {
         f"{name}.weight".lstrip("."): module

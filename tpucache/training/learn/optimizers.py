@@ -79,8 +79,8 @@ def freeze_all_but_head(model: nn.Module) -> list[nn.Module]:
     learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     head = {name for name in learned if layers[name] == last}
     if not head or len(head) == len(learned):
-        what = "it is frozen" if not head else "no other one learns"
-        raise UsageError(f"--head-epochs trains only the last layer of the model, and {what}: leave it out")
+        what = "that layer is frozen" if not head else "no other layer learns"
+        raise UsageError(f"--head-epochs trains only the last layer of the model, and {what}: leave --head-epochs out")
     for name, parameter in learned.items():
         parameter.requires_grad_(name in head)
     return [
@@ -149,8 +149,9 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
 
 
 def is_matched(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether the layers of an optimizer's groups come from the model's `group_matcher`; version 0.2 did not use
-    it.
+    """Return whether the layers of an optimizer's groups come from the model's `group_matcher`.
+
+    Version 0.2 of tpucache did not use it.
     """
     return any(group.get(_MATCHED) for group in groups)
 
@@ -330,7 +331,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
-    """Use these rates in the next step, without a compile; momentum is AdamW's first beta.
+    """Let the next step use these rates, without compiling another graph; `momentum` is AdamW's first beta.
 
     XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
     another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and its count of steps stops where
@@ -365,9 +366,9 @@ def scale_gradients(parameters: Iterable[torch.Tensor], factor: torch.Tensor) ->
 
 
 def clip_gradients(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale all gradients down so that their joint norm is at most `max_norm`; return the norm before that, a scalar.
+    """Scale all gradients down so that their joint norm is at most `max_norm`; return the norm before that.
 
-    The norm stays on the device. Raises UsageError unless `max_norm` is above 0.
+    The norm is a scalar that stays on the device. Raises UsageError unless `max_norm` is above 0.
     """
     if not max_norm > 0:
         raise UsageError(f"the gradients' norm is clipped to a number above 0, not to {max_norm}")

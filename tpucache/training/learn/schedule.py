@@ -29,7 +29,7 @@ def make_schedule(name: str, steps: int, lr: float, ramp: float | None = None) -
     """Return the schedule with this name: a function that returns the rates of a step, 0 to `steps` - 1.
 
     `lr` is the highest rate. `ramp` is the share of the steps in which the rate rises to it; by default 0.3 in
-    one-cycle, 0.05 in warmup-cosine, and 0 in constant. Raises UsageError.
+    one-cycle, 0.05 in warmup-cosine, and 0 in constant. Raises UsageError for an unknown name and impossible values.
     """
     if name not in SCHEDULES:
         raise UsageError(f"there is no schedule {name!r}: use {', '.join(SCHEDULES)}")
@@ -91,7 +91,7 @@ def warmup_cosine(
 
 
 def constant(step: int, steps: int, lr: float, *, ramp: float = 0.0, momentum: float = _MOMENTUM) -> Rates:
-    """Return the same rates for every step after a linear rise over the first `ramp` of the steps."""
+    """Return the rates of a step: `lr` and `momentum`. `lr` rises linearly over the first `ramp` of the steps."""
     rise = round(ramp * steps)
     return _rates(lr * min(1.0, (step + 1) / (rise + 1)), momentum)
 

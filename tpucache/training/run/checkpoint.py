@@ -19,19 +19,20 @@ _SHOWN: Final = 200  # characters of a library's message, at most
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain values atomically; tensors are copied to the host. Raises TrainingError."""
+    """Write tensors and plain values atomically; tensors are copied to the host. Raises TrainingError on failure."""
     target = io.BytesIO()
     with calling("torch", TrainingError, f"{path} was not written; the checkpoint before it is kept"):
         torch.save(to_host(dict(content)), target)
     try:
         write_atomically(Path(path), target.getvalue())
     except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}; the earlier checkpoint is kept") from error
+        raise TrainingError(f"{path} cannot be written: {error}. The checkpoint before it is kept") from error
 
 
 def is_stored_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense and has all its values in memory, so that a copy takes no more memory than
-    itself.
+    """Return whether a tensor is dense, on the host, and has all its values in memory.
+
+    A copy of such a tensor takes no more memory than the tensor itself.
     """
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         return False
@@ -39,7 +40,7 @@ def is_stored_whole(tensor: torch.Tensor) -> bool:
 
 
 class ContentError(ValueError):
-    """A file holds something else than tensors and plain values, or is in another format."""
+    """A file has something else than tensors and plain values, or is in another format."""
 
 
 def read_saved(path: str | Path) -> Any:
@@ -66,7 +67,10 @@ def read_saved(path: str | Path) -> Any:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint to the host, without running code of pickles. Raises TrainingError."""
+    """Return the content of a checkpoint, on the host. No code in its pickles is run.
+
+    Raises TrainingError for a file that cannot be read, or is no checkpoint.
+    """
     try:
         content = read_saved(path)
     except (ContentError, OSError) as error:

@@ -35,13 +35,17 @@ _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16, t
 
 
 def load_best(run: Path) -> dict[str, Any]:
-    """Read and check a run's `best.pt`. Raises TrainingError, and UsageError for a file of a later version."""
+    """Return the checked content of a run's `best.pt`.
+
+    Raises TrainingError for a damaged file, and UsageError for a file of another version.
+    """
     return _load(run / BEST_NAME, _check_best)
 
 
 def load_last(run: Path) -> dict[str, Any]:
-    """Read and check a run's `last.pt`, which has its state. Raises TrainingError, and UsageError for a later version's
-    file.
+    """Return the checked content of a run's `last.pt`, which has the run's state.
+
+    Raises TrainingError for a damaged file, and UsageError for a file of another version.
     """
     return _load(run / LAST_NAME, _check_last)
 
@@ -100,7 +104,10 @@ def _plain(content: object) -> Any:
 
 @dataclass(frozen=True)
 class _Column:
-    """An input column of the model as the run encoded it: names of its values, or mean and spread of its numbers."""
+    """An input column of the model as the run encoded it.
+
+    `names` are the values of a column of texts; `mean` and `std` are those of a column of numbers.
+    """
 
     name: str
     names: tuple[str, ...]

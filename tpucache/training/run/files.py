@@ -54,11 +54,11 @@ _WAITING: Final = 2  # queued writes, the best weights and the state of one epoc
 
 @contextlib.contextmanager
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
-    """Make a run's folder and hold its lock for these processes; yield a function that checks that it is still held.
+    """Make a run's folder and hold its lock; yield a function that checks that the lock is still held.
 
-    The main process takes the lock for all. The function raises TrainingError where the lock was removed or taken over.
-    Raises UsageError when another program trains in the folder, or it is a cache; TrainingError when it cannot be
-    written.
+    The main process takes the lock for all processes. The function raises TrainingError where the lock was removed or
+    taken over. Raises UsageError when another program trains in the folder, or the folder is a cache; TrainingError
+    when it cannot be written.
     """
 
     def refusal(holder: str) -> UsageError:
@@ -100,9 +100,9 @@ def _remove_empty(run: Path) -> None:
 
 
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
-    """Return the settings; if they resume the run in the folder, undecided ones have the values of that run.
+    """Return the settings; if they resume the run in the folder, undecided settings have the values of that run.
 
-    Raises TrainingError for a checkpoint that cannot be read, UsageError for one of a later version.
+    Raises TrainingError for a checkpoint that cannot be read, UsageError for a checkpoint of a later version.
     """
     is_known = not undecided(settings) or not resume or not (run / LAST_NAME).exists()
     return settings if is_known else as_decided(settings, settings_from(load_last(run)["settings"]))
@@ -115,8 +115,8 @@ def open_run(
 
     The folder of a new run is made. Settings that are left open get the values that the run has decided.
 
-    Raises UsageError for a folder with a run that must not be resumed, and for settings or data that are not the run's;
-    TrainingError for a checkpoint that cannot be read.
+    Raises UsageError for a folder with a run that must not be resumed, and for settings or data that differ from the
+    run's; TrainingError for a checkpoint that cannot be read.
     """
     path = run / LAST_NAME
     if (run / FOLDS_NAME).exists():
@@ -134,7 +134,7 @@ def open_run(
     changed = setting_differences(before, settings) + _data_differences(path, content, data)
     state = RunState(**content["stand"])
     if changed:
-        advice = "Give the same ones to continue, or another folder"
+        advice = "Give the same options and data to continue, or another folder"
         if data.train_set.manifest.parents:
             advice += ". If the cache has changed since, give the version that the run began on: --version N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
@@ -173,9 +173,9 @@ def open_folds(run: Path, names: Sequence[str]) -> None:
 
 
 def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) -> Callable[[], None]:
-    """Copy a run's state to the host; return the function that writes it to a checkpoint, and the run's history.
+    """Copy a run's state to the host; return the function that writes it to a checkpoint, with the run's history.
 
-    Raises TrainingError when training has diverged; the function raises it when a file cannot be written.
+    Raises TrainingError when training has diverged; the returned function raises it when a file cannot be written.
     """
     rows = [dict(row) for row in state.rows]
     stand = {**vars(state), "losses": [*state.losses], "rows": rows}
@@ -189,7 +189,7 @@ def snapshot_run(run: Path, learner: Learner, data: RunData, state: RunState) ->
 
 
 def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], None]:
-    """Copy the weights that were just evaluated to the host; return the function that writes them.
+    """Copy the weights that were just evaluated to the host; return the function that writes them to `best.pt`.
 
     The file has all that predicting needs. Raises the errors of `snapshot_run`.
     """
@@ -203,7 +203,7 @@ def snapshot_best(run: Path, learner: Learner, data: RunData) -> Callable[[], No
 
 
 def write_info(run: Path, learner: Learner, data: RunData) -> None:
-    """Write `run.json`: settings, task, classes, and where the data are. Raises TrainingError."""
+    """Write `run.json`: settings, task, classes, and where the data are. Raises TrainingError on failure."""
     info = {
         "settings": learner.settings.to_dict(),
         "task": learner.task.name,
@@ -247,7 +247,7 @@ def _make_folder(run: Path) -> None:
 
 
 def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> list[str]:
-    """Return how the data differ from those of a checkpoint, as text for messages."""
+    """Return texts that say how the data differ from those of a checkpoint; an empty list if they do not differ."""
     train_set = data.train_set
     now = {"fingerprint": data.fingerprint, "samples": len(train_set)}
     changed = [f"{name} {content[name]}, now {value}" for name, value in now.items() if content[name] != value]
@@ -328,12 +328,12 @@ class BackgroundWriter:
             self._raise()
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Run a write after the earlier ones; its data must not change until then."""
+        """Let `write` run in the thread after the writes submitted before it; its data must not change until then."""
         self._raise()
         self._writes.put(write)
 
     def flush(self) -> None:
-        """Wait for all writes."""
+        """Wait until all submitted writes have run. Raises the error of a write."""
         self._writes.join()
         self._raise()
 

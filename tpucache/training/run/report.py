@@ -89,7 +89,7 @@ class TrainReport:
         return asdict(self)
 
     def lines(self, *, epochs: bool = True) -> list[str]:
-        """Return the report as lines for people; `epochs` says whether there is a line for each epoch."""
+        """Return the report as lines of text; `epochs` says whether there is a line for each epoch."""
         pace = self.pace
         memory = f"{self.host_peak_bytes / 1e6:,.0f} MB on the host"
         if self.device_peak_bytes is not None:
@@ -127,7 +127,7 @@ class TrainReport:
         ]
 
     def _later(self) -> str:
-        """Return in words how many bytes each later step needs, and the CPU time of the feeding thread."""
+        """Return a text on the bytes that each later step needs, and on the CPU time of the feeding thread."""
         each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
         if each is None or cpu is None:
             return ""
@@ -187,7 +187,7 @@ class TrainReport:
 
 
 def describe_device(backend: str, device: str, cores: int) -> str:
-    """Return the backend, device and cores of a run, as text."""
+    """Return the backend, the device and the number of cores of a run, as text."""
     name = backend if device in ("", backend) else f"{backend} on {device}"
     return f"{name}, {cores} core{'s' * (cores > 1)}" if cores else name
 
@@ -200,7 +200,7 @@ def make_report(
     pace: Pace,
     account: Account,
 ) -> TrainReport:
-    """Return, on all processes, the report of a run in this state."""
+    """Return the report of a run in this state, the same on all processes."""
     processes = learner.device.processes
     gathered = processes.gather((pace, peak_bytes(), learner.device.peak_bytes()))
     return processes.on_main(lambda: _merged_report(learner, train_set, plan, state, account, gathered))
@@ -250,18 +250,27 @@ def _merged_report(
 
 
 def write_report(run: str | Path, report: TrainReport) -> None:
-    """Write `report.json` atomically, and remove `account.json`, whose seconds it has. Raises TrainingError."""
+    """Write `report.json` atomically, and remove `account.json`, whose seconds the report contains.
+
+    Raises TrainingError when the report cannot be written.
+    """
     write_json(Path(run) / REPORT_NAME, report.to_dict())
     (Path(run) / ACCOUNT_NAME).unlink(missing_ok=True)
 
 
 def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) -> None:
-    """Write the seconds of a run so far, in case it never writes its report. Raises TrainingError."""
+    """Write the seconds of a run so far, in case the run never writes its report.
+
+    Raises TrainingError when they cannot be written.
+    """
     write_json(Path(run) / ACCOUNT_NAME, {"seconds": seconds, "wall_seconds": wall})
 
 
 def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
-    """Return the seconds of each part of a run so far, and the total. Raises TrainingError."""
+    """Return the seconds of each part of a run so far, and their total.
+
+    Raises TrainingError for a file that cannot be read.
+    """
     path = Path(run) / ACCOUNT_NAME
     try:
         values = read_values(path, _AccountFile)
@@ -274,7 +283,7 @@ def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write values atomically. Raises TrainingError."""
+    """Write values as JSON, atomically. Raises TrainingError when they cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(values, indent=1).encode())
@@ -299,10 +308,10 @@ def read_report(run: str | Path) -> TrainReport | None:
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
-    """Return the report of a stopped run, with the seconds of an account, and write it.
+    """Return the report of a stopped run, with the seconds of `account`, and write it.
 
-    If the run has no report yet, it gets that of a run that has not begun to train. The report of a finished run, or of
-    a run that another process is training, is not changed.
+    If the run has no report yet, a report of a run that has not begun to train is written. The report of a finished
+    run, or of a run that another process is training, is not changed.
     """
     report = read_report(run)
     if report is None:
@@ -325,12 +334,12 @@ def finished_report(run: str | Path) -> TrainReport | None:
 
 
 def _of_graphs(graphs: int | None) -> str:
-    """Return in words how many graphs a run has compiled; "" if unknown."""
+    """Return a text on how many graphs a run has compiled; "" if the number is unknown."""
     return "" if graphs is None else f", of {graphs} graph{'' if graphs == 1 else 's'} in all"
 
 
 def epoch_line(row: Row) -> str:
-    """Return an epoch's losses and metrics as a line for people."""
+    """Return an epoch's losses and metrics as a line of text."""
     shown = [
         f"{name.removeprefix('valid_')} {value:.4f}"
         for name, value in row.items()

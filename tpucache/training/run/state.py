@@ -12,10 +12,11 @@ from tpucache.training.settings import TrainSettings
 
 @dataclass
 class RunState:
-    """Steps done, the loss of each, a row for each evaluated epoch, and the best value of the watched metric.
+    """What a run has done so far: the number of steps, the loss of each step, and a row for each evaluated epoch.
 
-    A higher `best` is better; it is None without evaluations and before the first value that is a number. `best_epoch`
-    is the epoch, from 1, whose weights were kept last; 0 if unknown.
+    `best` is the best value of the watched metric, in a form in which higher is better; it is None without evaluations
+    and before the first value that is a number. `best_epoch` is the epoch, from 1, whose weights were kept last; 0 if
+    unknown.
     """
 
     steps: int = 0
@@ -39,7 +40,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a whole run: `epochs` of `per_epoch` each.
+    """The steps of a whole run: `epochs` epochs of `per_epoch` steps each.
 
     The run ends sooner after `patience` epochs in which the watched metric was not better.
     """
@@ -73,7 +74,7 @@ class StepPlan:
         )
 
     def epoch_row(self, state: RunState, lr: float, metrics: Mapping[str, float]) -> Row:
-        """Return the history's row for the epoch that has just ended; `lr` is the rate of its last step."""
+        """Return the history's row for the epoch that has just ended; `lr` is the learning rate of its last step."""
         return {
             "epoch": state.steps // self.per_epoch,
             "step": state.steps,
@@ -93,5 +94,8 @@ class StepPlan:
 
 
 def make_plan(settings: TrainSettings, samples: int) -> StepPlan:
-    """Return the steps of a run with these settings on this number of samples. Raises UsageError."""
+    """Return the plan of a run with these settings on this number of samples.
+
+    Raises UsageError if the number of epochs or the batch size is not decided yet.
+    """
     return StepPlan(settings.passes, settings.steps_per_epoch(samples), settings.patience)

@@ -37,15 +37,20 @@ PRETRAINED: Final = "pretrained"
 
 
 class InitialWeights(NamedTuple):
-    """The weights that a run begins with, None for random ones, and settings with the normalisation that these need."""
+    """The weights that a run begins with, and the run's settings.
+
+    `weights` is None for random weights. If the weights come from a run, `settings` have that run's normalisation.
+    """
 
     settings: TrainSettings
     weights: Tensors | None
 
 
 def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
-    """Return the weights that a new run begins with, given the channels of its images. Raises the errors of
-    `read_weights`.
+    """Return the weights that a new run begins with, and its settings; `channels` is the number of its images'
+    channels.
+
+    Raises UsageError for weights in the folder of the new run, and the errors of `find_weights` and `read_weights`.
     """
     if settings.weights is None:
         return InitialWeights(settings, None)
@@ -64,11 +69,10 @@ def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> 
 
 
 def find_weights(text: str, model: str) -> Path:
-    """Return the path of weights, given as a path, `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION`, or `pretrained` for a
-    model.
+    """Return the path of weights; nothing is downloaded.
 
-    Nothing is downloaded. Raises UsageError where this machine does not have them, DependencyError without the hub's
-    package.
+    `text` is a path, `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION`, or `pretrained` for timm's weights of `model`. Raises
+    UsageError where this machine does not have the weights, DependencyError without the hub's package.
     """
     if text.startswith(_HUB):
         name, _, revision = text.removeprefix(_HUB).partition("@")
@@ -94,8 +98,9 @@ def find_weights(text: str, model: str) -> Path:
 
 
 def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
-    """Return one of these files of a repository from the hub's cache on this machine. Raises the errors of
-    `find_weights`.
+    """Return the path of one of these files of a repository in the hub's cache on this machine.
+
+    Raises the errors of `find_weights`.
     """
     try:
         from huggingface_hub import constants, try_to_load_from_cache
@@ -119,7 +124,7 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
 
 
 def _weights_file(source: Path) -> Path:
-    """Return the file of weights at a path or in a folder. Raises UsageError."""
+    """Return the file of weights at a path or in a folder. Raises UsageError if there is none, or more than one."""
     if not source.is_dir():
         if not source.is_file():
             raise UsageError(f"there are no weights at {source}: give a file of weights, or the folder of a run")

@@ -189,7 +189,7 @@ def test_labels_that_fit_are_taken_and_outputs_that_do_not_are_refused(name):
     scores, labels = example(name)
     task.check(labels.numpy())
     for call in (lambda: task.loss(scores[:, :2], task.targets(labels)), lambda: task.losses(scores[:, :2], labels)):
-        with pytest.raises(UsageError, match="the model gives"):
+        with pytest.raises(UsageError, match="the model's outputs are"):
             call()
 
 

@@ -74,8 +74,9 @@ class Classes(SampleTask):
 
     @property
     def has_thresholds(self) -> bool:
-        """Whether predictions depend on a threshold: with two classes, the second one's probability is compared with
-        it.
+        """Whether predictions depend on a threshold.
+
+        This is so for two classes: the probability of the second class is compared with the threshold.
         """
         return self.outputs == 2
 
@@ -97,11 +98,10 @@ class Classes(SampleTask):
         return class_weights(wanted, self.outputs, counts, counts.sum() / self.outputs)
 
     def targets(self, labels: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Return 1 for the class and 0 for the others, smoothed towards 1 / outputs; 0 for all classes for a label of
-        -1.
+        """Return 1 for the class and 0 for the others, smoothed towards 1 / outputs; a label of -1 has only zeros.
 
-        Labels (batch, outputs) are soft labels, which are probabilities, times the sample's weight. They are the
-        targets themselves, smoothed, so that the cross-entropy is multiplied by the weight.
+        Labels (batch, outputs) are soft labels: probabilities, times the sample's weight. They are the targets
+        themselves, smoothed, so that the cross-entropy is multiplied by the weight.
         """
         if labels.dim() == 2:
             return smooth(labels.float(), smoothing, labels.float().sum(1, keepdim=True) / self.outputs)
@@ -150,8 +150,9 @@ class Classes(SampleTask):
 
 @dataclass(frozen=True)
 class Multilabel(SampleTask):
-    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1. The default loss is binary
-    cross-entropy.
+    """Any number of classes for each sample: labels (batch, outputs) of 0 and 1.
+
+    The default loss is binary cross-entropy.
     """
 
     name: str = "multilabel"
@@ -187,8 +188,9 @@ class Multilabel(SampleTask):
         return smooth(labels.float(), smoothing, 0.5)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mean loss over samples and classes, with the loss of positive targets multiplied by their class's
-        weight.
+        """Return the mean loss over samples and classes.
+
+        The loss of a positive target is multiplied by the weight of its class.
         """
         check_shape(outputs, targets.shape)
         return self._loss(outputs, targets, weights).mean()

@@ -40,8 +40,9 @@ _MOST_IGNORED: Final = 0.99
 
 @dataclass(frozen=True)
 class Mask(TaskBase):
-    """One class for each pixel: labels (batch, height, width), 255 where there is no class. The default loss is
-    cross-entropy.
+    """One class for each pixel: labels (batch, height, width), 255 for a pixel without a class.
+
+    The default loss is cross-entropy.
     """
 
     outputs: int
@@ -152,11 +153,11 @@ class Mask(TaskBase):
         return self.confusion(outputs, labels)
 
     def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's confusion matrix, pixels by class and predicted class: float32 (batch, outputs,
-        outputs).
+        """Return each sample's confusion matrix, in pixels by true and predicted class.
 
-        It takes the model's outputs, or predictions. It is exact for images of up to 2^24 pixels; add samples up in
-        float64. It is NaN for a sample where a pixel's largest output is not finite.
+        The result is float32 (batch, outputs, outputs). `outputs` are the model's outputs, or predictions. The counts
+        are exact for images of up to 2^24 pixels; add samples up in float64. The matrix is NaN for a sample where a
+        pixel's largest output is not finite.
         """
         with torch.autocast(outputs.device.type, enabled=False):
             truth = self.targets(labels).flatten(2)

@@ -63,8 +63,9 @@ class Regression(SampleTask):
         check_matrix(self.name, labels, self.outputs)
 
     def learned_from(self, labels: Array) -> Regression:
-        """Return the task with mean and deviation of training labels (n, outputs); a constant column has a deviation of
-        1.
+        """Return the task with the mean and the deviation of each column of training labels (n, outputs).
+
+        A constant column has a deviation of 1.
         """
         numbers = labels.astype(np.float64)
         spread = np.where(numbers.min(0) == numbers.max(0), 1.0, numbers.std(0))

@@ -30,8 +30,9 @@ Own = TypeVar("Own", bound="TaskBase")
 
 
 def one_hot(numbers: torch.Tensor, classes: int) -> torch.Tensor:
-    """Return float32 (batch, classes, …): 1 for the number's class and 0 for others; only 0 for a number that is no
-    class.
+    """Return float32 (batch, classes, …): 1 for the number's class and 0 for other classes.
+
+    For a number that is no class, all are 0.
     """
     places = torch.arange(classes, device=numbers.device).view(1, -1, *[1] * (numbers.dim() - 1))
     return (numbers[:, None] == places).float()
@@ -48,7 +49,8 @@ def check_shape(outputs: torch.Tensor, shape: Sequence[int]) -> None:
     """Raise UsageError unless a model's outputs have the targets' shape."""
     if tuple(outputs.shape) != tuple(shape):
         raise UsageError(
-            f"the model gives {tuple(outputs.shape)}, the labels ask for {tuple(shape)}: use another model"
+            f"the model's outputs are {tuple(outputs.shape)}, the labels ask for {tuple(shape)}: use a model with such "
+            "outputs"
         )
 
 
@@ -168,7 +170,7 @@ class Task(Protocol):
         ...
 
     def named_metric(self, name: str) -> NamedMetric:
-        """Return an additional metric of the task by its name. Raises UsageError for one that it lacks."""
+        """Return an additional metric of the task by its name. Raises UsageError for a metric that it lacks."""
         ...
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
@@ -287,7 +289,10 @@ class Task(Protocol):
 
 
 class TaskBase:
-    """The base of all tasks: it takes no constants from training labels, and its losses are means over all targets."""
+    """The base of all tasks.
+
+    It takes no constants from training labels, and the loss is the mean over all targets. Subclasses may change both.
+    """
 
     name: str
     #: The name of its loss; "" is the default.
@@ -299,7 +304,7 @@ class TaskBase:
     outputs: int
 
     def with_loss(self: Own, name: str | None) -> Own:
-        """Return the task with the loss of this name; None keeps its own. Raises UsageError for one that it lacks."""
+        """Return the task with the loss of this name; None keeps its loss. Raises UsageError for an unknown loss."""
         if name is None:
             return self
         known = vars(type(self)).get("named_losses", {})
