@@ -6,7 +6,8 @@ API pages.
 
 from __future__ import annotations
 
-import ast
+import dataclasses
+import importlib
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -37,12 +38,43 @@ def to_site_link(link: str) -> str:
     return PAGES.get(path, _FOLDERS.get(path, path.removeprefix("docs/")))
 
 
-class OptionHelp(griffe.Extension):
-    """Documents each field of a dataclass that is an option, by its default and the help of the command line."""
+def on_page_markdown(_markdown: str, *, page: Any, **_: Any) -> None:
+    """Have the search show guides before pages of the API and of the history, which name everything more often."""
+    if page.file.src_uri.startswith("api/") or page.file.src_uri in ("changelog.md", "numbers.md"):
+        page.meta.setdefault("search", {"boost": 0.1})
+
+
+class Defaults(griffe.Extension):
+    """Shows defaults as values, and documents each field that is an option by the help of the command line."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """Take default and text out of `name: type = option(default, text)`."""
-        call = attr.value
-        if attr.docstring is None and isinstance(call, griffe.ExprCall) and str(call.function) == "option":
-            attr.docstring = griffe.Docstring(ast.literal_eval(str(call.arguments[1])), parent=attr)
-            attr.value = call.arguments[0]
+        """Take default and help out of `name: type = option(default, help)`, and show a constant's value."""
+        if isinstance(attr.value, griffe.ExprCall) and str(attr.value.function).endswith("option"):
+            found = evaluate(attr.value, attr)
+            if isinstance(found, dataclasses.Field):
+                (option,) = found.metadata.values()
+                attr.docstring = attr.docstring or griffe.Docstring(option[0], parent=attr)
+                attr.value = "" if found.default is dataclasses.MISSING else repr(found.default)
+        elif "class-attribute" in attr.labels:
+            attr.value = to_value(attr.value, attr)
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show the values of constants that are defaults."""
+        for parameter in func.parameters:
+            parameter.default = to_value(parameter.default, func)
+
+
+def to_value(default: Any, where: griffe.Object) -> Any:
+    """Return the value of a default that is a constant's name, as text, and any other default unchanged."""
+    if not isinstance(default, (griffe.ExprName, griffe.ExprAttribute)):
+        return default
+    value = evaluate(default, where)
+    return repr(value) if isinstance(value, (str, bytes, int, float, tuple)) else default
+
+
+def evaluate(expression: griffe.Expr, where: griffe.Object) -> Any:
+    """Return the value of an expression of the package's code in its module, or None for a name of another scope."""
+    try:
+        return eval(str(expression), vars(importlib.import_module(where.module.path)))
+    except NameError:
+        return None

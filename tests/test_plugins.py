@@ -148,7 +148,7 @@ def test_a_codec_of_one_file_and_one_line_works_in_every_command(install, tmp_pa
 def test_a_url_may_be_a_source_of_a_package(install, tmp_path):
     install("parts", MODULE, sources_gray="parts:URLS")
     assert build_cache("gray://bucket/six", tmp_path / "cache", Recipe(size=8), jobs=1).samples == 6
-    with pytest.raises(SourceError, match=r"give .*, or gray://"):
+    with pytest.raises(SourceError, match=r"names the other kinds of sources, and installed packages add gray://"):
         build_cache(tmp_path / "nothing", tmp_path / "cache", Recipe(size=8), jobs=1)
 
 

@@ -390,8 +390,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "source",
         metavar="SOURCE",
-        help="a folder of images, flat or with a subfolder for each class; a .csv; .zip, .tar, .parquet, .tfrec; "
-        "module:callable",
+        help="a folder of images, flat or with a subfolder for each class; a pattern such as 'photos/*.jpg'; a .csv; "
+        ".zip, .tar, .parquet, .tfrec; a folder of save_to_disk; module:callable; a URL (gs://, s3://, hf://)",
     )
     command.add_argument(
         "cache",

@@ -40,7 +40,7 @@ Keep = Callable[[CachedLoader], Resident | None]
 _KEPT_MAPS: Final = 12  # predicted class maps that an evaluation keeps: those with the largest errors
 
 
-def _keep_nothing(_: CachedLoader) -> None:
+def keep_nothing(_: CachedLoader) -> None:
     """Keep no records on the device: each evaluation uploads them."""
 
 
@@ -73,7 +73,7 @@ class Scores:
 
 
 def score(
-    learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = _keep_nothing
+    learner: Learner, dataset: CachedDataset, check: Callable[[], None] = lambda: None, keep: Keep = keep_nothing
 ) -> Scores:
     """Return the losses and scores of all samples, on the host; see `evaluate`.
 
@@ -133,7 +133,7 @@ def _joined(parts: Sequence[Sequence[Array]]) -> Array:
     return np.concatenate(arrays) if arrays else np.empty(0)
 
 
-def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = _keep_nothing) -> None:
+def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Keep = keep_nothing) -> None:
     """Evaluate a few samples, so that graphs compile and errors are raised now, not after the first epoch.
 
     With a loss of the task, one sample is enough. The user's own loss function gets batches without padding, so a full
@@ -142,7 +142,7 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Ke
     """
     if dataset is None:
         return
-    if keep is _keep_nothing:
+    if keep is keep_nothing:
         batch = learner.part_size
         rows = 1 if learner.settings.own_loss is None else min(len(dataset), batch + len(dataset) % batch)
         for _ in results(learner, dataset.select(range(rows)), _score(learner, rows)):
@@ -162,7 +162,7 @@ def results(
     dataset: CachedDataset,
     reduce: Reduce,
     rows: int | None = None,
-    keep: Keep = _keep_nothing,
+    keep: Keep = keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield what `reduce` returns for the outputs and the labels of each batch, as arrays; see `compute_rows`."""
@@ -185,7 +185,7 @@ def compute_rows(
     threads: int,
     compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]],
     rows: int | None = None,
-    keep: Keep = _keep_nothing,
+    keep: Keep = keep_nothing,
     first: int = 0,
 ) -> Generator[tuple[Array, ...], None, None]:
     """Yield the results of `compute` for each batch as arrays, in the samples' order and without padding.

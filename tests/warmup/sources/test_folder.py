@@ -181,11 +181,20 @@ def test_a_source_stays_the_same_when_the_working_directory_changes(
     assert source.load(source.list().samples[0]) == Item({"image": b"photos/a/1.jpg"})
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing", "does not exist"), ("file.rar", "an unknown kind")])
-def test_what_is_no_source_is_refused_saying_what_is(tmp_path: Path, name: str, reason: str) -> None:
-    _touch(tmp_path, "file.rar")
-    with pytest.raises(SourceError, match=f"{reason}: give a folder.*csv.*TFRecord.*module:callable"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a/trian", "{0}/a/trian does not exist in {0}/a: did you mean train?"),
+        ("a/other", "{0}/a/other does not exist in {0}/a: check its name"),
+        ("b/c/train", "{0}/b/c/train does not exist: neither does its folder, below {0}"),
+        ("a/file.rar", "{0}/a/file.rar is a file of an unknown kind: give a folder of images or a .csv"),
+    ],
+)
+def test_a_missing_source_is_an_error_that_says_where_it_was_looked_for(tmp_path: Path, name: str, said: str) -> None:
+    _touch(tmp_path, "a/train/1.jpg", "a/file.rar")
+    with pytest.raises(SourceError) as raised:
         open_source(tmp_path / name)
+    assert str(raised.value) == said.format(tmp_path) + "; `tpucache warmup --help` names the other kinds of sources"
 
 
 def test_a_folder_takes_no_options_of_a_table(tmp_path: Path) -> None:

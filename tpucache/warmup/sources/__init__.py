@@ -5,6 +5,7 @@ Other packages add kinds of sources by entry points of the group `tpucache.sourc
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from pathlib import Path
 from typing import Any, Final, cast
@@ -54,6 +55,10 @@ _LISTS: Final = {
     "< {path} > table.csv` makes one of it",
     ".txt": "of lines such as `cat/1.jpg 3` make one by `(echo path,label; sed 's/ /,/' {path}) > table.csv`",
 }
+
+
+#: Where all kinds of sources are listed.
+_MORE_KINDS: Final = "`tpucache warmup --help` names the other kinds of sources"
 
 
 def _check_kind(_name: str, part: Any) -> SourceKind:
@@ -110,12 +115,26 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
         opened = kind.open(source, options)
         return opened if kind in map(_KINDS.__getitem__, _KINDS.own) else CheckedSource(opened)
     check_is_local(source)
-    *others, last = (kind.description for kind in _KINDS.values())
-    problem = "is a file of an unknown kind" if Path(source).exists() else "does not exist"
-    if Path(source).is_file() and (advice := _LISTS.get(Path(source).suffix.lower())):
-        problem = f"is not a .csv, as tables must be: {advice.format(path=shlex.quote(str(source)))}. Otherwise"
-        raise SourceError(f"{Path(source)} {problem} give {', '.join(others)}, or {last}")
-    raise SourceError(f"{Path(source)} {problem}: give {', '.join(others)}, or {last}")
+    path = Path(source)
+    if path.is_file() and (advice := _LISTS.get(path.suffix.lower())):
+        advice = advice.format(path=shlex.quote(str(source)))
+        raise SourceError(f"{path} is not a .csv, as tables must be: {advice}")
+    added = [kind.description for name, kind in _KINDS.items() if name not in _KINDS.own]
+    more = _MORE_KINDS + (f", and installed packages add {', '.join(added)}" if added else "")
+    if path.exists():
+        raise SourceError(f"{path} is a file of an unknown kind: give a folder of images or a .csv; {more}")
+    raise SourceError(f"{path} does not exist{_nearest(path)}; {more}")
+
+
+def _nearest(path: Path) -> str:
+    """Return where a path that does not exist was looked for, and what has a similar name there."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        while not folder.is_dir():
+            folder = folder.parent
+        return f": neither does its folder, below {folder}"
+    similar = difflib.get_close_matches(path.name, (each.name for each in folder.iterdir()), n=1)
+    return f" in {folder}: " + (f"did you mean {similar[0]}?" if similar else "check its name")
 
 
 def _find_kind(source: str | Path) -> SourceKind | None:
