@@ -197,7 +197,7 @@ def test_the_table_says_what_it_is_measured_on_and_what_fits(
     assert run(photos, "--for", "kaggle") == 0
     text = capsys.readouterr().out
     assert "recommended" not in text
-    assert "none keeps within the limits of kaggle" in text
+    assert "no cache is within the limits of kaggle" in text
     assert run(photos, "--for", "kaggle", "--json") == 0
     assert json.loads(capsys.readouterr().out)["command"] is None
 

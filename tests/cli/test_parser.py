@@ -89,7 +89,7 @@ def test_help_lists_every_command_in_its_group(capsys):
         (["train", "cache", "--rn", "run"], "tpucache train: there is no option --rn: did you mean --run?"),
         ([*TRAIN, "--batchsize", "8"], "tpucache train: there is no option --batchsize: did you mean --batch-size?"),
         ([*TRAIN, "--xyzzy"], "tpucache train: there is no option --xyzzy"),
-        ([*TRAIN, "more"], "tpucache train: 'more' is one word too many: this takes CACHE only"),
+        ([*TRAIN, "more"], "tpucache train: 'more' is one word too many: the command takes CACHE only"),
         (["dance"], "tpucache: there is no command 'dance': it is one of warmup, "),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_pattern_that_the_shell_has_expanded_is_seen(files, capsys):
     words = [f"my/photos/{name}" if name.endswith(".jpg") else name for name in files]
     status, _, err = printed(["warmup", *words, "--size", "64"], capsys)
     assert status == 2
-    assert "Quote it, as in 'my/photos/*.jpg', or give the folder, my/photos" in err.splitlines()[0]
+    assert "Quote the pattern, as in 'my/photos/*.jpg', or give the folder, my/photos" in err.splitlines()[0]
 
 
 def test_a_value_that_looks_like_an_option_is_a_value():
@@ -164,7 +164,10 @@ def test_options_of_the_command_line_win_over_the_file(tmp_path):
         ("size = {a = 1}", "size = {'a': 1} is not what --size takes"),
         ("fit = 'corp'", "argument --fit: invalid choice: 'corp': did you mean crop?"),
         ("shard-mb = 'x'", "argument --shard-mb: invalid int value: 'x'"),
-        ("augment = 'os:system'", "augment = 'os:system' names code, which no file may: give --augment on the command"),
+        (
+            "augment = 'os:system'",
+            "augment = 'os:system' names code, which a file may not: give --augment on the command",
+        ),
         ("size = ", "cannot be read: Invalid value"),
         ("size = 1\nsize = 2", "cannot be read: "),
         (None, "cannot be read: "),

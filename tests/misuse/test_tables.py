@@ -72,7 +72,7 @@ def test_a_column_given_for_two_meanings(lab):
 
 
 def test_options_of_a_table_for_a_folder(lab):
-    assert_refused(lab.warmup(lab.shared.photos, "cache", "--label-col", "label"), "leave it out", status=2)
+    assert_refused(lab.warmup(lab.shared.photos, "cache", "--label-col", "label"), "leave --label-col out", status=2)
 
 
 def test_photographs_that_a_table_names_but_nobody_has(lab):

@@ -199,7 +199,7 @@ def keeping(options: argparse.Namespace) -> dict[str, Any]:
     if most is not None and options.cache_dir is None and not any(map(_is_remote, places)):
         raise UsageError(
             f"--cache-gb limits the local copy of a cache at a URL, and {options.cache} is a folder of this machine: "
-            "leave it out, or add --cache-dir"
+            "leave --cache-gb out, or add --cache-dir"
         )
     return {"cache_dir": options.cache_dir, "cache_bytes": None if most is None else int(most * 1e9)}
 

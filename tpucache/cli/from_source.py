@@ -36,12 +36,15 @@ class _BuildParser(CommandParser):
         """Raise UsageError, which also says how to use options that --build does not accept."""
         raise UsageError(
             f"--build takes options of warmup that decide what a cache holds ({PROG} warmup --help-all), and "
-            f"{message}. For others run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
+            f"{message}. For other options run `{PROG} warmup SOURCE CACHE` first, then give CACHE in place of SOURCE"
         )
 
 
 def add_source(command: argparse.ArgumentParser, where: str) -> None:
-    """Add --cache and --build to a command that also accepts a source. `where` is the help's default of --cache."""
+    """Add --cache and --build to a command that also accepts a source.
+
+    `where` is the default of --cache in the help's words.
+    """
     group = command.add_argument_group(
         "a SOURCE in place of a cache", "as for warmup; the command builds its cache while it reads it"
     )
@@ -126,4 +129,6 @@ def refuse_without_source(options: argparse.Namespace) -> None:
     given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
     for name, value in given.items():
         if value is not None:
-            raise UsageError(f"{name} is for a source, and {options.cache} is a cache, or missing: leave {name} out")
+            raise UsageError(
+                f"{name} is for a source, and {options.cache} is a cache, or does not exist: leave {name} out"
+            )

@@ -195,10 +195,10 @@ class CommandParser(Parser):
             if one.suffix and (one.parent, one.suffix) == (two.parent, two.suffix):
                 return (
                     f"{one}, {two} and so on are given where {names} belong: the shell has put the names of files in "
-                    f"place of a pattern. Quote it, as in '{one.parent / '*'}{one.suffix}', or give the folder, "
-                    f"{one.parent}"
+                    f"place of a pattern. Quote the pattern, as in '{one.parent / '*'}{one.suffix}', or give the "
+                    f"folder, {one.parent}"
                 )
-        return f"{extra[0]!r} is one word too many: this takes {names or 'options'} only"
+        return f"{extra[0]!r} is one word too many: the command takes {names or 'options'} only"
 
     def _read_settings(self, path: str, given: Mapping[str, Any]) -> list[str]:
         """Return the settings of a file or folder as words, without the options that the command line gives."""
@@ -226,7 +226,9 @@ class CommandParser(Parser):
                 continue
             names_code = _CODE_IN_TEXT.search if flag in _HOLD_OPTIONS else _CODE.match
             if flag not in _NEVER_CODE and any(map(names_code, texts)):
-                self.error(f"{path}: {name} = {value!r} names code, which no file may: give {flag} on the command line")
+                self.error(
+                    f"{path}: {name} = {value!r} names code, which a file may not: give {flag} on the command line"
+                )
             words[flag] = texts
         self._file = path, [*words]
         return [word for texts in words.values() for word in texts]

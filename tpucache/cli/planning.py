@@ -112,7 +112,7 @@ def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
         yield f"! is not within the limits of {found.target}"
     if command is None:
         smallest: PlanRow = min(found.rows, key=lambda row: row.bytes)
-        yield f"none keeps within the limits of {found.target}; the smallest one: {smallest.reason}"
+        yield f"no cache is within the limits of {found.target}; the smallest cache: {smallest.reason}"
         return
     yield f"* recommended: {command}"
 

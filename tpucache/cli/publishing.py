@@ -75,7 +75,7 @@ def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings:
     print_line = tell if options.json else say
     whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
     if not (addition.is_there or addition.is_cheaper):
-        print_line(f"{whole}, and an add-on no less: making a version")
+        print_line(f"{whole}, and an add-on would send no less: a version is made")
         return False
     report = addition.to_dict()
     name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
@@ -149,7 +149,7 @@ class _Transfer:
 
 
 def cached(options: argparse.Namespace) -> int:
-    """List what is kept, or remove it: copies of caches at URLs, and the caches of ImageFolder, cached and from_hf."""
+    """List or remove what this machine keeps: copies of caches at URLs, caches of ImageFolder, cached and from_hf."""
     from tpucache.adopt.kept import clear_folder, list_folders
     from tpucache.store.remote.cache import clear_kept, list_kept
     from tpucache.units import size_text

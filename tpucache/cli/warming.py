@@ -489,7 +489,9 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
     recipe, usual = Recipe.from_dict(manifest.recipe), Recipe().to_dict()
     kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
     if "mask_colours" in kept:
-        raise UsageError("its mask colours came from a file: give that as --mask-colours, with the other options")
+        raise UsageError(
+            "the cache's mask colours came from a file: give that as --mask-colours, and the other options"
+        )
     kept.pop("max_blocks", None)  # not an option: warmup computes it
     kept["size"] = f"{recipe.height}x{recipe.width}"
     labels = manifest.source.get("labels", {}).get("asked", "auto")

@@ -320,7 +320,10 @@ class CachedDataset(Dataset[Item]):
         return self._derive(self._selection.select(indices), self._open_reader)
 
     def in_variant(self, variant: Variant) -> CachedDataset:
-        """Return a dataset of all samples of the cache in another variant. Both share files and fetched records."""
+        """Return a dataset of all samples of the cache in another variant.
+
+        Both datasets share files and fetched records.
+        """
         reader = self._open_reader
         resolution, frequencies = self._resolution
         return CachedDataset(
@@ -330,8 +333,8 @@ class CachedDataset(Dataset[Item]):
     def in_resolution(self, resolution: int | tuple[int, int] | None) -> CachedDataset:
         """Return a dataset of the same samples with images of another size: see `resolution` of the constructor.
 
-        Both share files. If the size is the same, this returns the dataset itself. Raises UsageError for a size that
-        cannot be made from the stored images.
+        Both datasets share files. If the size is the same, this returns the dataset itself. Raises UsageError for a
+        size that cannot be made from the stored images.
         """
         if resolution == self.resolution:
             return self
@@ -437,7 +440,9 @@ class CachedDataset(Dataset[Item]):
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer. Otherwise like `read_into`.
+        """Read records by their numbers into the first rows of a buffer.
+
+        `divide`, the result and the errors are those of `read_into`.
 
         The records are not kept in the host's memory, because the caller keeps them in the device's memory.
         """
@@ -490,9 +495,9 @@ class CachedDataset(Dataset[Item]):
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
         """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time.
 
-        `windows` yields these samples. `further` yields the same samples again, then those of later epochs: if the disk
-        cannot keep the whole cache, this order decides which records to keep. Does nothing if all records are on this
-        machine already.
+        `windows()` yields these samples. `further()` yields the same samples again, then those of later epochs: if the
+        disk cannot keep the whole cache, this order decides which records to keep. Does nothing if all records are on
+        this machine already.
         """
         reader = self._open_reader
         arriving = reader.cache.reader.arriving

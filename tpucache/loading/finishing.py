@@ -28,7 +28,7 @@ Device = Any
 
 
 class Fields(Protocol):
-    """A CachedDataset or a mixture of several: the manifest and the fields of its samples."""
+    """A CachedDataset, or the mixed samples of several caches: their manifest and the fields of their records."""
 
     @property
     def manifest(self) -> Any:
@@ -156,7 +156,7 @@ def _usable(device: Device) -> str:
     """Return a device's name. Raises UsageError if torch cannot use the device, DependencyError without torch."""
     if not HAS_TORCH:
         raise DependencyError(
-            "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install it"
+            "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install torch"
         )
     import torch
 

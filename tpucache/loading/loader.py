@@ -183,8 +183,8 @@ class BatchLoader(Generic[AnySamples]):
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
         """Like `iterate_ahead`, but batches are `RecordBatch`: the rows of their records in the device's memory.
 
-        `slots` assigns the rows. Only records without a row are read. Once all records have one, nothing is read and no
-        thread is started. Raises UsageError like `iterate_ahead`.
+        `slots` assigns the rows. Only records without a row are read. Once all records have a row, nothing is read and
+        no thread is started. Raises UsageError like `iterate_ahead`.
         """
         self._refuse_finishing()
         return self._begin(is_counted=False, slots=slots).batches()
@@ -345,8 +345,8 @@ class BatchLoader(Generic[AnySamples]):
     def _count(self, iteration: _Iteration, stop: int) -> None:
         """Record that an iteration has handed out the samples before `stop`.
 
-        Ignored if the epoch was set since the iteration began. The newest iteration decides the loader's position; an
-        older one never moves it back.
+        The call is ignored if the epoch was set since the iteration began. The newest iteration decides the loader's
+        position; an older one never moves it back.
         """
         if iteration.number > self._outdated:
             place, epoch = self._after(iteration.epoch, stop), iteration.epoch
@@ -408,9 +408,10 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
-        """Yield what this rank will read in this epoch and the next ones, `epochs` in all, like `samples.Windows`.
+        """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`.
 
-        If the order has a `sampling` (see `EpochOrder`), only this epoch is yielded.
+        `epochs` is the number of epochs, this one included. If the order has a `sampling` (see `EpochOrder`), only this
+        epoch is yielded.
         """
         for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
             start, positions = self._start, self._positions

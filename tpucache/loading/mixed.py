@@ -189,7 +189,10 @@ class MixedSamples:
         return firsts
 
     def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
-        """Yield, for each dataset with some of the records: the dataset, the records' rows, and their numbers in it."""
+        """Split record numbers by dataset.
+
+        Yields the number of a dataset, the positions in `numbers`, and the records' numbers in this dataset.
+        """
         firsts = self._first_records
         sources = np.searchsorted(firsts, numbers, "right") - 1
         for at in np.unique(sources).tolist():
@@ -197,7 +200,11 @@ class MixedSamples:
             yield at, rows, numbers[rows] - firsts[at]
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
-        """Split indices by dataset and epoch. Yields the dataset, the rows, the indices in it, and the epoch."""
+        """Split indices by dataset and epoch.
+
+        Yields the number of a dataset, the positions in `indices`, the samples' indices in this dataset, and their
+        epoch.
+        """
         turns, places = np.divmod(indices, len(self))
         sources = np.searchsorted(self._ends, places, "right")
         for turn in np.unique(turns).tolist():

@@ -1,4 +1,4 @@
-"""The options that all commands have that read a cache."""
+"""The options of every command that reads a cache."""
 
 from __future__ import annotations
 

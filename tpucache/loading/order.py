@@ -68,7 +68,7 @@ class EpochOrder:
 
     @property
     def text_by_sample(self) -> str:
-        """The same text as if `is_by_chunk` were False."""
+        """The text that the property `text` would have if `is_by_chunk` were False."""
         if self.sampling is not None:
             return self.sampling.text
         if self.name == "local":

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tpucache.store.arriving import NetworkUse
 
 Variant = int | Literal["epoch"]
-#: Yields the samples that will be read, in order: indices, the epoch, and how many consecutive samples share a variant.
+#: A function that returns an iterator over the samples that a loader will read next, in order. Each item has an array
+#: of indices, their epoch, and the number of consecutive samples that have the same variant.
 Windows = Callable[[], Iterator[tuple[Array, int, int]]]
 
 _log: Final = logging.getLogger("tpucache")
@@ -72,10 +73,10 @@ class Samples(Protocol):
         ...
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
-        """Announce the samples that `owner` will read, in order: `windows` yields them.
+        """Announce the samples that the loader `owner` will read, in order: `windows()` yields them (see `Windows`).
 
-        `further` is given if the owner does not read all samples in each epoch. It yields the same samples again, then
-        those of later epochs.
+        `further` is given if the owner does not read all samples in each epoch. `further()` yields the same samples
+        again, then those of later epochs.
         """
         ...
 
@@ -111,7 +112,7 @@ class Samples(Protocol):
         ...
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
-        """Return the numbers of the samples' records in an epoch. `chunk` as in `read_into`."""
+        """Return the numbers of the samples' records in an epoch. `chunk` has the same meaning as in `read_into`."""
         ...
 
     def record_indices(self, numbers: Array) -> Positions:
@@ -119,7 +120,10 @@ class Samples(Protocol):
         ...
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer. Otherwise like `read_into`."""
+        """Read records by their numbers into the first rows of a buffer.
+
+        `divide` and the result are those of `read_into`.
+        """
         ...
 
 
@@ -197,7 +201,10 @@ class Selection:
 
     @functools.cached_property
     def _distinct(self) -> tuple[Positions, Positions, Positions] | None:
-        """`np.unique` of the chosen positions, with the first index of each and its inverse; None for all samples."""
+        """The results of `np.unique` for the chosen positions: values, first indices, inverse.
+
+        None if all are chosen.
+        """
         return None if self.chosen is None else np.unique(self.chosen, return_index=True, return_inverse=True)
 
     def __getstate__(self) -> dict[str, Any]:

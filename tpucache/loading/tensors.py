@@ -52,7 +52,7 @@ def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]
     torch, or without an accelerator.
     """
     if not HAS_TORCH:
-        raise UsageError("pin_memory needs torch, which is not installed: leave it out")
+        raise UsageError("pin_memory needs torch, which is not installed: leave pin_memory out")
     try:
         memory = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
     except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built

@@ -59,7 +59,10 @@ class ReadingThreads:
         return self._readers.submit(work)
 
     def divide(self, work: Callable[[int, int], None], rows: int) -> None:
-        """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle ones, until all are done."""
+        """Call `work(start, stop)` for parts of a batch's rows, in this thread and in idle reading threads.
+
+        Return when all parts are done.
+        """
         parts = min(self._parts, rows // LEAST_ROWS)
         if parts < 2:
             work(0, rows)
@@ -79,7 +82,7 @@ class ReadingThreads:
             work_at_parts()
         finally:
             bounds.clear()
-            # This cannot deadlock: it waits only for helpers that are running, and helpers wait for nobody.
+            # This cannot deadlock: it waits only for helpers that are running, and a helper waits for no other thread.
             running = [helper for helper in helpers if not helper.cancel()]
             errors = [error for helper in running if (error := helper.exception()) is not None]
         if errors:

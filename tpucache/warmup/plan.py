@@ -431,7 +431,7 @@ def _parse_yaml(text: str) -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             if twice := [key for key, times in keys.items() if times > 1]:
-                raise ValueError(f"the key {twice[0]!r:.60} is there twice in one mapping: leave one of the two")
+                raise ValueError(f"the key {twice[0]!r:.60} is there twice in one mapping: remove one of the two")
             return super().construct_mapping(node, deep)
 
     return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader

@@ -105,7 +105,10 @@ def test_where_several_runs_begin_at_once_all_is_built_first(
     ("given", "said"),
     [
         (["--stage", "copies"], "--stage is for a finished cache"),
-        (["--build", "--dry-run"], "there is no option --dry-run. For others run `tpucache warmup SOURCE CACHE`"),
+        (
+            ["--build", "--dry-run"],
+            "there is no option --dry-run. For other options run `tpucache warmup SOURCE CACHE`",
+        ),
         (["--build", "--codec jpg"], "did you mean jpeg?"),
     ],
 )
@@ -131,7 +134,7 @@ def test_a_settings_file_names_no_code_for_the_cache(
     (tmp_path / "run.toml").write_text('build = "--variants 1 --augment tpucache_tests_evil:change"\n')
     with pytest.raises(SystemExit):
         main(["train", str(photos), "--run", str(tmp_path / "run"), "--config", str(tmp_path / "run.toml")])
-    assert "names code, which no file may" in capsys.readouterr().err
+    assert "names code, which a file may not" in capsys.readouterr().err
 
 
 def test_what_is_a_source(photos: Path, tmp_path: Path) -> None:

@@ -157,6 +157,6 @@ def test_a_scheduler_that_is_not_there_is_reported(source: Path, slow: Path, tmp
     engine = Executor("dask", scheduler="tcp://127.0.0.1:1")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        pytest.raises(BuildError, match="no dask scheduler at tcp://127"),
+        pytest.raises(BuildError, match="no dask scheduler answers at tcp://127"),
     ):
         build_cache(source, tmp_path / "cache", _RECIPE, engine=engine)

@@ -144,7 +144,7 @@ class BufferPool:
 
 
 class AllocatedBuffers:
-    """Has the interface of BufferPool, for allocators that reuse memory themselves, such as torch's page-locked one."""
+    """Has the interface of BufferPool, for allocators that reuse memory, such as torch's for page-locked memory."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate) -> None:
         """Store the allocator; nothing is allocated yet."""

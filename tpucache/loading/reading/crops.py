@@ -42,8 +42,9 @@ _log: Final = logging.getLogger("tpucache")
 class Boxes(NamedTuple):
     """The crop box of each image, and whether the result is mirrored.
 
-    All arrays are float32 (n,): the first row and column and the number of rows and columns, in whole pixels of the
-    mirrored image, and 1 if rows or columns are reversed.
+    All arrays are float32 (n,). `top` and `left` are the first row and column of the box, `height` and `width` the
+    numbers of its rows and columns, in whole pixels of the mirrored image. `rows_reversed` and `columns_reversed` are 1
+    if the order of rows or columns is reversed, else 0.
     """
 
     top: Array

@@ -46,7 +46,7 @@ PREPARE_SECONDS: Final = 0.5  # in this time two threads map 7 GB of pages, or c
 #: shard comes over a network.
 How = Literal["read_only", "lease", "no_maps", "being_fetched"] | Reason
 MAPPED: Final = ("read_only", "lease")
-#: The same in words, for users.
+#: The methods and reasons of `How` in words, for users.
 TEXTS: Final[dict[How, str]] = {
     "read_only": "mapped: no program can truncate it",
     "lease": "mapped under a read lease",

@@ -29,7 +29,10 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass
 class _Claim:
-    """The bytes that an owner may use, and how many of them it uses already. The latter do not count as free memory."""
+    """The bytes that were `promised` to an owner, and how many of these the owner has `used` already.
+
+    The system no longer shows used bytes as free.
+    """
 
     promised: int = 0
     used: int = 0

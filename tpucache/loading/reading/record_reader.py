@@ -173,7 +173,10 @@ class RecordReader:
         return None if arriving is None else arriving.network(self._bands)
 
     def packing(self) -> RecordReader:
-        """Return a reader that leaves fields packed: this one if no field changes, else one with its own memory."""
+        """Return a reader that leaves fields packed: this reader if no field changes, else another reader.
+
+        The other reader keeps records in memory of its own.
+        """
         if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
             return self
         if self._packed is None:
@@ -241,7 +244,7 @@ class RecordReader:
         return self._ways(places)
 
     def visit(self, rows: Numbers, use: UseRecords, parts: Numbers, *, divide: Divide = undivided) -> WaysRead:
-        """Call `use` with the addresses of plain records. Those in files only are read into memory first.
+        """Call `use` with the addresses of plain records. Records that are only in files are read into memory first.
 
         `parts`, int64 (n, any, 2), has the byte ranges of each record that are used, as offsets and lengths. If a
         record is read from a file and not kept, only these are read. Returns the numbers of records read from memory,

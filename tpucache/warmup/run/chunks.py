@@ -54,7 +54,10 @@ _METADATA: Final = "told"
 
 
 class KeptSample(NamedTuple):
-    """A sample that is not skipped: the label and columns that are stored in it, and facts about its image."""
+    """A sample that is not skipped: the `label` and `columns` that are stored in it, and `facts`.
+
+    `facts` has values about its image, such as the width, by column of the samples table.
+    """
 
     number: int
     label: Label
@@ -64,7 +67,7 @@ class KeptSample(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkInfo:
-    """The facts about the samples of a chunk or block, without their records.
+    """What the tables and the manifest need to know about the samples of a chunk or block; not their records.
 
     `labels` (None where the listing has them) and each list in `columns` (None where a sample lacks that column) have
     one item for each of `numbers`. `sums` and `squares` are exact sums over each channel of the clean images.
@@ -84,7 +87,10 @@ class ChunkInfo:
     frequencies: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, samples: Sequence[KeptSample]) -> None:
-        """Add samples that are not skipped. A column of the source is preferred to a fact with the same name."""
+        """Add samples that are not skipped.
+
+        A column of the source replaces a column about images with the same name.
+        """
         values = [{**sample.facts, **sample.columns} for sample in samples]
         for name in {*self.columns, *itertools.chain.from_iterable(values)}:
             column = self.columns.setdefault(name, [None] * len(self.numbers))

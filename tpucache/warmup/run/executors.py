@@ -172,7 +172,7 @@ class Executor(WorkerOptions):
     def _run_dask(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Keep a few tasks for each worker submitted.
 
-        If a worker dies, Dask runs its tasks on another one, a few times.
+        If a worker dies, Dask runs its tasks on another worker, a few times.
         """
         with self._reaching_cluster():
             from distributed import Client, as_completed
@@ -194,7 +194,7 @@ class Executor(WorkerOptions):
     def _run_ray(self, tasks: Iterator[Task]) -> Iterator[Any]:
         """Keep a few tasks for each worker submitted.
 
-        If a worker dies, Ray runs its tasks on another one, a few times.
+        If a worker dies, Ray runs its tasks on another worker, a few times.
         """
         with contextlib.ExitStack() as stack:
             with self._reaching_cluster():
@@ -216,7 +216,7 @@ class Executor(WorkerOptions):
                 running += itertools.islice(submitted, len(done))
 
     def _run_spark(self, tasks: Iterator[Task]) -> Iterator[Any]:
-        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks on another one."""
+        """Run one Spark job for each group of tasks. If a worker dies, Spark runs its tasks on another worker."""
         with self._reaching_cluster():
             from pyspark.sql import SparkSession
 
@@ -234,14 +234,14 @@ class Executor(WorkerOptions):
             package = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}[self.backend]
             raise DependencyError(f"--backend {self.backend} needs `pip install {package}`: {error}") from error
         except (OSError, ConnectionError, ValueError) as error:
-            raise BuildError(f"no {self.backend} scheduler at {self.scheduler}: {error}") from error
+            raise BuildError(f"no {self.backend} scheduler answers at {self.scheduler}: {error}") from error
 
 
 class ForkedWorkers(Executor):
     """Runs tasks with processes that are forked from this one, with its modules. So they start at once.
 
-    Make it in a process that was started to build, before that has threads or runs code of others. The workers end with
-    the process, within a second after a kill.
+    Make it in a process that was started to build, before that process has threads or runs code of the user. The
+    workers end with the process, within a second after a kill.
     """
 
     def __init__(self, jobs: int, begin: Callable[[], None]) -> None:

@@ -2,7 +2,8 @@
 
 Each worker writes records into its own spool file, and a log has the position of each record (see
 `tpucache.store.growing`). When all samples of a block are built, its shards are written from the spool files. In a
-shard, records and facts are ordered by sample number, so that the order of requests does not change the cache.
+finished cache, records, labels and columns are ordered by sample number, so that the order of requests does not change
+the cache.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from tpucache.warmup.sources.source import Sample
 
 Rows = npt.NDArray[Any]
 
-#: The facts about the samples in the spool files: a line of JSON for each group of samples (see `_Group`).
+#: The `info` of the samples in the spool files: a line of JSON for each group of samples (see `_Group`).
 _INFOS_NAME: Final = "arrived.jsonl"
 #: A reader waits for a whole task, but each task has a cost of a few milliseconds. So the first tasks are small, the
 #: next ones large, and the last ones small again, so that all workers end at the same time.
@@ -242,7 +243,7 @@ class GrowingScheduler:
         return [Chunk(block, 0, tuple(some), tuple(self._parts)) for block, some in chunks.items()]
 
     def _take(self, result: Any, log: Any, infos: Any) -> None:
-        """Save the result of a task: first the facts about its samples, then the log's rows, which readers follow."""
+        """Save the result of a task: first the `info` of its groups, then their rows of the log that readers follow."""
         if isinstance(result, WrittenShard):
             self._add_shard(install_shard(self._context, result))
             return

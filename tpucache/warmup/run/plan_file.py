@@ -55,7 +55,7 @@ def save_or_compare_plan(
     If the interrupted run has built nothing, for example because its first sample could not be used, a different plan
     replaces its plan. This is not done if the cache `is_sent` to a URL, which may have shards already.
 
-    Returns the samples whose size has changed, the versions that differ (it also warns of them), and whether versions
+    Returns the samples whose size has changed, the versions that differ (a warning lists them), and whether versions
     or `max_pixels` differ, so that other samples may be skipped now. Raises RecipeError for another recipe, SourceError
     for another source, BuildError if the existing cache has changed.
     """

@@ -42,7 +42,10 @@ SMALL_BYTES: Final = 48 << 20
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """The progress of a build: finished samples (kept or skipped), all samples, skipped ones, and this run's bytes."""
+    """The progress of a build: `samples` of `total` samples are finished, and `skipped` of them were skipped.
+
+    `bytes` is the size of the records that this run has built.
+    """
 
     samples: int
     total: int

@@ -81,7 +81,9 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """The result of a chunk: numbers of kept and skipped samples, bytes of records, and whether it is complete.
+    """The result of a chunk: the numbers of `kept` and `skipped` samples, and the `bytes` of their records.
+
+    `whole` says whether the chunk is complete.
 
     `samples_a_task` is how many samples a task should have, given the storage's delay that the worker has measured.
     """
@@ -205,7 +207,10 @@ def find_partial_chunk(context: BuildContext, chunk: Chunk) -> StoredChunk | Non
 
 
 def _resume(context: BuildContext, chunk: Chunk) -> tuple[ChunkInfo, dict[Part, list[_Record]]]:
-    """Return the facts and records of a chunk's beginning that an earlier run has written, or empty ones."""
+    """Return the info and the records of the beginning of a chunk that an earlier run has written.
+
+    Without such a beginning, both are empty.
+    """
     empty: dict[Part, list[_Record]] = {part: [] for part in chunk.parts}
     stored = find_partial_chunk(context, chunk)
     if stored is None:
@@ -311,7 +316,7 @@ def add_samples(
     items: LoadAhead,
     keep: Callable[[int, Sequence[bytes]], None],
 ) -> int:
-    """Encode a chunk's samples, beginning with position `first`, and add their facts to `info`.
+    """Encode a chunk's samples, beginning with position `first`, and add their labels, columns and sums to `info`.
 
     `items` loads the samples. `keep` is called with the number of each sample and its records, one for each part.
     Returns the position after the last finished sample; it is lower than the chunk's length if the deadline came.
@@ -385,7 +390,7 @@ def keep_freed_memory() -> None:
 def check_run(context: BuildContext) -> None:
     """Raise BuildError if this worker's run was killed or has ended: another run may use its folder now."""
     if not is_held(context.work, context.run):
-        raise BuildError(f"the run that this worker builds {context.shards} for is gone")
+        raise BuildError(f"the run for which this worker builds {context.shards} has ended")
 
 
 def known_records(cache: Cache) -> Known:

@@ -111,7 +111,7 @@ def open_source(source: str | Path, options: TableOptions | None = None) -> Sour
         ]
         unused = [options_of(TableOptions)[name].flag for name in given if name not in kind.options]
         if unused:
-            raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave it out")
+            raise UsageError(f"{source} is {kind.description}, which has no {unused[0]}: leave {unused[0]} out")
         opened = kind.open(source, options)
         return opened if kind in map(_KINDS.__getitem__, _KINDS.own) else CheckedSource(opened)
     check_is_local(source)

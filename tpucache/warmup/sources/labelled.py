@@ -283,14 +283,14 @@ class LabelledSource:
 
     @property
     def loads_in_threads(self) -> bool:
-        """Whether threads may load the other source's samples."""
+        """Whether threads may load several samples of the wrapped source at once."""
         return loads_in_threads(self._source)
 
     def __repr__(self) -> str:
         return source_name(self._source)
 
     def list(self) -> Listing:
-        """Return the other source's listing, with labels and classes of this kind. Raises SourceError."""
+        """Return the listing of the wrapped source, with labels and classes of this kind. Raises SourceError."""
         listing = self._source.list()
         asked = {**listing.asked, "classes": "given"} if self._classes else dict(listing.asked)
         if self._missing:
@@ -312,7 +312,7 @@ class LabelledSource:
         return dataclasses.replace(listing, samples=samples, classes=read.classes, asked=asked)
 
     def load(self, sample: Sample) -> Item:
-        """Return the other source's item, with a label of this kind. Raises SampleError."""
+        """Load a sample from the wrapped source, and return its item with a label of this kind. Raises SampleError."""
         if self._reading is None:
             return self._source.load(sample)
         item, reading = self._source.load(sample), self._reading
