@@ -225,7 +225,7 @@ def test_a_crop_is_a_function_of_seed_and_step_whatever_reads_it(cache_of: Calla
     [
         ({}, "there is no random crop: give augment="),
         ({"augment": AugmentSettings(flip=True)}, "there is no random crop"),
-        ({"augment": AugmentSettings(crop=True, tilt=5)}, "tilt come before it"),
+        ({"augment": AugmentSettings(crop=True, tilt=5)}, "the crop would come after tilt"),
         ({"augment": AugmentSettings(crop=True, views=2)}, "several views"),
         ({"augment": CROP, "device": "meta"}, "meta is another device"),
     ],

@@ -97,7 +97,7 @@ def why_not(settings: AugmentSettings | None, dataset: CachedDataset) -> str | N
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
     if before:
-        return f"{' and '.join(before)} come before the random crop: leave them out"
+        return f"the crop would come after {' and '.join(before)}: leave that out"
     if settings.views > 1:
         return "each sample has several views"
     return _why_not_images(dataset)
