@@ -181,7 +181,7 @@ REFUSED: Final = (
     (("--head-epochs", "1", "--model", "cnn"), "--weights"),
     (("--head-epochs", "2"), "less than epochs"),
     (("--head-epochs", "1", "--freeze", "4"), "that layer is frozen"),
-    (("--cache-gb", "1"), "leave it out"),
+    (("--cache-gb", "1"), "leave --cache-gb out"),
     (("--cores", "8"), "1 core"),
     (("--epochs", "auto"), "--time-limit"),
     (("--grad-checkpointing",), "no gradient checkpointing"),
