@@ -106,8 +106,7 @@ class MapStyleSource:
             if self.content(number) != contents[number]:
                 raise UsageError(
                     f"item {number} of {self!r} differs each time it is read, and a cache would keep one of these "
-                    "pictures for ever: leave random changes out of the data set, and pass a function with these "
-                    "changes as transform="
+                    "pictures for ever: leave random changes out of the data set, and pass them as transform="
                 )
         return (count, *contents.values())
 
