@@ -138,7 +138,7 @@ def test_a_selection_gets_folds_of_its_own_samples() -> None:
     [
         ({"count": 1}, "6 samples make 2 to 6 folds, not 1"),
         ({"count": 7}, "2 to 6 folds, not 7"),
-        ({"count": 3, "groups": np.zeros(6)}, "6 samples in 1 groups make 2 to 1 folds, not 3"),
+        ({"count": 3, "groups": np.zeros(6)}, "6 samples in 1 group cannot be divided into folds"),
         ({"groups": "who"}, "cache has no column 'who' for groups: its columns are .*label"),
         ({"stratify": "who"}, "cache has no column 'who' for stratify"),
         ({"groups": np.zeros(5)}, r"groups has shape \(5,\), and needs a value for each of 6 samples"),

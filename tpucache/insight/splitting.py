@@ -58,7 +58,9 @@ def folds(
         marks = _marks(_values(cache, positions, total, stratify, "stratify"), has_classes)
     most = int(units.max()) + 1 if total else 0
     if not 2 <= count <= most:
-        what = "" if groups is None else f" in {most:,} groups"
+        what = "" if groups is None else f" in {most:,} group{'' if most == 1 else 's'}"
+        if most < 2:
+            raise UsageError(f"{total:,} samples{what} cannot be divided into folds: at least 2 are needed")
         raise UsageError(f"{total:,} samples{what} make 2 to {most:,} folds, not {count}")
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(total)
     return _divide(units, marks, count, order)
