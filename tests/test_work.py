@@ -23,7 +23,7 @@ from work import THREAD_READS, file_calls, loaded_modules, package_lines, reads_
 from scripts.bench.shared_files import write_huge
 from tpucache import CachedDataset, CachedLoader, Recipe, build_cache, native
 from tpucache.loading.order import EpochOrder, make_order, make_sampled_order
-from tpucache.store import ahead
+from tpucache.store import files
 from tpucache.store.fields import Field
 from tpucache.warmup.run import tasks
 
@@ -298,7 +298,7 @@ def test_warmup_opens_an_image_once_and_waits_for_the_disk_once_a_shard(
     monkeypatch.setattr(os, "fsync", synced.append)
     # A worker looks now and then whether its run is still there: how often, a slow machine decides.
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", math.inf)
-    monkeypatch.setattr(ahead, "_LATE_SECONDS", math.inf)  # and so whether its storage seems to answer late
+    monkeypatch.setattr(files, "LATE_SECONDS", math.inf)  # and so whether its storage seems to answer late
 
     def build(name: str, images: int) -> Counter[str]:
         photos = write_noise(tmp_path / f"photos {name}", images, 24)

@@ -65,13 +65,24 @@ pread: Final[Callable[[int, int, int], bytes]] = getattr(os, "pread", _pread)
 preadv: Final[Callable[[int, Sequence[Any], int], int]] = getattr(os, "preadv", _preadv)
 
 
+# Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
+_HINT_BYTES: Final = 128 << 10
+
+
 def read_ahead(number: int, offset: int, length: int) -> None:
     """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, if the system has such a call.
 
     Raises OSError if the call fails, OverflowError if a number is too large for it.
     """
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(number, offset, length, os.POSIX_FADV_WILLNEED)
+        for start in range(offset, offset + length, _HINT_BYTES):
+            os.posix_fadvise(number, start, min(_HINT_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
+
+
+def waits() -> int:
+    """Return how often this thread has waited so far, for storage or for another thread; 0 if that is unknown."""
+    who = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if who is None else int(resource.getrusage(who).ru_nvcsw)
 
 
 def is_in_page_cache(number: int, offset: int) -> bool:

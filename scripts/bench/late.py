@@ -1,4 +1,4 @@
-"""How fast warmup is where each file opens late, as on a network mount; and what reads a cache there.
+"""How fast warmup is where files answer late, as on a network mount; and verify, stage and a first epoch from there.
 
     python -m scripts.bench late
     python -m scripts.bench late PHOTOGRAPHS --delays 0 30 --jobs 2 --rounds 1
@@ -6,20 +6,30 @@
 Photographs lie in a folder, in the same folder with a .csv, and in a .zip. A library that is loaded before the C
 library (LD_PRELOAD; a C compiler is needed) makes each opening of one of their files, and each read of it, answer so
 many milliseconds later. Every row is warmup of all of them, its listing and its workers' start included. Beside it, a
-plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow. Last, a cache of
-them (dct-lz4) is verified, staged, and read in one shuffled epoch as it lies, and out of a copy of stage_cache.
+plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow.
+
+Last, two caches of them, a small one (dct-lz4) and a large one (raw), are verified, staged, and read in one shuffled
+epoch as they lie, and out of a copy of stage_cache. Such a library could not delay what maps of files and hints to the
+kernel do, so the caches are mounted read-only by late_mount.c, a file system of this benchmark's own (FUSE; it needs
+root): each lookup, opening and request of the kernel for up to 128 KiB is answered so much later, however many are
+asked at a time. Each row has a new mount, of which nothing is in memory. Without a delay, the folder itself is read,
+from the page cache. A read-only mount is mapped, as /kaggle/input is. Importing the package is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +57,7 @@ _SHIM: Final = r"""
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum { MOST = 65536 };
@@ -86,6 +97,14 @@ ssize_t read(int number, void *to, size_t size) {
     ssize_t (*next)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, #name); \
     return has_read(number, next(number, to, size, at)); }
 PREAD(pread) PREAD(pread64)
+#define PREADV(name) ssize_t name(int number, const struct iovec *to, int parts, off_t at) { \
+    ssize_t (*next)(int, const struct iovec *, int, off_t) = dlsym(RTLD_NEXT, #name); \
+    return has_read(number, next(number, to, parts, at)); }
+PREADV(preadv) PREADV(preadv64)
+#define PREADV2(name) ssize_t name(int number, const struct iovec *to, int parts, off_t at, int flags) { \
+    ssize_t (*next)(int, const struct iovec *, int, off_t, int) = dlsym(RTLD_NEXT, #name); \
+    return has_read(number, next(number, to, parts, at, flags)); }
+PREADV2(preadv2) PREADV2(preadv64v2)
 """
 
 _WARMUP: Final = """
@@ -125,10 +144,10 @@ print(count / (time.monotonic() - began))
 
 _READ: Final = """
 import sys, time
+import tpucache.loading.loader, tpucache.store.verify
 from tpucache import CachedDataset, CachedLoader, stage_cache, verify_cache
 
 way, path, place = sys.argv[1:]
-samples = len(CachedDataset(path))
 began = time.monotonic()
 if way == "verify":
     assert not verify_cache(path)
@@ -138,10 +157,13 @@ else:
     if way != "stage":
         for _ in CachedLoader(CachedDataset(path), 256, shuffle=True, finish="device"):
             pass
-print(samples / (time.monotonic() - began))
+seconds = time.monotonic() - began
+print(len(CachedDataset(path)) / seconds)
 """
-#: What reads the cache.
+#: What reads a cache.
 _READERS: Final = ("verify", "stage", "epoch", "stage, epoch")
+#: The codecs of the caches that are read.
+_CODECS: Final = ("dct-lz4", "raw")
 
 
 def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
@@ -157,11 +179,12 @@ def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
             for path, name in zip(files, names, strict=True):
                 archive.write(path, name)
 
-    def build(unfinished: Path) -> None:
-        build_cache(open_source(folder), unfinished, Recipe(size=224, codec="dct-lz4"))
+    def build(codec: str, unfinished: Path) -> None:
+        build_cache(open_source(folder), unfinished, Recipe(size=224, codec=codec))
 
-    packed, cache = make_once(work / "packed", make), make_once(work / "cache", build)
-    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip", "cache": cache}
+    packed = make_once(work / "packed", make)
+    caches = {codec: make_once(work / f"cache-{codec}", functools.partial(build, codec)) for codec in _CODECS}
+    return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip", **caches}
 
 
 def make_shim(work: Path) -> Path:
@@ -172,10 +195,51 @@ def make_shim(work: Path) -> Path:
     return library
 
 
+def make_mount(work: Path) -> Path:
+    """Compile the program that mounts a folder as a late file system, and return it. Raises CalledProcessError."""
+    program = work / "late_mount"
+    source = Path(__file__).with_name("late_mount.c")
+    subprocess.run(["cc", "-O1", "-o", program, source, "-lpthread"], check=True)
+    return program
+
+
+@contextlib.contextmanager
+def mounted(program: Path, folder: Path, milliseconds: float) -> Iterator[Path]:
+    """Mount a folder so that it answers late, and yield the place; the folder itself if there is no delay.
+
+    Raises CalledProcessError if it cannot be mounted.
+    """
+    if not milliseconds:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        command = [str(program), str(folder), place, str(round(milliseconds * 1000))]
+        with subprocess.Popen(command) as server:
+            try:
+                while not os.path.ismount(place):
+                    if server.poll() is not None:
+                        raise subprocess.CalledProcessError(server.returncode, command)
+                    time.sleep(0.01)
+                yield Path(place)
+            finally:
+                subprocess.run(["umount", place], check=server.poll() is None)
+
+
+def read(way: str, cache: Path, program: Path, milliseconds: float) -> float:
+    """Return the images a second of one way to read a cache."""
+    with tempfile.TemporaryDirectory() as work, mounted(program, cache, milliseconds) as place:
+        script = Path(work, "measured.py")
+        script.write_text(_READ)
+        command: list[str | Path] = [sys.executable, script, way, place, Path(work, "copy")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, cwd=work, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.split()[-1])
+
+
 def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, milliseconds: float) -> float:
-    """Return the images a second of one warmup, of the plain pool, or of what reads the cache."""
-    folder, cache = sources["folder"], sources["cache"]
-    below = cache if kind in _READERS else sources[".zip"] if kind == ".zip" else folder
+    """Return the images a second of one warmup, or of the plain pool."""
+    folder = sources["folder"]
+    below = sources[".zip"] if kind == ".zip" else folder
     environment = {
         **os.environ,
         "LD_PRELOAD": str(shim),
@@ -187,9 +251,7 @@ def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, m
         script = Path(place, "measured.py")
         target = Path(place, "cache")
         words: list[str | Path]
-        if kind in _READERS:
-            code, words = _READ, [kind, cache, target]
-        elif kind == _PLAIN:
+        if kind == _PLAIN:
             code, words = _POOL, [folder]
         else:
             code, words = _WARMUP, [sources[kind], folder, target, str(jobs)]
@@ -203,15 +265,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, each the median of the rounds."""
     options.work.mkdir(parents=True, exist_ok=True)
     sources, shim = make_sources(options.work, options.source), make_shim(options.work)
+    program = make_mount(options.work)
     wanted = [(source, jobs) for source in options.sources for jobs in options.jobs]
     ways: list[tuple[str, int | None]] = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
-    ways += [(reader, None) for reader in _READERS]
+    reading = {f"{way}, {codec}": (way, sources[codec]) for codec in _CODECS for way in _READERS}
+    ways += [(name, None) for name in reading]
     found: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for milliseconds in options.delays:
             for kind, jobs in ways:
                 say(f"{kind}, {jobs or 'no'} jobs, {milliseconds:g} ms")
-                rate = measure(kind, jobs, sources, shim, milliseconds)
+                if kind in reading:
+                    rate = read(*reading[kind], program, milliseconds)
+                else:
+                    rate = measure(kind, jobs, sources, shim, milliseconds)
                 found.setdefault(json.dumps([kind, jobs, milliseconds]), []).append(rate)
     rows = []
     for kind, jobs in ways:
@@ -236,7 +303,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", type=Path, metavar="PHOTOGRAPHS", help="a folder; else some are made up")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 10.0, 30.0, 50.0], help="in milliseconds")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="workers of warmup")
-    parser.add_argument("--sources", nargs="+", choices=_SOURCES, default=[*_SOURCES], help="where the samples are")
+    parser.add_argument("--sources", nargs="*", choices=_SOURCES, default=[*_SOURCES], help="where the samples are")
     add_race_options(parser, "build/late")
     parser.set_defaults(rounds=3)
     options = parse_options(parser)

@@ -73,7 +73,7 @@ def test_an_unfinished_cache_is_listed_as_such_and_removed(root: Path, capsys: p
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "thesis.tmp"])
+@pytest.mark.parametrize("name", ["thesis.txt", "thesis.tmp", ".thesis.tmp", ".thesis.7.tmp"])
 def test_a_folder_with_files_that_are_not_of_a_cache_stays(
     name: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

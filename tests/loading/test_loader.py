@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -17,6 +18,7 @@ from torch.utils.data import Subset
 
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
 from tpucache.loading.threads import ReadingThreads
+from tpucache.store.reader import ShardReader
 
 ids = st.lists(st.integers(0, 149), min_size=1, max_size=60)
 few = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -290,3 +292,37 @@ def test_the_least_of_each_argument_is_enough(cache):
 def test_only_a_cached_dataset_is_read():
     with pytest.raises(UsageError, match="CachedDataset"):
         CachedLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2)
+
+
+@pytest.mark.parametrize("shuffle", [False, "full", "block"])
+def test_on_late_storage_the_first_records_are_asked_for_while_the_loader_is_made(cache, monkeypatch, shuffle):
+    """And the batches are those of any storage."""
+    hinted: list[int] = []
+    monkeypatch.setattr(CachedDataset, "hint", lambda _, indices, *__: hinted.extend(indices.tolist()))
+    make = functools.partial(CachedLoader, batch_size=7, shuffle=shuffle, seed=3)
+    expected = [images.tolist() for images, _ in make(CachedDataset(cache))]
+    hinted.clear()
+    make(CachedDataset(cache))
+    assert not hinted
+    monkeypatch.setattr(ShardReader, "is_late", True)
+    loader = make(CachedDataset(cache))
+    assert set(hinted) == set(range(len(loader.dataset)))
+    assert [images.tolist() for images, _ in loader] == expected
+
+
+def test_a_sampler_is_not_asked_for_an_epoch_more_on_late_storage(cache, monkeypatch):
+    monkeypatch.setattr(ShardReader, "is_late", True)
+    asked: list[int] = []
+
+    class Sampler:
+        def __len__(self):
+            return 10
+
+        def __iter__(self):
+            asked.append(1)
+            return iter(range(10))
+
+    loader = CachedLoader(CachedDataset(cache), 5, sampler=Sampler())
+    assert not asked
+    assert len(list(loader)) == 2
+    assert len(asked) == 1

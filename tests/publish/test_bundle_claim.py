@@ -107,6 +107,15 @@ def test_a_file_that_was_added_since_is_not_removed(stored, name):
     assert (folder / name).read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("name", ["thesis.tmp", ".thesis.7.tmp"])
+def test_a_temporary_file_of_another_program_is_refused(stored, name):
+    folder = make_bundle(stored, METADATA).folder
+    (folder / name).write_bytes(b"mine")
+    with pytest.raises(UsageError, match=f"holds {name}, which would be uploaded"):
+        make_bundle(stored, METADATA)
+    assert (folder / name).read_bytes() == b"mine"
+
+
 class Killed(BaseException):
     """What no handler catches."""
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import pickle
+import resource
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.store.ahead import MOST_BYTES, FilesAhead, Lateness, WholeFile
+from tpucache.store import samples
+from tpucache.store.ahead import MOST_BYTES, MOST_FILES, FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
 from tpucache.store.copying import stage_cache
 from tpucache.store.files import CHUNK, OpenFile, sha256_of
+from tpucache.store.index import RecordIndex
 from tpucache.store.manifest import Manifest
 from tpucache.store.reader import ShardReader
+from tpucache.store.samples import SampleTable
 from tpucache.store.verify import Damage, verify_cache
 
 WriteCache = Callable[..., Manifest]
@@ -39,13 +46,13 @@ def meets(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> threading.
     """Return an event that is set once two threads call a method at the same time; a call waits a little for it."""
     met, calls, real = threading.Event(), threading.Semaphore(0), getattr(owner, name)
 
-    def calling(*arguments: object) -> object:
+    def calling(*arguments: object, **options: object) -> object:
         if not met.is_set() and not calls.acquire(blocking=False):
             calls.release()
             met.wait(0.5)
         elif threading.current_thread().name.startswith("tpucache-load"):
             met.set()
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, calling)
     return met
@@ -103,12 +110,12 @@ def test_a_file_that_changes_while_it_is_read_is_damage_or_an_error(
     for change in (lambda: os.truncate(path, 5000), lambda: os.truncate(path, 2 * CHUNK)):
         whole = path.read_bytes()
 
-        def read(file: WholeFile, offset: int, change: Callable[[], None] = change) -> bytes:
+        def read(file: WholeFile, offset: int, change: Callable[[], None] = change, **options: bool) -> bytes:
             with file._lock:
                 if file.path == path and file._opened is None:
                     file.found, file._opened = file.size, OpenFile(path)
                     change()
-            return real(file, offset)
+            return real(file, offset, **options)
 
         monkeypatch.setattr(WholeFile, "read", read)
         found = verify_cache(many)
@@ -121,6 +128,33 @@ def test_a_file_that_changes_while_it_is_read_is_damage_or_an_error(
     assert verify_cache(many) == []
 
 
+@pytest.mark.parametrize("size", [CHUNK, 2 * CHUNK, 2 * CHUNK - 1])
+@pytest.mark.parametrize("more", [1, CHUNK, 3 * CHUNK])
+@pytest.mark.parametrize("wait", [0.0, 1.0])
+def test_a_file_that_grows_while_it_is_read_is_not_taken_for_the_shorter_one(
+    tmp_path: Path, size: int, more: int, wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its right size when it is opened. What is added must be seen, also after a last piece that is whole."""
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * size)
+    real = WholeFile.read
+
+    def read(file: WholeFile, offset: int, **options: bool) -> bytes:
+        with file._lock:
+            if file._opened is None:
+                file.found, file._opened = file.size, OpenFile(file.path)
+                with path.open("ab") as growing:
+                    growing.write(b"b" * more)
+        return real(file, offset, **options)
+
+    monkeypatch.setattr(WholeFile, "read", read)
+    lateness, file = Lateness(), WholeFile(path, size)
+    lateness.waited(wait)
+    with FilesAhead([file], lateness) as files:
+        found = b"".join(files.chunks(file))
+    assert found.startswith(b"a" * size + b"b")
+
+
 def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large"
     path.touch()
@@ -128,10 +162,10 @@ def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pyt
     begun, lock, lateness = set[int](), threading.Lock(), Lateness()
     real = WholeFile.read
 
-    def read(file: WholeFile, offset: int) -> bytes:
+    def read(file: WholeFile, offset: int, **options: bool) -> bytes:
         with lock:
             begun.add(offset)
-        return real(file, offset)
+        return real(file, offset, **options)
 
     monkeypatch.setattr(WholeFile, "read", read)
     lateness.waited(10.0)
@@ -155,3 +189,79 @@ def test_a_file_of_any_size_is_read_whole(tmp_path: Path, size: int, wait: float
         chunks = list(files.chunks(file))
     assert sha256_of(chunks) == sha256_of([data[:size]])
     assert file.found == size
+
+
+@pytest.fixture
+def late(many: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache whose manifest came late, so that its storage is taken for late."""
+    real = Manifest.load
+
+    def load(directory: str | Path) -> Manifest:
+        for _ in range(2):
+            time.sleep(0.02)
+        return real(directory)
+
+    monkeypatch.setattr(Manifest, "load", load)
+    return Cache.open(many)
+
+
+@pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="the system does not count a thread's waits")
+def test_a_cache_knows_whether_its_storage_is_late_and_so_do_its_copies(late: Cache, many: Path) -> None:
+    assert late.reader.is_late
+    assert pickle.loads(pickle.dumps(late)).reader.is_late
+    assert Lateness(late.latency).files == MOST_FILES
+    assert not Cache(many, late.manifest).reader.is_late
+
+
+def test_time_of_computing_is_no_lateness(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Manifest.load
+
+    def load(directory: str | Path) -> Manifest:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return real(directory)
+
+    monkeypatch.setattr(Manifest, "load", load)
+    monkeypatch.setattr(system, "waits", lambda: 7)  # another process that has the core makes no waits, either
+    assert not Cache.open(many).reader.is_late
+
+
+def test_index_and_samples_table_are_opened_at_once_where_storage_is_late(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting = threading.Barrier(2, timeout=60)
+    for owner, name in ((RecordIndex, "_open"), (SampleTable, "__init__")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments, real=real: (meeting.wait(), real(*arguments))[1])
+    cache = Cache.open(many)
+    cache.latency = 1.0
+    cache.open_tables()
+    assert len(cache.index) == cache.manifest.samples == len(cache.samples.numbers)
+
+
+def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append(offset))
+    monkeypatch.setattr(system, "is_in_page_cache", lambda *_: True)
+    cache = Cache.open(many)
+    rows = cache.index.read_all()
+    cache.reader.hint(rows)
+    assert not asked
+    late = ShardReader(many, cache.manifest.shards, latency=1.0)
+    late.hint(rows)
+    assert len(asked) >= len(cache.manifest.shards)
+
+
+def test_a_small_samples_table_is_read_once_for_all_of_its_columns(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    real = samples.open_file
+    monkeypatch.setattr(samples, "open_file", lambda path: (opened.append(path), real(path))[1])
+    table = Cache.open(many).samples
+    assert len(table.numbers) == len(table.paths)
+    assert len(opened) == 1
+    copied = pickle.loads(pickle.dumps(table))
+    assert len(copied.numbers) == len(table.numbers)
+    assert len(opened) == 2

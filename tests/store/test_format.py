@@ -57,3 +57,11 @@ def test_an_index_row_is_twenty_little_endian_bytes_in_this_order() -> None:
 def test_the_files_of_a_cache_keep_their_names() -> None:
     assert (fmt.MANIFEST_NAME, fmt.INDEX_NAME, fmt.SAMPLES_NAME) == ("manifest.json", "index.npy", "samples.npz")
     assert (fmt.FORMAT, fmt.VERSION) == ("tpucache", 6)
+
+
+def test_the_files_of_a_cache_are_known_by_their_names_and_no_others() -> None:
+    names = ["manifest.json", "times.json", "version-3.json", "index-1.npy", "samples.npz", "v01-00002-1.lmdb"]
+    names.append(f"hashes-{'0a' * 32}.npz")
+    assert all(fmt.is_cache_file(name) and fmt.is_cache_file(f".{name}.123.tmp") for name in names)
+    others = ["thesis.tmp", ".thesis.7.tmp", ".manifest.json.tmp", "manifest.json.7.tmp", ".warmup", "", "hashes-1.npz"]
+    assert not any(map(fmt.is_cache_file, others))

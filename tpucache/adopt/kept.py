@@ -27,9 +27,8 @@ from tpucache.errors import BuildError, DamageError, FormatError, NotACacheError
 from tpucache.progress import note
 from tpucache.store.cache import Cache
 from tpucache.store.files import OpenFile
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, WORK_NAME, is_cache_file
 from tpucache.store.growing import LOCK_NAME
-from tpucache.store.hashes import HASHES_NAME
 from tpucache.store.holding import hold, is_held
 from tpucache.store.remote.cache import check_own, default_directory
 from tpucache.system import fcntl
@@ -101,7 +100,7 @@ def clear_folder(kept: KeptFolder) -> None:
     directory = kept.directory
     try:
         check_own(directory, directory.parents[2])
-        if foreign := sorted(path.name for path in directory.iterdir() if not _is_of_a_cache(path.name)):
+        if foreign := sorted(path.name for path in directory.iterdir() if not _is_ours(path.name)):
             raise StoreError(
                 f"{directory}, the cache of {kept.name}, has files that are not of a cache, such as {foreign[0]}: "
                 "move these files away"
@@ -118,6 +117,10 @@ def clear_folder(kept: KeptFolder) -> None:
         )
     with contextlib.suppress(OSError):  # it has caches of other states
         directory.parent.rmdir()
+
+
+def _is_ours(name: str) -> bool:
+    return name == WORK_NAME or is_cache_file(name)
 
 
 def _folders(folder: Path, name: re.Pattern[str]) -> list[Path]:
@@ -140,13 +143,6 @@ def _size(directory: Path) -> int:
         with contextlib.suppress(OSError):  # another process has just removed it
             total += path.lstat().st_blocks * 512
     return total
-
-
-def _is_of_a_cache(name: str) -> bool:
-    patterns = (SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME)
-    is_temporary = name.startswith(".") and name.endswith(".tmp")  # as `write_atomically` names its files
-    fixed = name in (MANIFEST_NAME, TIMES_NAME, WORK_NAME)
-    return fixed or is_temporary or any(each.fullmatch(name) for each in patterns)
 
 
 class KeptCache(NamedTuple):

@@ -115,6 +115,7 @@ class CachedDataset(Dataset[Item]):
         self.directory: Path = opened.directory
         self._resolution = resolution, frequencies
         self.manifest: Manifest = in_resolution(opened.manifest, resolution, frequencies)
+        opened.open_tables()  # now, so that a damaged index is found early
         self.table: SampleTable = opened.samples
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
@@ -125,7 +126,6 @@ class CachedDataset(Dataset[Item]):
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # otherwise workers do not need the epoch
         # The number of samples that were read before the epoch was set; -1 once it is set, or the user was warned.
         self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
-        opened.index  # opened now, so that a damaged index is found early  # noqa: B018
         self._reader: RecordReader | None = RecordReader(
             opened, self._selection.records, in_memory, shown=self.manifest.fields
         )
@@ -491,6 +491,11 @@ class CachedDataset(Dataset[Item]):
             return
         first = self._rows(np.arange(min(len(self), self._open_reader.most_to_prepare)), self.epoch)
         self._open_reader.prepare(self._selection.records, self._selection.shards, first, threads)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the cache's storage takes long to answer, as a network mount does."""
+        return self._open_reader.cache.reader.is_late
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
         """Announce the samples that `owner` will read, in order, so that their records are fetched or built in time.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Prot
 
 import numpy as np
 
-from tpucache.errors import UsageError
+from tpucache.errors import StoreError, UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.indices import Positions, integer_positions, overrides, to_integer
 from tpucache.loading.metrics import LoaderMetrics
@@ -50,6 +52,7 @@ _log: Final = logging.getLogger("tpucache")
 _CHUNK_BYTES: Final = 8 << 20
 _FORESEEN_EPOCHS: Final = 16  # epochs to announce: in these, each of up to 16 hosts reads most samples at least once
 _LOOKED_UP: Final = 64  # batches whose rows in the device's memory are looked up together
+_LATE_BYTES: Final = 256 << 20  # of records, decoded, that are read ahead from storage that answers late
 _SPAN: Final = 1024  # samples per hint, if the order has no windows
 
 
@@ -153,9 +156,26 @@ class BatchLoader(Generic[AnySamples]):
         if samples.networks:  # a cache at a URL: do not block before the first batch is requested
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
+            # A sampler of the user's must not be asked for an epoch more than once.
+            begun = self._begin_reading() if samples.is_late and order.sampling is None else None
             # The batches that are read ahead, the one that is handed out, and the one that the caller still holds.
             self._buffers.prepare(min(options.prefetch + 2, len(self)), min(self.batch_size, self.samples))
+            if begun is not None:
+                begun.join()
         samples.prepare(options.threads)
+
+    def _begin_reading(self) -> threading.Thread:
+        """Let a thread ask the kernel to read the first records ahead, while this one allocates and compiles."""
+        begun = threading.Thread(target=lambda: _Iteration(self, 0, 0, 0, False, None).begin(), name="tpucache-hint")
+        begun.start()
+        return begun
+
+    @property
+    def _reach(self) -> int:
+        """How many samples before they are needed the kernel is asked to read them ahead, at least."""
+        window = max(self.order.window or _SPAN, self._global_batch)
+        each = sum(field.nbytes for field in self.dataset.record_fields)
+        return max(window, _LATE_BYTES // max(1, each)) if self.dataset.is_late else window
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""
@@ -389,7 +409,7 @@ class _Iteration:
             further = functools.partial(self.expected, _FORESEEN_EPOCHS) if options.world_size > 1 else None
             self._dataset.expect(loader, self.expected, further)
             hinted, windows = self._start, self._parts_ahead(self._start)
-            reach, rest = max(self._window, loader._global_batch), loader.samples
+            reach, rest = loader._reach, loader.samples
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
                     if slots is not None and slots.is_full:  # nothing needs to be read from here on
@@ -406,6 +426,15 @@ class _Iteration:
                     threads.check()
         if slots is not None:
             yield from self._placed_batches(slots, rest)
+
+    def begin(self) -> None:
+        """Ask the kernel to read the first records ahead. Errors are raised when the records are read."""
+        for parts in self._parts_ahead(self._start):
+            ahead = np.concatenate([self._positions[part] for part in parts])
+            with contextlib.suppress(StoreError):
+                self._dataset.hint(ahead, self.epoch, self._order.shared)
+            if parts[-1].stop >= self._start + self._loader._reach:
+                break
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
         """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`.

@@ -128,6 +128,11 @@ class MixedSamples:
         for dataset in self._datasets:
             dataset.prepare(threads)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the storage of a dataset takes long to answer, as a network mount does."""
+        return any(dataset.is_late for dataset in self._datasets)
+
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
         """Announce what `owner` will read from each dataset, far ahead and in order. `further` is not used."""
 

@@ -72,6 +72,11 @@ class Samples(Protocol):
         """Map shards, or read the first records into memory, for a loader with this many threads."""
         ...
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the storage takes long to answer, as a network mount does."""
+        ...
+
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
         """Announce the samples that the loader `owner` will read, in order: `windows()` yields them (see `Windows`).
 

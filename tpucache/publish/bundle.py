@@ -41,8 +41,8 @@ from tpucache.store.copying import (
     remove_claim,
 )
 from tpucache.store.files import check_apart, read_file, sha256_file, write_atomically
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, VERSION_NAME
-from tpucache.store.hashes import HASHES_NAME, hashes_file
+from tpucache.store.format import MANIFEST_NAME, TIMES_NAME, is_cache_file, name_behind
+from tpucache.store.hashes import hashes_file
 from tpucache.store.history import version_files
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.strict_json import parse_json
@@ -52,7 +52,7 @@ _log: Final = logging.getLogger("tpucache")
 _COMMAND: Final = "publish"
 _KEY: Final = "tpucache"
 _WHEEL: Final = re.compile(r"[\w.]+-.*\.whl")
-_UPLOADED: Final = (MANIFEST_NAME, CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
+_UPLOADED: Final = (CARD_NAME, SHEET_NAME, METADATA_NAME, CLAIM_NAME)
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,7 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 def _may_be_uploaded(name: str) -> bool:
     """Return whether `publish` writes files with this name. Another program may have written this very file."""
-    names = (SHARD_NAME, TABLE_NAME, VERSION_NAME, _WHEEL, HASHES_NAME)
-    return name in (*_UPLOADED, TIMES_NAME) or name.endswith(".tmp") or any(each.fullmatch(name) for each in names)
+    return is_cache_file(name) or name_behind(name) in _UPLOADED or bool(_WHEEL.fullmatch(name_behind(name)))
 
 
 def _read_claims(folder: Path) -> list[Claim]:

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from tpucache.report.template import fill
 from tpucache.runs import check_no_run_file
 from tpucache.store.copying import check_no_cache_file
 from tpucache.store.fields import IMAGE, Field
+from tpucache.store.files import write_atomically
 from tpucache.store.manifest import Manifest
 from tpucache.types import Array
 from tpucache.version import __version__
@@ -57,7 +59,10 @@ class Page:
         check_no_cache_file(Path(path))
         check_no_run_file(Path(path))
         try:
-            Path(path).write_text(self.html, encoding="utf-8")
+            if Path(path).exists() and not Path(path).is_file():  # a pipe or a device is written to, not replaced
+                Path(path).write_text(self.html, encoding="utf-8")
+            else:
+                write_atomically(Path(os.path.realpath(path)), self.html.encode())
         except OSError as error:
             raise TpucacheError(f"the page cannot be written: {error}. Give another path") from error
         return Path(path)

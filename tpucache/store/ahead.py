@@ -5,6 +5,7 @@ A network mount often needs many milliseconds per file, a local disk much less.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final, Generic, Self, TypeVar
 
 from tpucache import system
-from tpucache.store.files import CHUNK, OpenFile
+from tpucache.store.files import CHUNK, OpenFile, is_late
 
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
@@ -24,9 +25,6 @@ Loaded = TypeVar("Loaded")
 #: Limits: how many items (files, or pieces of files) are loaded in parallel, and their total size in bytes.
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
-#: Storage that needs more seconds than this for one file answers late. A local disk needs less. Loading one file in a
-#: thread costs a tenth of this time.
-_LATE_SECONDS: Final = 0.002
 _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
 #: While the storage does not answer late, only one of this many loads is timed.
 _MEASURED_EVERY: Final = 16
@@ -39,8 +37,9 @@ class Lateness:
     Both are in seconds. Concurrent threads may lose an update of a mean, which does no harm.
     """
 
-    def __init__(self) -> None:
-        self._wait: float | None = None
+    def __init__(self, wait: float = 0.0) -> None:
+        """Begin with the time that the storage took for an earlier answer; 0 if there was none, or it came at once."""
+        self._wait: float | None = wait or None
         self._work: float | None = None
 
     def waited(self, seconds: float) -> None:
@@ -54,6 +53,8 @@ class Lateness:
     @property
     def files(self) -> int:
         """How many files to read in parallel, so that the caller need not wait; 0 if the storage answers fast."""
+        if self._work is None:  # as many as possible, so that there is one wait before the work begins, and not two
+            return MOST_FILES if is_late(self._wait or 0.0) else 0
         return min(MOST_FILES, 2 + math.ceil(self._files_a_wait)) if self._files_a_wait else 0
 
     @property
@@ -66,9 +67,9 @@ class Lateness:
 
     @property
     def _files_a_wait(self) -> float:
-        """How many files could be processed during the mean wait; 0 if the mean wait is at most `_LATE_SECONDS`."""
+        """How many files could be processed during the mean wait; 0 if the mean wait is not late."""
         wait = self._wait or 0.0
-        return wait / max(self._work or wait, 1e-4) if wait > _LATE_SECONDS else 0.0
+        return wait / max(self._work or wait, 1e-4) if is_late(wait) else 0.0
 
 
 class ReadAhead(Generic[Wanted, Loaded]):
@@ -166,10 +167,11 @@ class WholeFile:
         self._opened: OpenFile | None = None
         self._lock = threading.Lock()
 
-    def read(self, offset: int) -> bytes:
+    def read(self, offset: int, *, is_late: bool = False) -> bytes:
         """Return `CHUNK` bytes from `offset` on, fewer at the end of the file; none if the file's size is not `size`.
 
-        Raises OSError, and StoreError when too many files are open.
+        Raises OSError, and StoreError when too many files are open. If storage answers late, the kernel is asked for the whole piece at once: it would ask for small parts of it,
+        one after the other.
         """
         with self._lock:
             if self._opened is None:
@@ -178,6 +180,9 @@ class WholeFile:
                     return b""
                 self._opened = OpenFile(self.path)
             number = self._opened.number
+        if is_late:
+            with contextlib.suppress(OSError):  # some file systems take no hints
+                system.read_ahead(number, offset, min(CHUNK, self.size - offset))
         data = system.pread(number, CHUNK, offset)
         while len(data) < CHUNK and (more := system.pread(number, CHUNK - len(data), offset + len(data))):
             data += more
@@ -199,7 +204,7 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
     def __init__(self, files: Iterable[WholeFile], lateness: Lateness) -> None:
         """Prepare to read `files` in this order; no file is opened yet. `lateness` measures how long reading takes."""
         pieces = itertools.chain.from_iterable(file.pieces for file in files)
-        super().__init__(_read_piece, pieces, lambda piece: CHUNK, lateness)
+        super().__init__(self._read_piece, pieces, lambda piece: min(CHUNK, piece.file.size - piece.offset), lateness)
 
     def chunks(self, file: WholeFile) -> Iterator[bytes]:
         """Yield the bytes of a file, a piece at a time; nothing if the file's size is not `file.size`.
@@ -213,9 +218,8 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
             if len(data) < CHUNK:
                 break
 
-
-def _read_piece(piece: FilePiece) -> bytes:
-    return piece.file.read(piece.offset)
+    def _read_piece(self, piece: FilePiece) -> bytes:
+        return piece.file.read(piece.offset, is_late=self._lateness.files > 0)
 
 
 def _mean(before: float | None, newest: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,9 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, UsageError
 from tpucache.store.codecs import CODECS, decode_bands, decode_luma
 from tpucache.store.fields import RecordLayout
+from tpucache.store.files import is_late
 from tpucache.store.history import OpenVersion, one_version, read_times, split_version, versions_before
 from tpucache.store.index import Numbers, RecordIndex, Rows, encode_index
 from tpucache.store.manifest import FileEntry, Manifest, ShardEntry
@@ -22,6 +25,8 @@ from tpucache.store.samples import SampleTable
 from tpucache.types import Array
 
 _BATCH_BYTES: Final = 4 << 20
+#: Answers of the storage until a manifest is read: that the file exists, that it is open, and what is in it.
+_ANSWERS: Final = 3
 _COLOURS: Final = 3  # channels of a colour image
 
 
@@ -41,6 +46,8 @@ class Cache:
         self.directory = Path(directory)
         self.manifest = manifest
         self._check = None if opened is None else opened.check
+        #: The seconds that the storage took for each answer when the manifest was read; 0 if it answered at once.
+        self.latency = 0.0
         self._asked: int | None = None
         self._variants = np.array(manifest.variants, np.int64)
         self._index: RecordIndex | None = None
@@ -56,8 +63,11 @@ class Cache:
         """
         folder, number = split_version(directory)
         number = one_version(version, number, str(directory))
+        began, waits = time.monotonic(), system.waits()
         opened = OpenVersion(Path(folder), number)
         cache = cls(folder, opened.manifest, opened)
+        if system.waits() - waits > 1:  # else it was computing, or another process had the core
+            cache.latency = (time.monotonic() - began) / _ANSWERS
         cache._asked = number
         return cache
 
@@ -111,11 +121,26 @@ class Cache:
             self._samples = SampleTable(path, self.manifest.samples, table.sha256, classes)
         return self._samples
 
+    def open_tables(self) -> None:
+        """Open the index and the samples table, both at once if the storage answers late.
+
+        Raises what `index` and `samples` raise.
+        """
+        if is_late(self.latency):
+            from concurrent.futures import ThreadPoolExecutor  # not needed for local files
+
+            with ThreadPoolExecutor(1, "tpucache-open") as other:
+                opening = other.submit(lambda: self.index)
+                self.samples  # noqa: B018
+            opening.result()
+        self.samples  # noqa: B018
+        self.index  # noqa: B018
+
     @property
     def reader(self) -> ShardReader:
         """The reader, which returns records for their index rows. It opens a shard when it first reads from it."""
         if self._reader is None:
-            self._reader = ShardReader(self.directory, self.manifest.shards, self._check)
+            self._reader = ShardReader(self.directory, self.manifest.shards, self._check, self.latency)
         return self._reader
 
     def rows(self, variant: int | Array, positions: npt.ArrayLike, band: int = 0) -> Numbers:

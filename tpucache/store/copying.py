@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from tpucache.store.files import (
     rename_durably,
     write_atomically,
 )
-from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME
+from tpucache.store.format import MANIFEST_NAME, SHARD_NAME, TABLE_NAME, TIMES_NAME, WORK_NAME, name_behind
 from tpucache.store.history import known_files, refuse_version
 from tpucache.store.manifest import FileEntry, Manifest
 from tpucache.store.samples import SampleTable
@@ -62,7 +61,6 @@ CLAIM_NAME: Final = "tpucache-unfinished.json"
 FINISHED: Final = "finished"
 PART_SUFFIX: Final = ".part"
 MAX_CLAIM_BYTES: Final = 256 << 20
-_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")  # the temporary names under which `write_atomically` writes files
 _FORMAT: Final = "tpucache claim"
 _NOTE: Final = "tpucache is filling this folder, or was stopped: run the same command again, or remove the folder"
 _NAMED: Final = 5
@@ -171,8 +169,7 @@ class Claim:
 
         The file may be one of `files`, the claim or the manifest.
         """
-        aside = _ASIDE.fullmatch(name)
-        return aside is not None and aside[1] in {CLAIM_NAME, MANIFEST_NAME, *self.files}
+        return name_behind(name) != name and name_behind(name) in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
         """Return whether the cache of `other` is this claim's cache, or a later state of it.
@@ -214,8 +211,7 @@ def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], want
 
 def is_claim_aside(name: str) -> bool:
     """Return whether this is the temporary name of a claim that is being written."""
-    aside = _ASIDE.fullmatch(name)
-    return aside is not None and aside[1] == CLAIM_NAME
+    return name != CLAIM_NAME and name_behind(name) == CLAIM_NAME
 
 
 def read_claims(folder: Path) -> list[Claim]:
@@ -349,7 +345,7 @@ def stage_cache(
     check_apart(source, target)
     try:
         with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
-            _copy_cache(source, manifest, target, on_progress, made)
+            _copy_cache(source, manifest, target, on_progress, made, Lateness(opened.latency))
     except OSError as error:
         raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
     return target
@@ -360,7 +356,12 @@ def _folder_name(manifest: Manifest) -> str:
 
 
 def _copy_cache(
-    source: Path, manifest: Manifest, target: Path, on_progress: OnProgress, made: Mapping[str, bytes]
+    source: Path,
+    manifest: Manifest,
+    target: Path,
+    on_progress: OnProgress,
+    made: Mapping[str, bytes],
+    lateness: Lateness,
 ) -> None:
     """Copy a cache into `target`. `made` has the bytes, by name, of the files that are not copied from the source."""
     target.mkdir(parents=True, exist_ok=True)
@@ -377,7 +378,7 @@ def _copy_cache(
         claim_folder(target, claim)
 
         files = {entry.name: WholeFile(source / entry.name, entry.bytes) for entry in missing if entry.name not in made}
-        with FilesAhead(files.values(), Lateness()) as ahead:
+        with FilesAhead(files.values(), lateness) as ahead:
 
             def copy(entry: FileEntry, _: Callable[[int], None]) -> None:
                 if entry.name in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Bytes per read call when a whole file is read: storage with a high latency needs few, large reads.
 CHUNK: Final = 4 << 20
+#: Storage answers late if it needs more seconds for one answer. A local disk needs less.
+LATE_SECONDS: Final = 0.002
 #: The prefix of the name of a dataset on Kaggle: kaggle:owner/slug.
 KAGGLE: Final = "kaggle:"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -109,6 +112,11 @@ class OpenFolder(OpenFile):
             reason = "is not a regular file, or has a second name (hard link): remove it"
             raise OSError(errno.EINVAL, reason, str(self.path / name))
         return number
+
+
+def is_late(seconds: float) -> bool:
+    """Return whether storage that needs so many seconds for an answer is late, so that reading ahead pays."""
+    return seconds > LATE_SECONDS
 
 
 def refuse_too_many_files(error: BaseException) -> None:
@@ -271,6 +279,22 @@ def _find_url(path: str | Path) -> str | None:
     return _ONE_SLASH.sub("://", shown(text), count=1)
 
 
+@contextlib.contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Name the file in an OSError of writing to it, which names none, and say what to do if it became too large."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)
+        if error.errno == errno.EFBIG:
+            limit = -1 if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            most, advice = f"at most {limit:,} bytes", "raise the limit (`ulimit -f unlimited`)"
+            if resource is None or limit == resource.RLIM_INFINITY:
+                most, advice = "no larger files on this file system", "use another place"
+            error.strerror = f"{os.strerror(errno.EFBIG)}: this process may write {most}, {advice}"
+        raise
+
+
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:
     """Write `data` to `path` atomically: afterwards the file has either its old contents or all of `data`.
 
@@ -279,7 +303,7 @@ def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None
     """
     aside = aside or name_aside(path)
     try:
-        with open_new(aside) as file:
+        with naming_file(path), open_new(aside) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -357,7 +381,7 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
     After an error, the chunks that were written before it remain in the file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_BINARY"))
-    with open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+    with naming_file(path), open(path, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)

@@ -29,6 +29,10 @@ TABLE_NAME: Final = re.compile(r"(index|samples)(?:-([1-9]\d{0,5}))?\.(npy|npz)"
 VERSION_NAME: Final = re.compile(r"version-([1-9]\d{0,5})\.json")
 #: The file with the time at which each version was made. Reading a cache does not need it.
 TIMES_NAME: Final = "times.json"
+#: A file with the perceptual hashes of a cache's pictures, whose name has the cache's fingerprint. Reading a cache does
+#: not need it.
+HASHES_NAME: Final = re.compile(r"hashes-[0-9a-f]{64}\.npz")
+_ASIDE: Final = re.compile(r"\.(.+)\.\d+\.tmp")
 
 #: One row of the index, 20 bytes, little-endian: where a record's bytes are, and their checksum.
 INDEX_DTYPE: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("shard", "<u4")])
@@ -78,6 +82,22 @@ def hashes_name(fingerprint: str) -> str:
 def version_name(number: int) -> str:
     """Return the file name of an earlier version's manifest: `version-3.json`."""
     return f"version-{number}.json"
+
+
+def name_behind(name: str) -> str:
+    """Return the name of the file that is being written under a temporary name, as `name_aside` makes them.
+
+    Returns any other name as it is.
+    """
+    aside = _ASIDE.fullmatch(name)
+    return aside[1] if aside else name
+
+
+def is_cache_file(name: str) -> bool:
+    """Return whether a cache's files have such a name, in any version. A temporary name counts like the final one."""
+    name = name_behind(name)
+    patterns = SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME
+    return name in (MANIFEST_NAME, TIMES_NAME) or any(each.fullmatch(name) for each in patterns)
 
 
 def most_index_bytes(records: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,6 @@ _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
 }
 
 #: The pattern of the file's name.
-HASHES_NAME: Final = re.compile(rf"{_PREFIX}[0-9a-f]{{64}}\.npz")
 _MOST_BYTES: Final = 512  # a generous limit per sample
 _MOST_HEADERS: Final = 64 << 10
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files import OpenFile, ThreadLock
+from tpucache.store.files import OpenFile, ThreadLock, is_late
 from tpucache.store.manifest import FileEntry, ShardEntry
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tpucache.store.arriving import Arriving
 
 MAX_OPEN: Final = 256
-# Linux reads no more than a device's read-ahead window for one hint and drops the rest; 128 KiB is its default.
-_HINT_BYTES: Final = 128 << 10
 _PROBES: Final = 16
 _NEAR_BYTES: Final = np.uint64(64 << 10)
 _REMEDY: Final = "Run `tpucache verify {directory}`, or copy the cache again."
@@ -45,14 +43,19 @@ class ShardReader:
     """
 
     def __init__(
-        self, directory: str | Path, shards: Sequence[ShardEntry], check: Callable[[FileEntry], None] | None = None
+        self,
+        directory: str | Path,
+        shards: Sequence[ShardEntry],
+        check: Callable[[FileEntry], None] | None = None,
+        latency: float = 0.0,
     ) -> None:
         """Store the folder, and the shards in the manifest's order; no file is opened yet.
 
         `check` is called after a shard was opened. It raises StoreError if the shard was replaced since the cache was
-        opened.
+        opened. `latency` is `Cache.latency`.
         """
         self._check = check
+        self._latency = latency
         self._directory = Path(directory)
         self._shards = tuple(shards)
         self._sizes = np.array([entry.bytes for entry in self._shards], np.uint64)
@@ -63,11 +66,16 @@ class ShardReader:
         self._lock = ThreadLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_directory": self._directory, "_shards": self._shards, "_check": self._check}
+        return {
+            "_directory": self._directory,
+            "_shards": self._shards,
+            "_check": self._check,
+            "_latency": self._latency,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # With a new lock and no open files.
-        self.__init__(state["_directory"], state["_shards"], state["_check"])  # type: ignore[misc]
+        self.__init__(*map(state.__getitem__, ("_directory", "_shards", "_check", "_latency")))  # type: ignore[misc]
 
     @property
     def arriving(self) -> Arriving | None:
@@ -81,6 +89,11 @@ class ShardReader:
     def shards(self) -> tuple[ShardEntry, ...]:
         """The shards. The index refers to a shard by its position in this tuple."""
         return self._shards
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the storage took long to answer when the cache was opened, as a network mount does."""
+        return is_late(self._latency)
 
     def close(self) -> None:
         """Close the files as soon as the reads that use them are done."""
@@ -209,7 +222,8 @@ class ShardReader:
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead. Neighbouring records are read together.
 
-        If a small sample of the records is in memory already, nothing is done. Errors are ignored.
+        If a small sample of the records is in memory already, nothing is done, unless storage answers late: there,
+        each record that the sample does not show would cost a wait. Errors are ignored.
         """
         if not len(rows):
             return
@@ -217,14 +231,11 @@ class ShardReader:
             self.open_all(np.unique(rows["shard"]).tolist())
         except StoreError:
             return  # reading the record will raise a clear error
-        if self.are_in_memory(rows[:: max(1, len(rows) // _PROBES)]):
+        if not self.is_late and self.are_in_memory(rows[:: max(1, len(rows) // _PROBES)]):
             return
         for shard, start, stop in _extents(rows):
             try:
-                descriptor = self.file(shard)
-                for piece in range(start, stop, _HINT_BYTES):
-                    length = min(_HINT_BYTES, stop - piece)
-                    system.read_ahead(descriptor.number, piece, length)
+                system.read_ahead(self.file(shard).number, start, stop - start)
             except (OSError, OverflowError, StoreError):
                 return  # reading the record will raise a clear error
 
@@ -266,7 +277,7 @@ class ShardReader:
             return
         from tpucache.store.ahead import Lateness, ReadAhead  # not needed to open a cache
 
-        self._lateness = self._lateness or Lateness()
+        self._lateness = self._lateness or Lateness(self._latency)
         with ReadAhead(self.file, missing, lambda shard: 0, self._lateness) as opening:
             for shard in missing:
                 opening.load(shard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Final, overload
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
@@ -33,6 +35,7 @@ STD: Final = "image_std"
 IMAGE_COLUMNS: Final = (WIDTH, HEIGHT, TYPE, TURNED, MEAN, STD)
 
 _CHUNK_BYTES: Final = 1 << 20
+_READ_AT_ONCE: Final = 128 << 10  # for more, Linux asks the storage twice, the second time when it has the first answer
 
 # The exceptions that zipfile raises for damaged archives: a flipped bit may claim encryption or a later version.
 _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, EOFError, ValueError)
@@ -101,10 +104,13 @@ class SampleTable(Mapping[str, Column]):
         self._sha256 = sha256
         self._proven: tuple[int, ...] = ()  # the file's status when its SHA-256 was last compared
         self._loaded: dict[str, Column] = {}
+        #: The bytes and the status of a small file: storage may take long to open it again for each column.
+        self._whole: tuple[bytes, os.stat_result] | None = None
         try:
             file, status = _open_table(self._path)
             with file:
                 size = status.st_size
+                self._whole = (file.getvalue(), status) if isinstance(file, io.BytesIO) else None
                 if size > most_table_bytes(samples):
                     raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
                 with zipfile.ZipFile(file) as archive:
@@ -140,7 +146,7 @@ class SampleTable(Mapping[str, Column]):
         return self._loaded[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": {}, "_proven": ()}
+        return {**self.__dict__, "_loaded": {}, "_proven": (), "_whole": None}
 
     @property
     def paths(self) -> Strings:
@@ -180,9 +186,15 @@ class SampleTable(Mapping[str, Column]):
             raise FormatError(f"{self._path} lacks the column {name!r}")
         return self[name]
 
+    def _open(self) -> tuple[BinaryIO, os.stat_result]:
+        if self._whole is None:
+            return _open_table(self._path)
+        data, status = self._whole
+        return io.BytesIO(data), status
+
     def _load(self, name: str) -> Column:
         try:
-            file, status = _open_table(self._path)
+            file, status = self._open()
             with file, zipfile.ZipFile(file) as archive:
                 self._prove(file, status)
                 if f"{name}.ends.npy" in archive.namelist():
@@ -267,6 +279,9 @@ def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
     if status.st_size > _CHUNK_BYTES:
         return file, status
     with file:
+        if status.st_size > _READ_AT_ONCE:
+            with contextlib.suppress(OSError):  # some file systems take no hints
+                system.read_ahead(file.fileno(), 0, status.st_size)
         return io.BytesIO(file.read()), status
 
 

@@ -65,7 +65,7 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
     """
     cache = Cache.open(directory)
     directory, manifest = cache.directory, cache.manifest
-    others, lateness = {entry.sha256: entry.name for entry in manifest.shards}, Lateness()
+    others, lateness = {entry.sha256: entry.name for entry in manifest.shards}, Lateness(cache.latency)
 
     def check_index() -> tuple[list[Damage], bool]:
         damages = _check_file(directory, manifest.index, lateness)
@@ -97,9 +97,10 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
         with FilesAhead(shards, lateness) as files:
             return [check(at, file, files) for at, file in zip(share, shards, strict=True)]
 
-    with ThreadPoolExecutor(3 + _THREADS) as threads:
+    with ThreadPoolExecutor(5 + _THREADS) as threads:
         index, samples = threads.submit(check_index), threads.submit(check_samples)
         unknown = threads.submit(lambda: unknown_keys(read_file(directory / MANIFEST_NAME)))
+        times, hashes = threads.submit(_check_times, directory), threads.submit(_check_hashes, cache)
         shares = list(threads.map(check_share, range(_THREADS)))
     damages, numbers = samples.result()
     by_table = {manifest.index.name: index.result()[0], manifest.table.name: damages}
@@ -109,28 +110,33 @@ def verify_cache(directory: str | Path, on_progress: Callable[[ShardEntry], None
     reasons = _check_manifest(cache, unknown.result(), has_table=numbers is not None)
     damages += (Damage(MANIFEST_NAME, reason) for reason in reasons)
     damages += _check_before(directory, manifest)
-    damages += _check_others(cache, has_table=numbers is not None)
+    damages += times.result()
+    damages += hashes.result() if numbers is not None else []
     return damages
 
 
-def _check_others(cache: Cache, *, has_table: bool) -> Iterator[Damage]:
-    """Yield the damage in the files that no manifest lists: the file of times and the file of hashes.
-
-    The file of hashes is checked only if `has_table`: the samples table is not damaged.
-    """
+def _check_times(directory: Path) -> list[Damage]:
+    """Return the damage in the file of times, which no manifest lists."""
     try:
-        check_times(cache.directory)
+        check_times(directory)
     except (DamageError, FormatError) as error:
-        yield Damage(TIMES_NAME, f"is damaged: {error}. Remove it: a cache needs no times")
-    if has_table:
-        from tpucache.store.hashes import check_hashes, hashes_name  # a warmup needs neither
+        return [Damage(TIMES_NAME, f"is damaged: {error}. Remove it: a cache needs no times")]
+    return []
 
-        try:
-            check_hashes(cache)
-        except StoreError as error:
-            refuse_too_many_files(error.__cause__ or error)
-            name = hashes_name(cache.manifest)
-            yield Damage(name, f"is damaged: {error}. Remove it: hashes are computed again when they are needed")
+
+def _check_hashes(cache: Cache) -> list[Damage]:
+    """Return the damage in the file of hashes, which no manifest lists. It means nothing if the samples table is
+    damaged.
+    """
+    from tpucache.store.hashes import check_hashes, hashes_name  # a warmup needs neither
+
+    try:
+        check_hashes(cache)
+    except StoreError as error:
+        refuse_too_many_files(error.__cause__ or error)
+        name = hashes_name(cache.manifest)
+        return [Damage(name, f"is damaged: {error}. Remove it: hashes are computed again when they are needed")]
+    return []
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
