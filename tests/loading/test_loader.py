@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Subset
+from torch.utils.data import Sampler, Subset
 
 from tpucache import CachedDataset, CachedLoader, DamageError, UsageError
 from tpucache.loading.threads import ReadingThreads
@@ -314,7 +314,7 @@ def test_a_sampler_is_not_asked_for_an_epoch_more_on_late_storage(cache, monkeyp
     monkeypatch.setattr(ShardReader, "is_late", True)
     asked: list[int] = []
 
-    class Sampler:
+    class Counted(Sampler):
         def __len__(self):
             return 10
 
@@ -322,7 +322,7 @@ def test_a_sampler_is_not_asked_for_an_epoch_more_on_late_storage(cache, monkeyp
             asked.append(1)
             return iter(range(10))
 
-    loader = CachedLoader(CachedDataset(cache), 5, sampler=Sampler())
+    loader = CachedLoader(CachedDataset(cache), 5, sampler=Counted())
     assert not asked
     assert len(list(loader)) == 2
     assert len(asked) == 1

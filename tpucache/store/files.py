@@ -285,7 +285,8 @@ def naming_file(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or os.fspath(path)
+        if error.errno is not None:  # else the system did not raise it
+            error.filename = error.filename or os.fspath(path)
         if error.errno == errno.EFBIG:
             limit = -1 if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
             most, advice = f"at most {limit:,} bytes", "raise the limit (`ulimit -f unlimited`)"
