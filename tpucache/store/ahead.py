@@ -170,8 +170,8 @@ class WholeFile:
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
         """Return `CHUNK` bytes from `offset` on, fewer at the end of the file; none if the file's size is not `size`.
 
-        Raises OSError, and StoreError when too many files are open. If storage answers late, the kernel is asked for the whole piece at once: it would ask for small parts of it,
-        one after the other.
+        Raises OSError, and StoreError when too many files are open. If storage answers late, the kernel is asked for
+        the whole piece at once: it would ask for small parts of it, one after the other.
         """
         with self._lock:
             if self._opened is None:
