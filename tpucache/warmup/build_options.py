@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from tpucache.errors import UsageError
 from tpucache.options import by_name, check_options, option
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tpucache.recipe import Recipe
     from tpucache.warmup.sources.source import Items, Source
 
-    Origin = str | Path | Source | Items
+    Origin: TypeAlias = str | Path | Source | Items
 
 Names = ParamSpec("Names")
 Result_co = TypeVar("Result_co", covariant=True)
