@@ -105,7 +105,7 @@ def test_what_is_no_single_data_set_of_pictures_is_refused(photos: Any, tmp_path
         (photos.with_transform(dict), UsageError, "the format or transform 'custom'"),
         (photos.select([]), UsageError, "has no samples"),
         ([1], UsageError, "a list is not a datasets.Dataset: use tpucache.cached"),
-        (both, UsageError, "its samples have image, numbers, not only a picture"),
+        (both, UsageError, "samples have image, numbers, not only a picture"),
     ):
         with pytest.raises(error, match=text):
             opened(dataset)

@@ -32,7 +32,7 @@ def test_an_empty_folder(lab):
 def test_a_source_that_is_no_folder(lab):
     photo = next(lab.shared.photos.rglob("*.png"))
     assert_refused(lab.warmup(photo, lab.folder / "cache"), photo.name, "folder")
-    assert_refused(lab.warmup(lab.folder / "nowhere", lab.folder / "cache"), "nowhere", "folder")
+    assert_refused(lab.warmup(lab.folder / "nowhere", lab.folder / "cache"), "nowhere", "does not exist")
 
 
 def test_one_sample(lab):

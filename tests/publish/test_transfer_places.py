@@ -205,7 +205,7 @@ def test_a_store_that_lets_nothing_be_removed_still_takes_a_cache(cache, memory,
     with monkeypatch.context() as patch:
         patch.setattr(remote.Remote, "remove", refuse)
         push_cache(cache, memory)
-    assert "whole without it" in caplog.text
+    assert "The cache is complete" in caplog.text
     fetch_cache(memory, tmp_path / "fetched")
     assert contents(tmp_path / "fetched") == contents(cache)
     push_cache(cache, memory)

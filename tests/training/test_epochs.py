@@ -49,7 +49,7 @@ def test_a_limit_below_one_epoch_is_said(cache, tmp_path, three_epochs, capsys):
     options = RunOptions(stop=StopRequest(100, clock=lambda: 0.0), replay=False)
     report = train(tmp_path, AUTO, CachedDataset(cache), None, CpuDevice(), options)
     assert len(report.epochs) == 1
-    assert "fewer than one" in capsys.readouterr().err
+    assert "not even one epoch" in capsys.readouterr().err
 
 
 def test_the_pace_is_measured_with_validation(cache, tmp_path):

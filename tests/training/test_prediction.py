@@ -153,8 +153,8 @@ def test_what_does_not_fit_is_refused_in_words(cache, photos, folds, tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (("ant", "bee", "cat", "doe"), "it lacks 'dog' and adds 'doe'"),
-        (("ant", "bee"), "it lacks 'cat', 'dog'"),
+        (("ant", "bee", "cat", "doe"), "the cache lacks 'dog' and adds 'doe'"),
+        (("ant", "bee"), "the cache lacks 'cat', 'dog'"),
         (("bee", "ant", "cat", "dog"), None),
     ],
 )
@@ -245,7 +245,7 @@ def test_runs_that_did_not_learn_the_same_are_not_averaged(photos, folds, tmp_pa
     build_cache(photos, tmp_path / "cache", Recipe(size=20), jobs=1)
     settings = TrainSettings(model="tiny_models:tiny", epochs=1, batch_size=50)
     train(tmp_path / "run", settings, CachedDataset(tmp_path / "cache"), None, CpuDevice(), RunOptions(replay=False))
-    with pytest.raises(UsageError, match="other fields"):
+    with pytest.raises(UsageError, match="the two runs differ in fields"):
         Predictor([folds[0], tmp_path / "run"], CpuDevice(), trust=TRUST)
 
 
@@ -253,7 +253,7 @@ def test_a_folder_without_a_finished_epoch_is_an_error(tmp_path):
     with pytest.raises(TrainingError, match="holds no run"):
         Predictor([tmp_path], CpuDevice(), trust=TRUST)
     (tmp_path / "last.pt").write_bytes(b"")
-    with pytest.raises(TrainingError, match="no epoch of it has ended"):
+    with pytest.raises(TrainingError, match="no epoch of the run has ended"):
         Predictor([tmp_path], CpuDevice(), trust=TRUST)
 
 

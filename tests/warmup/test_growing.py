@@ -358,7 +358,7 @@ def test_where_the_disk_is_full_records_are_made_when_they_are_read(
         expected = CachedDataset(finished(recipe), variant)
         for one, other in zip(*(batches_of(each, shuffle=shuffle) for each in (dataset, expected)), strict=True):
             assert all(map(np.array_equal, one, other))
-        said = [each.getMessage() for each in caplog.records if "decoded anew" in each.getMessage()]
+        said = [each.getMessage() for each in caplog.records if "decoded again" in each.getMessage()]
         assert len(said) == 1
         assert "No space left on device" in said[0]
         building.join()

@@ -351,10 +351,10 @@ def test_a_journal_that_cannot_be_read_is_named(source: Path, server: KaggleServ
     content = json.loads(journal.read_text())
     for text in ("{", "[]", json.dumps({**content, "files": {"a": {}}}), json.dumps({**content, "format": 9})):
         journal.write_text(text)
-        with pytest.raises(BuildError, match=r"kaggle.json cannot be read: .*\. Remove it to send everything again"):
+        with pytest.raises(BuildError, match=r"kaggle.json cannot be read: .*\. Remove this file: then all files are"):
             warm_up(source, tmp_path / "work")
     journal.write_text(json.dumps({**content, "dataset": "ann/others"}))
-    with pytest.raises(BuildError, match="is for 'ann/others', not for"):
+    with pytest.raises(BuildError, match="is for the dataset 'ann/others', not for"):
         warm_up(source, tmp_path / "work")
 
 

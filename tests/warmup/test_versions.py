@@ -216,7 +216,7 @@ def test_a_reader_of_a_compacted_folder_gets_an_error_and_never_another_picture(
     shown = [np.asarray(read[number][0]).tobytes() for number in range(len(read))]
     compact_cache(cache)
     assert [np.asarray(read[number][0]).tobytes() for number in range(len(read))] == shown  # its files are open
-    with pytest.raises(StoreError, match="was compacted or built anew since it was opened here"):
+    with pytest.raises(StoreError, match="was compacted or built again since it was opened here"):
         unread[0]
 
 

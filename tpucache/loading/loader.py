@@ -153,6 +153,11 @@ class BatchLoader(Generic[AnySamples]):
                 f"{self.samples:,}",
                 f"{self._global_batch:,}",
             )
+        #: How many samples before they are needed the kernel is asked to read them ahead, at least.
+        self._reach = max(order.window or _SPAN, self._global_batch)
+        if samples.is_late:
+            each = sum(field.nbytes for field in samples.record_fields)
+            self._reach = max(self._reach, _LATE_BYTES // max(1, each))
         if samples.networks:  # a cache at a URL: do not block before the first batch is requested
             samples.buffer_pools.compile_loops(self.batch_size)
         else:
@@ -169,13 +174,6 @@ class BatchLoader(Generic[AnySamples]):
         begun = threading.Thread(target=lambda: _Iteration(self, 0, 0, 0, False, None).begin(), name="tpucache-hint")
         begun.start()
         return begun
-
-    @property
-    def _reach(self) -> int:
-        """How many samples before they are needed the kernel is asked to read them ahead, at least."""
-        window = max(self.order.window or _SPAN, self._global_batch)
-        each = sum(field.nbytes for field in self.dataset.record_fields)
-        return max(window, _LATE_BYTES // max(1, each)) if self.dataset.is_late else window
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch."""

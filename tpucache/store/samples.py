@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -14,7 +13,6 @@ from typing import Any, BinaryIO, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
@@ -35,7 +33,6 @@ STD: Final = "image_std"
 IMAGE_COLUMNS: Final = (WIDTH, HEIGHT, TYPE, TURNED, MEAN, STD)
 
 _CHUNK_BYTES: Final = 1 << 20
-_READ_AT_ONCE: Final = 128 << 10  # for more, Linux asks the storage twice, the second time when it has the first answer
 
 # The exceptions that zipfile raises for damaged archives: a flipped bit may claim encryption or a later version.
 _BROKEN: Final = (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, KeyError, EOFError, ValueError)
@@ -279,9 +276,6 @@ def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
     if status.st_size > _CHUNK_BYTES:
         return file, status
     with file:
-        if status.st_size > _READ_AT_ONCE:
-            with contextlib.suppress(OSError):  # some file systems take no hints
-                system.read_ahead(file.fileno(), 0, status.st_size)
         return io.BytesIO(file.read()), status
 
 

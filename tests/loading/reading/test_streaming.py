@@ -82,7 +82,7 @@ def test_rows_asked_for_by_a_strided_array_are_the_right_ones() -> None:
 @pytest.mark.parametrize("rows", [[0, 6], [-1, 0]])
 def test_a_row_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, large: int, rows: list[int]) -> None:
     monkeypatch.setattr(streaming_module, "_LARGE", large)
-    with pytest.raises(IndexError, match="of 6"):
+    with pytest.raises(IndexError, match="has 6 rows"):
         gather(np.zeros((6, 2000), np.uint8), np.array(rows), np.zeros((2, 2000), np.uint8))
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from tpucache.store.files import write_atomically
 
@@ -56,7 +57,9 @@ def test_a_file_that_grows_too_large_is_named_with_what_to_do_and_the_old_one_st
         "    try: write()\n"
         "    except OSError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     first, second = done.stdout.splitlines()
     for line, name in ((first, "file"), (second, "other")):
         assert "at most 9,999 bytes, raise the limit (`ulimit -f unlimited`)" in line

@@ -192,7 +192,7 @@ def build_model(
     except Exception as error:  # a user's code raises any error
         raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name!r} returned a {type(model).__name__}: let it return a torch.nn.Module")
+        raise UsageError(f"{name!r} returned a {type(model).__name__}: make it return a torch.nn.Module")
     return model
 
 
