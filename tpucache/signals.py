@@ -133,7 +133,7 @@ def run(function: Callable[..., Result], *arguments: Any) -> Result:
 def wait_for(function: Callable[[], Result]) -> Result:
     """Call a function that only waits, and return its result.
 
-    A `Request` is told whether the main thread is in this call, because a wait can be interrupted at any moment.
+    A `Request` knows whether the main thread is in this call, because a wait can be interrupted at any moment.
     """
     return function()
 

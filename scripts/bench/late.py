@@ -12,7 +12,7 @@ Last, two caches of them, a small one (dct-lz4) and a large one (raw), are verif
 epoch as they lie, and out of a copy of stage_cache. Such a library could not delay what maps of files and hints to the
 kernel do, so the caches are mounted read-only by late_mount.c, a file system of this benchmark's own (FUSE; it needs
 root): each lookup, opening and request of the kernel for up to 128 KiB is answered so much later, however many are
-asked at a time. Each row has a new mount, of which nothing is in memory. Without a delay, the folder itself is read,
+asked at a time. Each row has a new mount; nothing of it is in memory. Without a delay, the folder itself is read,
 from the page cache. A read-only mount is mapped, as /kaggle/input is. Importing the package is not measured.
 """
 

@@ -30,7 +30,7 @@ _NOT_IN_RECORDS: Final = {"variants", "augment", "augmentation", "seed", "shard_
 _SAME_DETAILS: Final = 0.9
 _CONFIRMED_AT_ONCE: Final = 512  # pairs of pictures
 
-#: So many comparisons of hashes, and so many comparisons of details, take a few seconds.
+#: Each of these numbers of comparisons, of hashes and of details, takes a few seconds.
 _QUICK: Final = 1_000_000_000
 _QUICK_PAIRS: Final = 2048
 

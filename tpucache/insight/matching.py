@@ -190,7 +190,7 @@ class _Found:
         self._count = 0
 
     def add(self, rows: Positions, columns: Positions, distances: Array, *, is_mirrored: bool) -> None:
-        """Add pairs of images, some of which may have been added before.
+        """Add pairs of images. Some of them may have been added before.
 
         `rows` and `columns` are the numbers of the distinct hashes of the first and the second image. Raises UsageError
         when there are too many pairs.
@@ -334,7 +334,7 @@ def _parts(counts: Positions) -> Iterator[slice]:
 def _band_bits(images: int) -> tuple[int, int]:
     """Return the number of bits in a band, and the number of bands, for a set of this many images.
 
-    A band has so many bits that few images share a value by chance.
+    A band has enough bits, so that few images share a value by chance.
     """
     width = min(max(int(images).bit_length() + 2, 16), 24)
     return width, BITS // width

@@ -151,7 +151,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
 
 
 def records_text(manifest: Manifest) -> str:
-    """Return a text that says how many records a cache has, and of which variants."""
+    """Return a text that says how many records a cache has, and which variants they are."""
     records, names = f"{manifest.records:,} records", {field.name for field in manifest.fields}
     clean, augmented = len(manifest.variants) - manifest.augmented, count_text(manifest.augmented, "augmented variant")
     if IMAGE not in names and not manifest.augmented:

@@ -115,7 +115,7 @@ class OpenFolder(OpenFile):
 
 
 def is_late(seconds: float) -> bool:
-    """Return whether storage that needs so many seconds for an answer is late, so that reading ahead pays."""
+    """Return whether storage is late, so that reading ahead pays: it needs this number of seconds for an answer."""
     return seconds > LATE_SECONDS
 
 
