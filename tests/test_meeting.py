@@ -22,7 +22,7 @@ def tried(request):
     return tries.count(request.function.__name__)
 
 def test_meets_at_last(tried):
-    assert tried == {TRIES}, "{DID_NOT_MEET} `all gather`"
+    assert tried == 2, "{DID_NOT_MEET} `all gather`"
 
 def test_never_meets(tried):
     assert not tried, "{DID_NOT_MEET} `all gather`"
@@ -31,7 +31,7 @@ def test_fails_for_another_reason(tried):
     assert not tried, "another reason"
 
 def test_what_was_tried():
-    names = ["meets_at_last"] * {TRIES} + ["never_meets"] * {TRIES} + ["fails_for_another_reason"]
+    names = ["meets_at_last"] * 2 + ["never_meets"] * {TRIES} + ["fails_for_another_reason"]
     assert tries == [f"test_{{name}}" for name in names]
 """
 
