@@ -414,7 +414,8 @@ def _all_devices() -> jax.sharding.Sharding:
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
     """Raise UsageError unless the loader reads the slice of each batch that this process needs.
 
-    Also raise it if the loader's batches cannot be divided evenly over the devices.
+    Also raise it if the loader's batches cannot be divided evenly over the devices, or if `pad_last` does not fit the
+    loader.
     """
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")

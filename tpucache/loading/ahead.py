@@ -72,7 +72,10 @@ class Ahead(Generic[Prepared]):
         return self
 
     def _begin(self) -> Iterator[Any]:
-        """Return an iterator over the batches. Those of a loader are `Uncounted`."""
+        """Return an iterator over the batches.
+
+        The batches of a loader come as `Uncounted`: the loader's position moves when `confirm` is called.
+        """
         batches = self._batches
         return batches.iterate_ahead() if isinstance(batches, BatchLoader) else iter(batches)
 

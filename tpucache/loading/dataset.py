@@ -389,10 +389,14 @@ class CachedDataset(Dataset[Item]):
         """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.
 
         They are float32 (n, m), computed in float64. The attribute `labels` does not change. Raises UsageError unless
-        labels are float values in `len(mean)` columns.
+        labels are float values in `len(mean)` columns, and `std` has as many numbers as `mean`.
         """
         labels = self.table.labels
-        if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),) or len(mean) != len(std):
+        if len(mean) != len(std):
+            raise UsageError(
+                f"mean has {len(mean)} numbers and std has {len(std)}: each needs one for a column of labels"
+            )
+        if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),):
             raise UsageError(f"standardising by {len(mean)} means needs labels with as many columns of float values")
         derived = self._derive(self._selection, self._open_reader)
         derived._scale = np.array(mean, np.float64), np.array(std, np.float64)

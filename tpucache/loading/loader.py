@@ -363,8 +363,8 @@ class BatchLoader(Generic[AnySamples]):
     def _count(self, iteration: _Iteration, stop: int) -> None:
         """Record that an iteration has handed out the samples before `stop`.
 
-        The call is ignored if the epoch was set since the iteration began. The newest iteration decides the loader's
-        position; an older one never moves it back.
+        If the epoch was set since the iteration began, the position stays as it is, and `state_dict` raises UsageError
+        from then on. The newest iteration decides the loader's position; an older one never moves it back.
         """
         if iteration.number > self._outdated:
             place, epoch = self._after(iteration.epoch, stop), iteration.epoch

@@ -42,7 +42,9 @@ class SamplerOrder:
         try:
             len(sampler)  # type: ignore[arg-type]  # most samplers have a length, although Sampler itself has none
         except (TypeError, NotImplementedError) as error:
-            raise UsageError(f"{type(sampler).__name__} has no __len__: the length of an epoch is unknown") from error
+            raise UsageError(
+                f"{type(sampler).__name__} has no __len__: give it one that returns how many indices an epoch has"
+            ) from error
         self._sampler: Any = sampler
         self._samples = samples
         self._listed: tuple[int, int, Positions] | None = None

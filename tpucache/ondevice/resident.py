@@ -42,9 +42,9 @@ class ResidentMemory(Protocol):
 
     @property
     def tile(self) -> Tile:
-        """The tile in which this memory stores arrays.
+        """The block of rows x values to whose multiples this memory pads arrays.
 
-        A table takes whole tiles, which may have more bytes than its rows.
+        So a table may take more bytes than its rows have.
         """
         ...
 

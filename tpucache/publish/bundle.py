@@ -228,10 +228,10 @@ def _sign_metadata(metadata: bytes, claim: Claim) -> bytes:
 
 
 def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
-    """Return the files in the folder to upload. They may be replaced or removed, because `publish` wrote all of them.
+    """Return the files that are in `folder` now. They may be replaced or removed, because `publish` wrote all of them.
 
     Raises UsageError unless the folder is empty, or `publish` made it, completely or in part, from this cache or an
-    earlier version of it. `claim` is the claim of this call.
+    earlier version of it. `claim` lists the files that this call will write, with their digests.
     """
     entries = {path.name: path for path in folder.iterdir() if not is_claim_aside(path.name)}
     foreign = {name for name, path in entries.items() if not path.is_file() or not _may_be_uploaded(name)}

@@ -71,7 +71,7 @@ class RecordIndex:
         return self._manifest.records
 
     def __getitem__(self, numbers: Numbers) -> Rows:
-        """Return the rows with these numbers: INDEX_DTYPE (n,). Raises IndexError, DamageError, FormatError."""
+        """Return the rows with these numbers: INDEX_DTYPE (n,). Raises IndexError, StoreError."""
         table = self._table()
         blocks = numbers >> _BLOCK_BITS
         missing = blocks[~table.loaded[blocks]]
@@ -81,7 +81,7 @@ class RecordIndex:
         return rows
 
     def read_all(self) -> Rows:
-        """Return all rows, read-only: INDEX_DTYPE (records,). Raises DamageError, FormatError."""
+        """Return all rows, read-only: INDEX_DTYPE (records,). Raises StoreError."""
         table = self._table()
         self._load(table, np.flatnonzero(~table.loaded))
         rows: Rows = table.rows.view()
@@ -89,7 +89,7 @@ class RecordIndex:
         return rows
 
     def is_right(self) -> bool:
-        """Read all rows, and return whether they have the manifest's SHA-256. Raises DamageError, FormatError."""
+        """Read all rows, and return whether they have the manifest's SHA-256. Raises StoreError."""
         rows, table = self.read_all(), self._table()
         digest = hashlib.sha256(system.pread(table.file.number, table.offset, 0))
         digest.update(rows.view(np.uint8).data)

@@ -242,7 +242,8 @@ def _with_deleted(
 
     `keys` and `rows` are the numbers and index rows of the samples that were not deleted. `extents` are the values that
     were found in the file, and `shard` is the shard's number. `layout` is given if values join several records. Raises
-    DamageError if the file has another number of records than are listed, OSError if the file cannot be read.
+    DamageError if the file has another number of records than are listed, or if a sample is also listed as deleted.
+    Raises OSError if the file cannot be read.
     """
     places: list[tuple[int, int]] = []
     for extent in extents:
@@ -254,7 +255,9 @@ def _with_deleted(
             places.append((at, length))
             at += length
     every = np.union1d(keys, np.array(entry.deleted, keys.dtype))
-    if len(every) != len(places) or len(every) != len(keys) + len(entry.deleted):
+    if len(every) != len(keys) + len(entry.deleted):
+        raise DamageError("has samples that are also listed as deleted")
+    if len(every) != len(places):
         raise DamageError(f"has {len(places):,} records, but {len(every):,} are listed, including deleted ones")
     whole = np.zeros(len(every), rows.dtype)
     for number, (offset, length) in enumerate(places):

@@ -407,14 +407,14 @@ def _open_records(run: RunFiles, cache: str | Path | None) -> Records:
         samples = whole.manifest.samples
         if len(positions) and not 0 <= positions.min() <= positions.max() < samples:
             raise TpucacheError(
-                f"{whole.place} has {samples:,} samples, fewer than the run was validated on. Say by --valid where the "
-                "run's cache is"
+                f"{whole.place} has {samples:,} samples, fewer than the cache that the run was validated on. "
+                "Give that cache by --valid"
             )
         dataset = whole.select(positions)
         if dataset.digest != described["digest"]:
             raise TpucacheError(
-                f"{whole.place} has other records or labels than the cache that the run was validated on. Say by "
-                "--valid where the run's cache is"
+                f"{whole.place} has other records or labels than the cache that the run was validated on. Give "
+                "that cache by --valid"
             )
         return Records(dataset)
 

@@ -42,8 +42,8 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
                 remove_folder(work)
     except OSError as error:
         raise BuildError(
-            f"{cache} cannot be written: {error}. It is whole, with or without the change: make room, or copy the "
-            "cache to a folder that can be written, then run the same command again"
+            f"{cache} cannot be written: {error}. The cache is intact: it has either the whole change or none of it. "
+            "Make room, or copy the cache to a folder that can be written, then run the same command again"
         ) from error
 
 

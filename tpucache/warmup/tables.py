@@ -108,7 +108,10 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of the built cache. A retry changes the newest version, and does not make another one."""
+    """Return the history of the built cache, and save the manifest of the version before it in a file.
+
+    A retry changes the newest version: then no version is added, and nothing is saved. Raises OSError.
+    """
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
         return before.history if before else None

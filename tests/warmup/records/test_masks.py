@@ -137,6 +137,12 @@ def test_a_palette_of_greys_is_unclear_unless_they_are_its_indices(greys: list[i
     assert not has_grey_palette(encoded(Image.fromarray(CLASSES)))
 
 
+def test_only_a_palette_of_two_colours_may_have_white_at_1() -> None:
+    image = Image.fromarray(np.arange(4, dtype=np.uint8)[None], "P")
+    image.putpalette([grey for grey in (0, 255, 254, 253) for _ in range(3)])
+    assert has_grey_palette(encoded(image))
+
+
 @pytest.mark.parametrize("heading", ["", "name,r,g,b\n", "\ufeffname, red, green, blue\r\n"])
 def test_a_table_of_colours_is_read(heading: str, tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(heading + "void,0,0,0\n\nroad,255, 128,0\nsky,0,0,255\n", encoding="utf-8")

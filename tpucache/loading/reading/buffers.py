@@ -128,7 +128,7 @@ class BufferPool:
                 native()
 
     def give_back(self, buffer: Buffer) -> None:
-        """Return an unused buffer to the pool."""
+        """Put a buffer back into the pool. The caller must not use it afterwards."""
         self._free.append(buffer)
 
     def lend(self, buffer: Buffer, rows: int) -> list[Array]:

@@ -163,7 +163,7 @@ class Draft:
         version in time. Raises PublishError if Kaggle refuses the version or shows other files.
         """
         if missing := [name for name, content in contents.items() if not self.sent(name, content.sha256)]:
-            raise PublishError(f"no version can be made: {_some(missing)} were not sent")
+            raise PublishError(f"no version can be made, because files were not sent: {_some(missing)}")
         now = self.dataset.version()
         if self.asked_after is not None:
             if not self._differences(contents):

@@ -43,7 +43,7 @@ _KEYS: Final = {
 
 
 def is_installed() -> bool:
-    """Return whether obstore is installed. Without it, fsspec reads these stores, more slowly."""
+    """Return whether obstore is installed. Without it, fsspec reads s3:// and gs:// URLs, more slowly."""
     return importlib.util.find_spec("obstore") is not None
 
 

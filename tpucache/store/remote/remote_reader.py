@@ -70,7 +70,10 @@ class RemoteReader(ShardReader):
             return self._fetcher
 
     def network(self, bands: int) -> NetworkUse:
-        """Return this process's network traffic so far, and how much of the first frequency bands is on disk."""
+        """Return this process's network traffic so far, and about how many bytes are on disk.
+
+        The bytes are those of the first `bands` frequency bands, estimated from the number of records.
+        """
         fetcher, records = self.fetcher, bands * self._cache.rows_a_band
         total = sum(entry.bytes for entry in self._shards if entry.band < bands)
         return fetcher.statistics.use(int(total * fetcher.local.count(records) / max(1, records)), total)

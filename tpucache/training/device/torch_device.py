@@ -87,11 +87,11 @@ class TorchDevice:
         return images.contiguous(memory_format=self.layout)
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that copies the tensor when it is called."""
+        """Return a function that returns the tensor on the host when it is called."""
         return tensor.cpu
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that copies the tensor, all of whose rows belong to this process."""
+        """Return what `fetch` returns, because the tensor has only the rows of this process."""
         return self.fetch(tensor)
 
     def fast_products(self) -> AbstractContextManager[object]:

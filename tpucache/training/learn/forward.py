@@ -136,9 +136,10 @@ def model_name(settings: TrainSettings) -> str:
 def decide_normalising(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> TrainSettings:
     """Return the settings with "model", "imagenet" or "cache" in place of "auto" in `normalise`.
 
-    It is "model" for a timm model that begins with weights, if the mean and deviation in its `pretrained_cfg` fit the
-    images. It is "imagenet" for 8-bit colour images of a cache that is still being built, because such a cache has no
-    mean and deviation yet. In all other cases, and if the settings give both `mean` and `std`, it is "cache".
+    It is "model" for a timm model if the setting `weights` is given, and the images have 8 bits and as many channels as
+    the mean and deviation in the model's `pretrained_cfg`. It is "imagenet" for 8-bit colour images of a cache that is
+    still being built, because such a cache has no mean and deviation yet. In all other cases, and if the settings give
+    both `mean` and `std`, it is "cache".
     """
     if settings.normalise != "auto":
         return settings

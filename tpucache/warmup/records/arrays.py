@@ -42,8 +42,7 @@ IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
 
 _FARTHEST: Final = 1 << 31  # more pixels than the side of any image
 _UNSTATED: Final = (
-    "its image has an EXIF orientation, so state what they lie on: --coordinates displayed, if drawn on the image as "
-    "viewers show it, or --coordinates stored"
+    "give --coordinates displayed if they were drawn on the image as viewers show it, otherwise --coordinates stored"
 )
 
 #: The number of annotations by field.
@@ -213,7 +212,11 @@ def _mask(value: bytes | Array, framing: Framing, recipe: Recipe, path: str) -> 
         image = " x ".join(map(str, size))
         raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make them equal")
     if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
-        raise SampleError(path, f"a mask of this size may lie on the image as stored or as displayed; {_UNSTATED}")
+        raise SampleError(
+            path,
+            "the image has an EXIF orientation, and the mask's size does not show on which image it was drawn; "
+            f"{_UNSTATED}",
+        )
     return framing.nearest(fitting[0])[..., None], int(stored.any())
 
 
@@ -245,7 +248,7 @@ def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float
 def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
     """Return the recipe's `coordinates`. Raises SampleError if they are not stated, but make a difference."""
     if recipe.coordinates is None and framing.turn != Turn():
-        raise SampleError(path, f"it has boxes, keypoints or run lengths; {_UNSTATED}")
+        raise SampleError(path, f"the image has an EXIF orientation, and boxes, keypoints or run lengths; {_UNSTATED}")
     return recipe.coordinates or "stored"
 
 

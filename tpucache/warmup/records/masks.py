@@ -66,10 +66,11 @@ def decode_turned_mask(data: bytes | Array, path: str, recipe: Recipe) -> tuple[
 
 
 def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool:
-    """Return whether a mask is a palette image whose greys differ from their indices.
+    """Return whether a mask is a palette image of greys that differ from their indices.
 
-    Such a file does not show whether the greys or the indices are its classes. A palette of black at 0 and white at 1
-    is clear. Raises SampleError for a mask that does not decode, or has too many pixels for Pillow or `max_pixels`.
+    Such a file does not show whether the greys or the indices are its classes. The result is False for black at index 0
+    and white at index 1, which can only mean the classes 0 and 1. Raises SampleError for a mask that does not decode,
+    or has too many pixels for Pillow or `max_pixels`.
     """
     if isinstance(data, np.ndarray):
         return False
@@ -78,8 +79,8 @@ def has_grey_palette(data: bytes | Array, max_pixels: int | None = None) -> bool
             return False
         colours, indices = stored_pixels(image, data, "RGB"), stored_pixels(image, data, "P")
     greys = colours[..., 0]
-    same = np.array_equal(greys, indices) or np.array_equal(greys, indices * np.uint8(255))
-    return not same and _is_grey(colours)
+    is_binary = indices.max() <= 1 and np.array_equal(greys, indices * np.uint8(255))
+    return not (is_binary or np.array_equal(greys, indices)) and _is_grey(colours)
 
 
 def _grey(image: Image, data: bytes, turned: int, path: str, *, scaled: bool) -> _Numbers:

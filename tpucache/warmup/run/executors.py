@@ -1,4 +1,6 @@
-"""Executor: runs tasks with joblib's worker processes on this machine, or on a cluster of Dask, Ray or Spark.
+"""Executor: runs tasks in this process, in worker processes on this machine, or on a cluster of Dask, Ray or Spark.
+
+joblib starts the worker processes, or they are forked. Short runs, and runs with one job, need none.
 
 Clusters are not used through joblib: with joblib 1.6, a run waits for ever if a worker dies.
 """

@@ -181,10 +181,12 @@ def are_groups(names: Sequence[str]) -> bool:
 
 
 def list_groups(files: Mapping[str, Member], read: Read, options: TableOptions, where: str) -> Listing:
-    """Return one sample for each key, in the order of the files.
+    """Return one sample for each group of files, in the order of the files.
 
-    `read` reads a file, `options` name the labels among the keys of the JSON, and `where` names the source in errors.
-    Raises SourceError if there are no samples, or if labels have several kinds.
+    As in WebDataset, files belong to one group if their paths are equal up to the first dot of the name: the group's
+    key. `read` reads a file. `options` name the labels: keys of the samples' .json files, or `cls` or `txt`. `where`
+    names the source in errors. Raises SourceError if there are no samples, if there is no such label, or if labels have
+    several kinds.
     """
     groups: dict[str, dict[str, str]] = {}
     left_out: Counter[str] = Counter()
@@ -243,7 +245,7 @@ def read_group(sample: Sample, read: Read) -> Item:
     safe = field_names(arrays)
     fields |= {safe[name]: array for name, array in arrays.items()}
     if not fields:
-        raise SampleError(sample.path, "has no image and no array with it")
+        raise SampleError(sample.path, "has no image and no .npy array among the files with its key")
     return Item(fields)
 
 

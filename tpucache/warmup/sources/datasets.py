@@ -76,9 +76,10 @@ class DatasetSource:
     and copied to this machine.
 
     An item is an image (array or PIL image), a sequence of numbers, a dictionary, or a tuple of one of these and its
-    label. In a dictionary, `label`, `target`, `labels` or `targets` is the label; single numbers and text are columns
-    (`path` becomes the column `id` where there is no `id`); images, arrays, tensors and lists of numbers are arrays
-    named by their keys. An image may be `{"bytes": …}`, as in Hugging Face's datasets.
+    label. In a dictionary, the first of the keys `label`, `target`, `labels`, `targets`, `class` and `cls` is the
+    label. Single numbers and text are columns (`path` becomes the column `id` where there is no `id`); images, arrays,
+    tensors and lists of numbers are arrays named by their keys. An image may be `{"bytes": …}`, as in Hugging Face's
+    datasets.
     """
 
     def __init__(self, dataset: str | Items) -> None:

@@ -276,7 +276,10 @@ def _list_reading(
 
 
 def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None) -> bool:
-    """Return whether a value, the name of its class, or a number of a vector is one of the missing texts."""
+    """Return whether `value` means that the sample has no label. `missing` lists the texts that mean this.
+
+    `value` may be a text, a number, the number of a class in `names`, or a vector. NaN always means this.
+    """
     if isinstance(value, tuple):
         return _is_missing_vector(value, missing)
     if isinstance(value, float) and math.isnan(value):
@@ -289,9 +292,10 @@ def is_missing(value: Any, names: Sequence[str], missing: Collection[str] | None
 
 
 def _is_missing_vector(value: tuple[Any, ...], missing: Collection[str] | None) -> bool:
-    """Return whether a vector means no label: all its numbers are missing, or one equals a missing text.
+    """Return whether a vector means that the sample has no label.
 
-    A NaN among other numbers is only an unknown value.
+    It does if all of its numbers are missing, or if one of them is a number that `missing` lists. A NaN among other
+    numbers is only an unknown value.
     """
     if not value or not all(isinstance(part, (int, float)) for part in value):
         return False

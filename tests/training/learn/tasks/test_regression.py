@@ -235,6 +235,8 @@ def test_labels_are_standardised_before_they_are_rounded_to_float32(tmp_path: Pa
     batches = CachedLoader(learner.task.as_learned(dataset), 64)
     with pytest.raises(UsageError, match="as many columns of float values"):
         dataset.with_standardised_labels([0.0, 0.0], [1.0, 1.0])
+    with pytest.raises(UsageError, match="mean has 1 numbers and std has 2"):
+        dataset.with_standardised_labels([0.0], [1.0, 1.0])
     np.testing.assert_allclose(next(iter(batches))[1].numpy(), exact, atol=1e-6)
     scores = score(learner, dataset)
     np.testing.assert_allclose(scores.losses, exact[:, 0] ** 2, rtol=1e-5, atol=1e-9)
