@@ -2,18 +2,20 @@
 
     python -m scripts.bench late
     python -m scripts.bench late PHOTOGRAPHS --delays 0 30 --jobs 2 --rounds 1
+    python -m scripts.bench late --sources dct-lz4 raw --delays 0 10 50
 
 Photographs lie in a folder, in the same folder with a .csv, and in a .zip. A library that is loaded before the C
 library (LD_PRELOAD; a C compiler is needed) makes each opening of one of their files, and each read of it, answer so
 many milliseconds later. Every row is warmup of all of them, its listing and its workers' start included. Beside it, a
 plain pool of 32 threads in one process reads, decodes and resizes the files of the folder with Pillow.
 
-Last, two caches of them, a small one (dct-lz4) and a large one (raw), are verified, staged, and read in one shuffled
-epoch as they lie, and out of a copy of stage_cache. Such a library could not delay what maps of files and hints to the
-kernel do, so the caches are mounted read-only by late_mount.c, a file system of this benchmark's own (FUSE; it needs
-root): each lookup, opening and request of the kernel for up to 128 KiB is answered so much later, however many are
-asked at a time. Each row has a new mount; nothing of it is in memory. Without a delay, the folder itself is read,
-from the page cache. A read-only mount is mapped, as /kaggle/input is. Importing the package is not measured.
+Last, two caches of four times the photographs, a small one (dct-lz4) and a large one (raw), are verified, staged, and
+read in one shuffled epoch as they lie, and out of a copy of stage_cache. Such a library could not delay what maps of
+files and hints to the kernel do, so the caches are mounted read-only by late_mount.c, a file system of this benchmark's
+own (FUSE; it needs root): each lookup, opening and request of the kernel for up to 128 KiB is answered so much later,
+however many are asked at a time. Each row has a new mount, also without a delay; nothing of it is in memory. The column
+"page cache" is the folder itself, whose files are in memory. A read-only mount is mapped, as /kaggle/input is. The
+package's import is not measured.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from scripts.bench.photos import make_once, make_up_photographs
 from scripts.bench.table import (
@@ -45,6 +48,7 @@ from scripts.bench.table import (
 )
 from scripts.commands import ROOT, say
 from tpucache import Recipe, build_cache
+from tpucache.store.files import link_or_copy
 from tpucache.warmup.sources import open_source
 
 _SOURCES: Final = ("folder", ".csv", ".zip")
@@ -164,10 +168,14 @@ print(len(CachedDataset(path)) / seconds)
 _READERS: Final = ("verify", "stage", "epoch", "stage, epoch")
 #: The codecs of the caches that are read.
 _CODECS: Final = ("dct-lz4", "raw")
+#: How often each photograph is in these caches. With fewer samples, a few answers take as long as all of the reading.
+_COPIES: Final = 4
+#: What is measured in a column: a delay in milliseconds, or that a cache is read from the page cache, without a mount.
+_Column = float | Literal["page cache"]
 
 
-def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
-    """Return the places of the photographs by kind of source."""
+def make_sources(work: Path, photographs: Path | None, sources: Sequence[str]) -> dict[str, Path]:
+    """Return the places of the photographs by kind of source, and of those caches that are in `sources`."""
     folder = photographs.resolve() if photographs else make_up_photographs(work / "photos")
 
     def make(unfinished: Path) -> None:
@@ -179,12 +187,27 @@ def make_sources(work: Path, photographs: Path | None) -> dict[str, Path]:
             for path, name in zip(files, names, strict=True):
                 archive.write(path, name)
 
+    def repeat(unfinished: Path) -> None:
+        for number in range(_COPIES):
+            shutil.copytree(folder, unfinished, copy_function=_link_as(f"copy-{number}-"), dirs_exist_ok=True)
+
     def build(codec: str, unfinished: Path) -> None:
-        build_cache(open_source(folder), unfinished, Recipe(size=224, codec=codec))
+        build_cache(open_source(make_once(work / "repeated-photos", repeat)), unfinished, Recipe(size=224, codec=codec))
 
     packed = make_once(work / "packed", make)
-    caches = {codec: make_once(work / f"cache-{codec}", functools.partial(build, codec)) for codec in _CODECS}
+    wanted = [codec for codec in _CODECS if codec in sources]
+    caches = {codec: make_once(work / f"repeated-{codec}", functools.partial(build, codec)) for codec in wanted}
     return {"folder": folder, ".csv": packed / "table.csv", ".zip": packed / "photos.zip", **caches}
+
+
+def _link_as(prefix: str) -> Callable[[str, str], object]:
+    """Return a function for `shutil.copytree` that gives a file one more name, which begins with `prefix`."""
+
+    def link(source: str, target: str) -> None:
+        name = Path(target).with_name(prefix + Path(target).name)
+        link_or_copy(Path(source), name, name.with_suffix(".unfinished"))
+
+    return link
 
 
 def make_shim(work: Path) -> Path:
@@ -199,21 +222,21 @@ def make_mount(work: Path) -> Path:
     """Compile the program that mounts a folder as a late file system, and return it. Raises CalledProcessError."""
     program = work / "late_mount"
     source = Path(__file__).with_name("late_mount.c")
-    subprocess.run(["cc", "-O1", "-o", program, source, "-lpthread"], check=True)
+    subprocess.run(["cc", "-O2", "-o", program, source, "-lpthread"], check=True)
     return program
 
 
 @contextlib.contextmanager
-def mounted(program: Path, folder: Path, milliseconds: float) -> Iterator[Path]:
-    """Mount a folder so that it answers late, and yield the place; the folder itself if there is no delay.
+def mounted(program: Path, folder: Path, column: _Column) -> Iterator[Path]:
+    """Mount a folder so that it answers late, and yield the place; the folder itself for the column "page cache".
 
     Raises CalledProcessError if it cannot be mounted.
     """
-    if not milliseconds:
+    if column == "page cache":
         yield folder
         return
     with tempfile.TemporaryDirectory() as place:
-        command = [str(program), str(folder), place, str(round(milliseconds * 1000))]
+        command = [str(program), str(folder), place, str(round(column * 1000))]
         with subprocess.Popen(command) as server:
             try:
                 while not os.path.ismount(place):
@@ -222,12 +245,15 @@ def mounted(program: Path, folder: Path, milliseconds: float) -> Iterator[Path]:
                     time.sleep(0.01)
                 yield Path(place)
             finally:
-                subprocess.run(["umount", place], check=server.poll() is None)
+                subprocess.run(["umount", "--lazy", place], check=server.poll() is None)
 
 
-def read(way: str, cache: Path, program: Path, milliseconds: float) -> float:
+def read(way: str, cache: Path, program: Path, column: _Column) -> float:
     """Return the images a second of one way to read a cache."""
-    with tempfile.TemporaryDirectory() as work, mounted(program, cache, milliseconds) as place:
+    if column == "page cache":  # a cache that was just built may be on its way to the disk
+        for path in cache.iterdir():
+            path.read_bytes()
+    with tempfile.TemporaryDirectory() as work, mounted(program, cache, column) as place:
         script = Path(work, "measured.py")
         script.write_text(_READ)
         command: list[str | Path] = [sys.executable, script, way, place, Path(work, "copy")]
@@ -264,35 +290,53 @@ def measure(kind: str, jobs: int | None, sources: dict[str, Path], shim: Path, m
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, each the median of the rounds."""
     options.work.mkdir(parents=True, exist_ok=True)
-    sources, shim = make_sources(options.work, options.source), make_shim(options.work)
-    program = make_mount(options.work)
-    wanted = [(source, jobs) for source in options.sources for jobs in options.jobs]
+    sources, shim = make_sources(options.work, options.source, options.sources), make_shim(options.work)
+    wanted = [(source, jobs) for source in _SOURCES if source in options.sources for jobs in options.jobs]
     ways: list[tuple[str, int | None]] = [*wanted, *([(_PLAIN, None)] if "folder" in options.sources else [])]
-    reading = {f"{way}, {codec}": (way, sources[codec]) for codec in _CODECS for way in _READERS}
+    reading = {f"{way}, {codec}": (way, sources[codec]) for codec in _CODECS if codec in sources for way in _READERS}
+    program = make_mount(options.work) if reading else None
     ways += [(name, None) for name in reading]
+    columns: list[_Column] = [*options.delays]
+    if reading:
+        columns.insert(0, "page cache")
     found: dict[str, list[float]] = {}
     for _ in range(options.rounds):
-        for milliseconds in options.delays:
+        for column in columns:
             for kind, jobs in ways:
-                say(f"{kind}, {jobs or 'no'} jobs, {milliseconds:g} ms")
-                if kind in reading:
-                    rate = read(*reading[kind], program, milliseconds)
+                say(f"{kind}, {jobs or 'no'} jobs, {_heading(column)}")
+                if program and kind in reading:
+                    rate = read(*reading[kind], program, column)
+                elif column == "page cache":
+                    continue
                 else:
-                    rate = measure(kind, jobs, sources, shim, milliseconds)
-                found.setdefault(json.dumps([kind, jobs, milliseconds]), []).append(rate)
+                    rate = measure(kind, jobs, sources, shim, column)
+                found.setdefault(json.dumps([kind, jobs, column]), []).append(rate)
     rows = []
     for kind, jobs in ways:
-        rates = [statistics.median(found[json.dumps([kind, jobs, milliseconds])]) for milliseconds in options.delays]
-        rows.append({"source": kind, "jobs": jobs, "rates": rates})
-    return {"machine": machine(), "delays": options.delays, "rounds": options.rounds, "rows": rows}
+        rates = [found.get(json.dumps([kind, jobs, column])) for column in columns]
+        medians = [None if each is None else statistics.median(each) for each in rates]
+        rows.append({"source": kind, "jobs": jobs, "rates": medians})
+    return {"machine": machine(), "columns": columns, "rounds": options.rounds, "rows": rows}
+
+
+def _heading(column: _Column) -> str:
+    return column if column == "page cache" else f"{column:g} ms"
 
 
 def to_rows(report: dict[str, Any]) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
-    table = [["source", "jobs", *(f"{milliseconds:g} ms, images/s" for milliseconds in report["delays"])]]
+    columns = report["columns"]
+    table = [["source", "jobs", *(f"{_heading(column)}, images/s" for column in columns)]]
+    first = columns.index(next(column for column in columns if column != "page cache"))
     for row in report["rows"]:
-        first, *_ = row["rates"]
-        cells = [f"{rate:,.0f} ({rate / first:.2f})" for rate in row["rates"]]
+        cells = []
+        for column, rate in zip(columns, row["rates"], strict=True):
+            if rate is None:
+                cells.append("")
+            else:
+                cells.append(
+                    f"{rate:,.0f}" + ("" if column == "page cache" else f" ({rate / row['rates'][first]:.2f})")
+                )
         table.append([row["source"], str(row["jobs"] or ""), *cells])
     return table
 
@@ -303,7 +347,8 @@ def main() -> None:
     parser.add_argument("source", nargs="?", type=Path, metavar="PHOTOGRAPHS", help="a folder; else some are made up")
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 10.0, 30.0, 50.0], help="in milliseconds")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4], help="workers of warmup")
-    parser.add_argument("--sources", nargs="*", choices=_SOURCES, default=[*_SOURCES], help="where the samples are")
+    kinds = [*_SOURCES, *_CODECS]
+    parser.add_argument("--sources", nargs="+", choices=kinds, default=kinds, help="what warmup and readers read")
     add_race_options(parser, "build/late")
     parser.set_defaults(rounds=3)
     options = parse_options(parser)

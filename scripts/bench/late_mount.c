@@ -2,24 +2,28 @@
 
        late_mount FOLDER PLACE MICROSECONDS
 
-   Each lookup, opening, reading and question about a file is answered so much later; up to 1,024 answers may be due at a
-   time, of at most 128 KiB each. The kernel caches what was read, as for any mount. It ends when PLACE is unmounted. */
+   Each lookup, opening, reading and question about a file is answered so much later, however many are asked at a time.
+   The kernel asks for at most 128 KiB at a time, and caches what was read, as for any mount. The files below FOLDER are
+   mapped before the mount, so that an answer is one copy of what is in memory. They must not change. The program ends
+   when PLACE is unmounted. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_FILES = 65536, MOST_DUE = 4096, WORKERS = 6, ROOM = (1 << 20) + 4096, IN_FLIGHT = 1024 };
+enum { MOST_FILES = 65536, MOST_DUE = 65536, WORKERS = 4, WRITTEN = 4096, ROOM = 4 * WRITTEN, IN_FLIGHT = 32768 };
 enum { FOREVER = 3600 }; /* seconds for which the kernel keeps names and sizes */
 
 struct request {
@@ -31,7 +35,9 @@ static struct request queue[MOST_DUE];
 static unsigned first, last;
 static pthread_mutex_t queue_lock = PTHREAD_MUTEX_INITIALIZER, files_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t has_more = PTHREAD_COND_INITIALIZER;
-static char *paths[MOST_FILES]; /* by node number */
+static char *paths[MOST_FILES]; /* by node number, as the next two are */
+static const char *contents[MOST_FILES];
+static size_t sizes[MOST_FILES];
 static unsigned files = FUSE_ROOT_ID + 1;
 static long microseconds;
 static int device;
@@ -81,17 +87,9 @@ static void get_attributes(const struct fuse_in_header *in) {
     answer(in, 0, &out, sizeof out);
 }
 
-static void open_node(const struct fuse_in_header *in) {
-    int number = open(paths[in->nodeid], O_RDONLY | O_CLOEXEC);
-    struct fuse_open_out out = {.fh = number, .open_flags = FOPEN_KEEP_CACHE};
-    answer(in, number < 0 ? errno : 0, &out, sizeof out);
-}
-
 static void read_file(const struct fuse_in_header *in, const struct fuse_read_in *wanted) {
-    char *data = malloc(wanted->size);
-    ssize_t size = pread(wanted->fh, data, wanted->size, wanted->offset);
-    answer(in, size < 0 ? errno : 0, data, size);
-    free(data);
+    size_t left = wanted->offset < sizes[in->nodeid] ? sizes[in->nodeid] - wanted->offset : 0;
+    answer(in, 0, contents[in->nodeid] + wanted->offset, left < wanted->size ? left : wanted->size);
 }
 
 static void read_folder(const struct fuse_in_header *in, const struct fuse_read_in *wanted) {
@@ -114,18 +112,17 @@ static void read_folder(const struct fuse_in_header *in, const struct fuse_read_
 
 static void handle(const struct fuse_in_header *in) {
     const void *rest = in + 1;
-    static const struct fuse_open_out opened;
+    static const struct fuse_open_out opened, kept = {.open_flags = FOPEN_KEEP_CACHE};
     static const struct fuse_statfs_out room = {.st = {.bsize = 4096, .namelen = 255}};
     switch (in->opcode) {
     case FUSE_LOOKUP: look_up(in, rest); break;
     case FUSE_GETATTR: get_attributes(in); break;
-    case FUSE_OPEN: open_node(in); break;
+    case FUSE_OPEN: answer(in, 0, &kept, sizeof kept); break;
     case FUSE_READ: read_file(in, rest); break;
     case FUSE_OPENDIR: answer(in, 0, &opened, sizeof opened); break;
     case FUSE_READDIR: read_folder(in, rest); break;
     case FUSE_STATFS: answer(in, 0, &room, sizeof room); break;
-    case FUSE_RELEASE: close(((const struct fuse_release_in *)rest)->fh); answer(in, 0, NULL, 0); break;
-    case FUSE_RELEASEDIR: case FUSE_FLUSH: answer(in, 0, NULL, 0); break;
+    case FUSE_RELEASE: case FUSE_RELEASEDIR: case FUSE_FLUSH: answer(in, 0, NULL, 0); break;
     default: answer(in, ENOSYS, NULL, 0);
     }
 }
@@ -151,9 +148,21 @@ static void *work(void *unused) {
 static void begin(const struct fuse_in_header *in, const struct fuse_init_in *asked) {
     struct fuse_init_out out = {
         .major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION, .max_readahead = asked->max_readahead,
-        .flags = asked->flags & (FUSE_ASYNC_READ | FUSE_MAX_PAGES | FUSE_PARALLEL_DIROPS), .max_write = 1 << 20,
+        .flags = asked->flags & (FUSE_ASYNC_READ | FUSE_MAX_PAGES | FUSE_PARALLEL_DIROPS), .max_write = WRITTEN,
         .max_background = IN_FLIGHT, .congestion_threshold = IN_FLIGHT, .max_pages = 256, .time_gran = 1};
     answer(in, 0, &out, sizeof out);
+}
+
+static int keep_file(const char *path, const struct stat *found, int kind, struct FTW *unused) {
+    (void)unused;
+    if (kind != FTW_F || !found->st_size) return 0;
+    int number = open(path, O_RDONLY | O_CLOEXEC);
+    void *data = mmap(NULL, found->st_size, PROT_READ, MAP_SHARED | MAP_POPULATE, number, 0);
+    close(number);
+    if (data == MAP_FAILED) return 1;
+    unsigned node = node_of(path);
+    contents[node] = data, sizes[node] = found->st_size;
+    return 0;
 }
 
 int main(int count, char **words) {
@@ -161,6 +170,10 @@ int main(int count, char **words) {
     if (count != 4) return 2;
     paths[FUSE_ROOT_ID] = words[1];
     microseconds = atol(words[3]);
+    if (nftw(words[1], keep_file, 64, FTW_PHYS)) {
+        perror(words[1]);
+        return 1;
+    }
     device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", device);
     if (device < 0 || mount("late", words[2], "fuse.late", MS_RDONLY | MS_NODEV | MS_NOSUID, options)) {

@@ -155,7 +155,9 @@ def test_a_file_that_grows_while_it_is_read_is_not_taken_for_the_shorter_one(
     assert found.startswith(b"a" * size + b"b")
 
 
-def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("work", [0.001, 1000.0])
+def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, work: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And as much as that is asked for at any time, however long the work on the last piece was."""
     path = tmp_path / "large"
     path.touch()
     os.truncate(path, 8 * MOST_BYTES)  # without blocks on the disk
@@ -169,11 +171,12 @@ def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(WholeFile, "read", read)
     lateness.waited(10.0)
-    lateness.worked(0.001)
+    lateness.worked(work)
     file = WholeFile(path, 8 * MOST_BYTES)
     with FilesAhead([file], lateness) as files:
         for number, _ in enumerate(files.chunks(file), 1):
             assert len(begun) * CHUNK <= number * CHUNK + MOST_BYTES
+            assert (len(files._ahead) + 1) * CHUNK == MOST_BYTES
             if number == 20:
                 break
 
@@ -253,6 +256,14 @@ def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
     late = ShardReader(many, cache.manifest.shards, latency=1.0)
     late.hint(rows)
     assert len(asked) >= len(cache.manifest.shards)
+
+
+def test_a_small_samples_table_is_asked_for_whole(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append((offset, length)))
+    cache = Cache.open(many)
+    assert len(cache.samples) > 1
+    assert asked == [(0, cache.manifest.table.bytes)]
 
 
 def test_a_small_samples_table_is_read_once_for_all_of_its_columns(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,12 +125,17 @@ class ReadAhead(Generic[Wanted, Loaded]):
                 self._left.popleft()
             return self._timed(item)
         finally:
-            self._is_at_once = not self._ahead and not self._lateness.files
+            self._is_at_once = not self._ahead and not self._most
             self._returned = time.monotonic()
 
+    @property
+    def _most(self) -> int:
+        """How many items to load ahead; 0 if the storage answers fast."""
+        return self._lateness.files
+
     def _read_ahead(self) -> None:
-        """Start loading the next items, until `Lateness.files` items or `MOST_BYTES` bytes are loaded ahead."""
-        files = self._lateness.files
+        """Start loading the next items, until `_most` items or `MOST_BYTES` bytes are loaded ahead."""
+        files = self._most
         while self._left and len(self._ahead) < files:
             size = self._size(self._left[0])
             if self._ahead and self._bytes + size > MOST_BYTES:
@@ -217,6 +222,12 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
                 yield data
             if len(data) < CHUNK:
                 break
+
+    @property
+    def _most(self) -> int:
+        # As many as the limit of bytes allows. The mean time of work would give too few: `verify` works long after the
+        # last piece of a shard, and then needs the pieces of the next shard faster than storage would deliver them.
+        return MOST_FILES if self._lateness.files else 0
 
     def _read_piece(self, piece: FilePiece) -> bytes:
         return piece.file.read(piece.offset, is_late=self._lateness.files > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Final, overload
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
 from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
@@ -276,6 +278,8 @@ def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
     if status.st_size > _CHUNK_BYTES:
         return file, status
     with file:
+        with contextlib.suppress(OSError):  # some file systems take no hints
+            system.read_ahead(file.fileno(), 0, status.st_size)  # otherwise the kernel asks for the first part alone
         return io.BytesIO(file.read()), status
 
 
