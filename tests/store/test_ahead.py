@@ -181,6 +181,38 @@ def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, work: float, mon
                 break
 
 
+def test_the_next_files_are_opened_while_pieces_of_earlier_ones_fill_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [WholeFile(tmp_path / f"{number}", 2 * MOST_BYTES) for number in range(3)]
+    for file in files:
+        file.path.touch()
+        os.truncate(file.path, file.size)
+    opened, real = threading.Semaphore(0), OpenFile.__init__
+    monkeypatch.setattr(OpenFile, "__init__", lambda self, path: (real(self, path), opened.release())[0])
+    lateness = Lateness()
+    lateness.waited(1.0)
+    with FilesAhead(files, lateness) as ahead:
+        chunks = ahead.chunks(files[0])
+        next(chunks)
+        for _ in files:
+            assert opened.acquire(timeout=60)
+    assert not opened.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.0])
+def test_a_file_that_was_read_is_closed(many: Path, wait: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lateness, "files", property(lambda _: MOST_FILES if wait else 0))
+    counts, lock = list[int](), threading.Lock()
+
+    def count(_: object) -> None:
+        with lock:
+            counts.append(sum(number.resolve().suffix == ".lmdb" for number in Path("/proc/self/fd").iterdir()))
+
+    assert verify_cache(many, count) == []
+    assert counts[-1] == 0
+
+
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 @pytest.mark.parametrize("wait", [0.0, 1.0])
 def test_a_file_of_any_size_is_read_whole(tmp_path: Path, size: int, wait: float) -> None:

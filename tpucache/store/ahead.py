@@ -25,6 +25,8 @@ Loaded = TypeVar("Loaded")
 #: Limits: how many items (files, or pieces of files) are loaded in parallel, and their total size in bytes.
 MOST_FILES: Final = 32
 MOST_BYTES: Final = 64 << 20
+#: How many files are opened before their first piece is loaded, if the storage answers late.
+_OPENED_AHEAD: Final = 8
 _WEIGHT: Final = 0.2  # weight of the newest time in a moving mean
 #: While the storage does not answer late, only one of this many loads is timed.
 _MEASURED_EVERY: Final = 16
@@ -172,24 +174,38 @@ class WholeFile:
         self._opened: OpenFile | None = None
         self._lock = threading.Lock()
 
+    def open(self) -> OpenFile | None:
+        """Return the file, which is opened if it is not open; None if its size is not `size`.
+
+        Raises OSError, and StoreError when too many files are open.
+        """
+        with self._lock:
+            if self._opened is None:
+                self.found = self.path.stat().st_size
+                if self.found != self.size:
+                    return None
+                self._opened = OpenFile(self.path)
+            return self._opened
+
+    def close(self) -> None:
+        """Close the file as soon as no thread reads it any more. Reading opens it again."""
+        with self._lock:
+            self._opened = None
+
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
         """Return `CHUNK` bytes from `offset` on, fewer at the end of the file; none if the file's size is not `size`.
 
         Raises OSError, and StoreError when too many files are open. If storage answers late, the kernel is asked for
         the whole piece at once: it would ask for small parts of it, one after the other.
         """
-        with self._lock:
-            if self._opened is None:
-                self.found = self.path.stat().st_size
-                if self.found != self.size:
-                    return b""
-                self._opened = OpenFile(self.path)
-            number = self._opened.number
+        file = self.open()  # stays open as long as this refers to it
+        if file is None:
+            return b""
         if is_late:
             with contextlib.suppress(OSError):  # some file systems take no hints
-                system.read_ahead(number, offset, min(CHUNK, self.size - offset))
-        data = system.pread(number, CHUNK, offset)
-        while len(data) < CHUNK and (more := system.pread(number, CHUNK - len(data), offset + len(data))):
+                system.read_ahead(file.number, offset, min(CHUNK, self.size - offset))
+        data = system.pread(file.number, CHUNK, offset)
+        while len(data) < CHUNK and (more := system.pread(file.number, CHUNK - len(data), offset + len(data))):
             data += more
         return data
 
@@ -208,7 +224,10 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
 
     def __init__(self, files: Iterable[WholeFile], lateness: Lateness) -> None:
         """Prepare to read `files` in this order; no file is opened yet. `lateness` measures how long reading takes."""
-        pieces = itertools.chain.from_iterable(file.pieces for file in files)
+        self._files = list(files)
+        self._positions = {file: at for at, file in enumerate(self._files)}
+        self._opened = 0  # the position after the last file that a thread was told to open
+        pieces = itertools.chain.from_iterable(file.pieces for file in self._files)
         super().__init__(self._read_piece, pieces, lambda piece: min(CHUNK, piece.file.size - piece.offset), lateness)
 
     def chunks(self, file: WholeFile) -> Iterator[bytes]:
@@ -216,18 +235,30 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
 
         Raises OSError, and StoreError when too many files are open.
         """
-        for piece in file.pieces:
-            data = self.load(piece)
-            if data:
-                yield data
-            if len(data) < CHUNK:
-                break
+        try:
+            for piece in file.pieces:
+                data = self.load(piece)
+                if data:
+                    yield data
+                if len(data) < CHUNK:
+                    break
+        finally:
+            file.close()
 
     @property
     def _most(self) -> int:
         # As many as the limit of bytes allows. The mean time of work would give too few: `verify` works long after the
         # last piece of a shard, and then needs the pieces of the next shard faster than storage would deliver them.
         return MOST_FILES if self._lateness.files else 0
+
+    def _read_ahead(self) -> None:
+        super()._read_ahead()
+        if self._left and self._pool is not None:
+            # Opening takes several answers of the storage. While they come, the pieces of earlier files are loaded.
+            first = self._positions[self._left[0].file]
+            for file in self._files[max(first, self._opened) : first + _OPENED_AHEAD]:
+                self._pool.submit(file.open)  # an error is raised again when the file is read
+            self._opened = max(self._opened, first + _OPENED_AHEAD)
 
     def _read_piece(self, piece: FilePiece) -> bytes:
         return piece.file.read(piece.offset, is_late=self._lateness.files > 0)
