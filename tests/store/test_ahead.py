@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import resource
@@ -14,7 +15,7 @@ import pytest
 
 from tpucache import system
 from tpucache.errors import DamageError
-from tpucache.store import samples
+from tpucache.store import files, samples
 from tpucache.store.ahead import MOST_BYTES, MOST_FILES, FilesAhead, Lateness, WholeFile
 from tpucache.store.cache import Cache
 from tpucache.store.copying import stage_cache
@@ -283,6 +284,7 @@ def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
     monkeypatch.setattr(system, "is_in_page_cache", lambda *_: True)
     cache = Cache.open(many)
     rows = cache.index.read_all()
+    asked.clear()
     cache.reader.hint(rows)
     assert not asked
     late = ShardReader(many, cache.manifest.shards, latency=1.0)
@@ -290,12 +292,42 @@ def test_where_storage_is_late_records_are_asked_for_whatever_a_few_of_them_say(
     assert len(asked) >= len(cache.manifest.shards)
 
 
-def test_a_small_samples_table_is_asked_for_whole(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_and_a_samples_table_are_asked_for_whole_when_they_are_opened(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append((offset, length)))
     cache = Cache.open(many)
     assert len(cache.samples) > 1
-    assert asked == [(0, cache.manifest.table.bytes)]
+    assert len(cache.index) == 40
+    assert asked == [(0, cache.manifest.table.bytes), (0, cache.manifest.index.bytes)]
+
+
+def test_of_a_large_samples_table_the_next_bytes_are_asked_for_while_it_is_read(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(system, "read_ahead", lambda number, offset, length: asked.append((offset, offset + length)))
+    monkeypatch.setattr(samples, "_CHUNK_BYTES", 100)
+    for module in (samples, files):
+        monkeypatch.setattr(module, "MOST_ASKED", 300)
+    cache = Cache.open(many)
+    assert len(cache.samples.numbers) == 40
+    wanted = [(0, 300), (0, 300), *((at, at + 100) for at in range(300, cache.manifest.table.bytes, 100))]
+    assert asked[: len(wanted)] == wanted
+
+
+def test_storage_that_takes_no_hints_is_read(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EINVAL, "no hints")
+
+    monkeypatch.setattr(system, "read_ahead", refuse)
+    cache = Cache.open(many)
+    cache.latency = 1.0
+    cache.open_tables()
+    assert len(cache.samples.numbers) == len(cache.index.read_all()) == 40
+    answers_late(monkeypatch)
+    assert verify_cache(many) == []
 
 
 def test_a_small_samples_table_is_read_once_for_all_of_its_columns(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,6 +294,7 @@ def test_a_hint_asks_for_neighbours_together_and_for_every_byte(cache: Path, mon
     monkeypatch.setattr(os, "posix_fadvise", lambda number, start, length, advice: asked.append((start, length)))
     monkeypatch.setattr(ShardReader, "is_in_memory", lambda self, shard, offset: False)
     reader, index = opened(cache)
+    asked.clear()
     reader.hint(index[[4, 3]])
     ((start, length),) = asked
     assert start == index["offset"][3:5].min()

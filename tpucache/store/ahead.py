@@ -5,7 +5,6 @@ A network mount often needs many milliseconds per file, a local disk much less.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import threading
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Final, Generic, Self, TypeVar
 
 from tpucache import system
-from tpucache.store.files import CHUNK, OpenFile, is_late
+from tpucache.store.files import CHUNK, OpenFile, ask_for, is_late
 
 Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
@@ -202,8 +201,7 @@ class WholeFile:
         if file is None:
             return b""
         if is_late:
-            with contextlib.suppress(OSError):  # some file systems take no hints
-                system.read_ahead(file.number, offset, min(CHUNK, self.size - offset))
+            ask_for(file.number, offset, min(CHUNK, self.size - offset))
         data = system.pread(file.number, CHUNK, offset)
         while len(data) < CHUNK and (more := system.pread(file.number, CHUNK - len(data), offset + len(data))):
             data += more

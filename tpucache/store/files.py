@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from tpucache import system
 from tpucache.errors import DependencyError, FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import shown
 from tpucache.system import FOLDER, READ, fcntl, resource
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Bytes per read call when a whole file is read: storage with a high latency needs few, large reads.
 CHUNK: Final = 4 << 20
+#: The number of bytes that are asked for at once, at most, when a file is opened.
+MOST_ASKED: Final = 16 << 20
 #: Storage answers late if it needs more seconds for one answer. A local disk needs less.
 LATE_SECONDS: Final = 0.002
 #: The prefix of the name of a dataset on Kaggle: kaggle:owner/slug.
@@ -159,6 +162,16 @@ def open_regular(path: str | Path) -> int:
 def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
     """Open a regular file for reading, as `open_regular` does, `buffer` bytes at a time. Raises OSError."""
     return os.fdopen(open_regular(path), "rb", buffer)
+
+
+def ask_for(number: int, offset: int, length: int) -> None:
+    """Ask the kernel to read bytes of an open file ahead, from `offset` on: `length` bytes, but at most `MOST_ASKED`.
+
+    Errors are ignored: some file systems take no hints, and reading raises a clear error. Without a hint, the kernel
+    asks storage for a small part at a time, so that a program waits for several answers, one after the other.
+    """
+    with contextlib.suppress(OSError):
+        system.read_ahead(number, offset, min(length, MOST_ASKED))
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:

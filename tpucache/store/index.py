@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tpucache import system
 from tpucache.errors import DamageError, FormatError, StoreError
-from tpucache.store.files import OpenFile, read_npy_header
+from tpucache.store.files import OpenFile, ask_for, read_npy_header
 from tpucache.store.format import INDEX_DTYPE, MAX_HEADER_BYTES
 from tpucache.store.manifest import FileEntry, Manifest
 
@@ -136,6 +136,7 @@ class RecordIndex:
         try:
             file = OpenFile(path)
             size = os.fstat(file.number).st_size
+            ask_for(file.number, 0, size)  # a shuffled epoch needs rows of all blocks at once
             if self._check is not None:
                 self._check(self._manifest.index)
             if size != self._manifest.index.bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -14,10 +13,9 @@ from typing import Any, BinaryIO, Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from tpucache import system
 from tpucache.errors import DamageError, FormatError
 from tpucache.store.fields import LABEL
-from tpucache.store.files import open_file, parse_npy, refuse_too_many_files
+from tpucache.store.files import MOST_ASKED, ask_for, open_file, parse_npy, refuse_too_many_files
 from tpucache.store.format import most_table_bytes
 from tpucache.types import Array
 
@@ -232,6 +230,8 @@ class SampleTable(Mapping[str, Column]):
         file.seek(0)
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK_BYTES):
+            if status.st_size > MOST_ASKED:
+                ask_for(file.fileno(), file.tell() - _CHUNK_BYTES + MOST_ASKED, _CHUNK_BYTES)
             digest.update(chunk)
         if digest.hexdigest() != self._sha256:
             raise DamageError(f"{self._path} is not the file that the manifest lists: copy the whole cache again")
@@ -268,18 +268,17 @@ def check_labels(labels: Array, classes: int) -> None:
 
 
 def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
-    """Open the file of a samples table, and return it with its status. Raises OSError.
+    """Open the file of a samples table, ask for its first bytes, and return it with its status. Raises OSError.
 
     A file of at most 1 MiB is read whole into memory: zipfile reads many small pieces, and storage may take long to
     answer each read.
     """
     file = open_file(path)
     status = os.fstat(file.fileno())
+    ask_for(file.fileno(), 0, status.st_size)
     if status.st_size > _CHUNK_BYTES:
         return file, status
     with file:
-        with contextlib.suppress(OSError):  # some file systems take no hints
-            system.read_ahead(file.fileno(), 0, status.st_size)  # otherwise the kernel asks for the first part alone
         return io.BytesIO(file.read()), status
 
 
