@@ -20,10 +20,11 @@ from PIL import Image
 from tpucache import CachedDataset, CachedLoader, DamageError, MixedLoader, Recipe, UsageError, build_cache
 from tpucache.loading.augment import why_not
 from tpucache.loading.reading import crops
-from tpucache.loading.reading.crops import Boxes, Form
+from tpucache.loading.reading.crops import Boxes, Form, Normal
 from tpucache.native import address
 from tpucache.ondevice import Augment, AugmentSettings, Normalise, draw, modules
 from tpucache.ondevice import draws as drawn
+from tpucache.ondevice.augment import scale_and_shift
 from tpucache.store.codecs import yuv420
 
 COUNT, HEIGHT, WIDTH = 14, 16, 24
@@ -55,28 +56,36 @@ def epochs(loader: CachedLoader) -> list[Any]:
     return [batch for _ in range(2) for batch in loader]
 
 
+def read_dtype(loader: CachedLoader) -> np.dtype[Any]:
+    """Return the dtype of the images that a loader's threads read."""
+    buffer = loader._buffers.take()
+    return buffer.arrays[0].dtype
+
+
 def boxes_of(draws: np.ndarray[Any, Any]) -> Boxes:
     first = drawn.CROPPED.start
     return Boxes(*(draws[:, at] for at in (*range(first, first + 4), drawn.ROWS_REVERSED, drawn.COLUMNS_REVERSED)))
 
 
 def cropped(
-    form: Form, records: np.ndarray[Any, Any], boxes: Boxes, size: tuple[int, int], *, by_loop: bool = True
-) -> np.ndarray[Any, Any]:
+    form: Form, records: np.ndarray[Any, Any], boxes: Boxes, size: tuple[int, int], *, by_loop: bool = True,
+    normal: Normal | None = None,
+) -> np.ndarray[Any, Any]:  # fmt: skip
     """Return the crops of records, uint8 (n, bytes), with bytes around them that must not change."""
-    count, length = len(records), size[0] * size[1] * form.channels
+    dtype = np.dtype(np.uint8 if normal is None else np.float32)
+    count, length = len(records), size[0] * size[1] * form.channels * dtype.itemsize
     out = np.full((count, length + 32), 77, np.uint8)
     targets = address(out) + 16 + out.shape[1] * np.arange(count)
     sources = address(records) + records.shape[1] * np.arange(count)
     if by_loop:
-        crops.crop(form, boxes, sources, targets, *size)
+        crops.crop(form, boxes, sources, targets, *size, normal)
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(crops, "crop_loop", lambda: None)
-            crops.crop(form, boxes, sources, targets, *size)
+            crops.crop(form, boxes, sources, targets, *size, normal)
     assert (out[:, :16] == 77).all()
     assert (out[:, -16:] == 77).all()
-    return out[:, 16:-16].reshape(count, *size, form.channels)
+    return np.ascontiguousarray(out[:, 16:-16]).view(dtype).reshape(count, *size, form.channels)
 
 
 def tightly(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -99,6 +108,10 @@ def test_the_compiled_loop_and_numpy_make_the_same_bytes(
     boxes = boxes_of(draw(chosen, seed, 3, 5, (height, width)))
     by_loop = cropped(form, records, boxes, out)
     assert np.array_equal(by_loop, cropped(form, records, boxes, out, by_loop=False))
+    normal = Normal(*scale_and_shift([120.7, 99, 3, 130.1, 7][: form.channels], [61.3, 0, 57.9, 1, 3][: form.channels]))
+    floats = cropped(form, records, boxes, out, normal=normal)
+    assert np.array_equal(floats, by_loop.astype(np.float32) * normal.scale + normal.shift)
+    assert np.array_equal(floats, cropped(form, records, boxes, out, by_loop=False, normal=normal))
     # What is not needed may be anything: it is not read.
     needed = np.zeros(records.shape, np.bool_)
     for at, parts in enumerate(crops.needed_bytes(form, boxes).tolist()):
@@ -144,18 +157,29 @@ def test_planes_are_cropped_to_what_is_cropped_of_their_pixels(cache_of: Callabl
 
 @pytest.mark.parametrize("codec", ["raw", "yuv420", "png", "dct-zstd"])
 @pytest.mark.parametrize("in_memory", ["auto", False])
+@pytest.mark.parametrize(
+    ("chosen", "is_finished"),
+    [
+        (AugmentSettings(crop=True, flip=True, brightness=0.2, erase=0.5), False),
+        (CROP, True),
+        (AugmentSettings(flip=True, vertical_flip=True), True),
+        (AugmentSettings(), True),
+    ],
+    ids=["crop and more", "crop", "flip", "normalise"],
+)
 def test_a_loader_on_a_cpu_gives_what_the_device_makes(
-    cache_of: Callable[[str], Path], codec: str, in_memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cache_of: Callable[[str], Path], codec: str, in_memory: Any, chosen: AugmentSettings, is_finished: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     if codec == "dct-zstd":
         pytest.importorskip("zstandard")
-    chosen = AugmentSettings(crop=True, flip=True, brightness=0.2, erase=0.5)
     dataset = CachedDataset(cache_of(codec), in_memory=in_memory)
     if not in_memory:  # from files, of which parts are read
         monkeypatch.setattr(type(dataset._open_reader._maps), "addresses", lambda _, rows, __: np.zeros_like(rows))
     statistics = dataset.manifest.statistics
     augment = Augment(chosen, statistics.mean, statistics.std, HEIGHT, WIDTH, CPU)
     loader = CachedLoader(dataset, 5, shuffle=True, seed=3, augment=chosen)
+    assert (read_dtype(loader) == np.float32) == is_finished  # the reading threads normalise
     plain = CachedLoader(CachedDataset(cache_of(codec)), 5, shuffle=True, seed=3)
     batches = zip(epochs(plain), epochs(loader), strict=True)
     for step, ((images, labels), (found, targets)) in enumerate(batches):
@@ -163,7 +187,7 @@ def test_a_loader_on_a_cpu_gives_what_the_device_makes(
         expected = augment.images(images.permute(0, 2, 3, 1), draws)
         assert torch.equal(targets, labels)
         # yuv420 is cropped before its planes become pixels, which are rounded twice otherwise.
-        most = 3 / min(statistics.std) if codec == "yuv420" else 0
+        most = 3 / min(statistics.std) if codec == "yuv420" and chosen.crop else 0
         assert torch.equal(found, expected) if not most else (found - expected).abs().max() < most
 
 

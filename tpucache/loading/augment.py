@@ -1,4 +1,4 @@
-"""HostCrop: a loader's threads make random crops and flips on the host while they read records."""
+"""HostCrop: a loader's threads crop, flip and normalise images on the host while they read records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.reading.buffers import Buffer
-from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, crop, needed_bytes
+from tpucache.loading.reading.crops import MOST_CHANNELS, Boxes, Form, Normal, crop, needed_bytes
 from tpucache.loading.reading.record_reader import Divide, WaysRead
 from tpucache.native import Addresses
 from tpucache.ondevice import draws as drawn
+from tpucache.ondevice.augment import scale_and_shift
 from tpucache.ondevice.decode import Yuv420Decoder, packed_or_pixels
 from tpucache.ondevice.settings import AugmentSettings
 from tpucache.store.fields import IMAGE, Field
@@ -25,12 +26,15 @@ from tpucache.types import Array
 Numbers = npt.NDArray[np.int64]
 
 _BYTES: Final = "|u1"
+_FLOATS: Final = "<f4"
 
 
 class HostCrop:
-    """Reads random crops of a batch's images. The boxes are those that a device would crop for the same random numbers.
+    """Reads random crops of a batch's images, or whole images.
 
-    If the crops have the size of the images, their pixels are also exactly those that a device would compute.
+    The boxes are those that a device would crop for the same random numbers.
+    If the results have the size of the images, their pixels are also exactly those that a device would compute. If
+    there is nothing to do afterwards but to normalise, they are normalised, too.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
@@ -43,22 +47,28 @@ class HostCrop:
             raise UsageError(f"crops are not made on the host: {reason}")
         image = _image(dataset)
         height, width, channels = image.shape
-        has_planes = _has_planes(dataset)
+        # Whole images are decoded, as cropping planes rounds otherwise.
+        has_planes = _crops_planes(settings, dataset)
         self._form = Form(height, width, channels, has_planes)
         #: The dataset to read. If images are stored as planes, it does not decode them.
         self.dataset = dataset.packed() if has_planes else dataset
         self._settings, self.size = settings, size or (height, width)
-        #: The fields of the result: one image, uint8 (height, width, channels).
-        self.fields = (Field(IMAGE, "raw", _BYTES, (*self.size, channels)),)
-        #: The augmentation that a batch still needs after it was cropped and flipped.
-        self.left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
+        #: The augmentation that a batch still needs after it was cropped and flipped; None if it is finished.
+        self.left = _left(settings)
+        statistics = self.dataset.manifest.statistics
+        self._normal = Normal(*scale_and_shift(statistics.mean, statistics.std)) if self.left is None else None
+        #: The fields of the result: one image (height, width, channels), float32 if it is normalised, else uint8.
+        self.fields = (Field(IMAGE, "raw", _BYTES if self._normal is None else _FLOATS, (*self.size, channels)),)
 
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
         """Return a function that reads crops into buffers of `fields`, called like `CachedDataset.read_into`.
 
         The random numbers of a global batch with `rows` rows follow from (seed, step). The slice `own` of them is used.
         """
-        draws = drawn.draw(self._settings, seed, step, rows, (self._form.height, self._form.width))[own]
+        size = self._form.height, self._form.width
+        draws = drawn.draw(self._settings, seed, step, rows, size)[own]
+        if not self._settings.crop:
+            draws[:, drawn.CROPPED] = 0, size[0], 0, size[1]
         first = drawn.CROPPED.start
         columns = (*range(first, drawn.CROPPED.stop), drawn.ROWS_REVERSED, drawn.COLUMNS_REVERSED)
         return functools.partial(self._read_into, Boxes(*(draws[:, column] for column in columns)))
@@ -88,22 +98,28 @@ class HostCrop:
         return ways
 
     def _crop(self, boxes: Boxes, sources: Addresses, targets: Addresses) -> None:
-        crop(self._form, boxes, sources, targets, *self.size)
+        crop(self._form, boxes, sources, targets, *self.size, self._normal)
 
 
-def why_not(settings: AugmentSettings | None, dataset: CachedDataset) -> str | None:
-    """Return why the host cannot crop the images of a dataset; None if it can."""
-    if settings is None or not settings.crop:
+def why_not(settings: AugmentSettings | None, dataset: CachedDataset, size: object = None) -> str | None:
+    """Return why the host cannot crop the images of a dataset to this size (None: their own); None if it can."""
+    if settings is None or not (settings.crop or (size is None and _left(settings) is None)):
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
     if before:
         return f"the crop would come after {' and '.join(before)}: leave that out"
     if settings.views > 1:
         return "each sample has several views"
-    return _why_not_images(dataset)
+    return _why_not_images(settings, dataset)
 
 
-def _why_not_images(dataset: CachedDataset) -> str | None:
+def _left(settings: AugmentSettings) -> AugmentSettings | None:
+    """Return what is left to do after images were cropped and flipped; None if they only need to be normalised."""
+    left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
+    return None if left == AugmentSettings() else left
+
+
+def _why_not_images(settings: AugmentSettings, dataset: CachedDataset) -> str | None:
     if dataset.names != [IMAGE]:
         return "records have more fields than an image"
     image = _image(dataset)
@@ -111,14 +127,14 @@ def _why_not_images(dataset: CachedDataset) -> str | None:
         return f"images are {np.dtype(image.dtype)}, not uint8"
     if image.shape[2] > MOST_CHANNELS:
         return f"images have {image.shape[2]} channels, and the host crops images of at most {MOST_CHANNELS}"
-    if len(dataset.record_fields[0].shape) == 1 and not _has_planes(dataset):
+    if len(dataset.record_fields[0].shape) == 1 and not _crops_planes(settings, dataset):
         return 'images are left packed for a device: leave finish="device" out'
     return None
 
 
-def _has_planes(dataset: CachedDataset) -> bool:
-    """Return whether records hold the planes of yuv420, which are cropped without a copy."""
-    return isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
+def _crops_planes(settings: AugmentSettings, dataset: CachedDataset) -> bool:
+    """Return whether records hold the planes of yuv420, and are cropped, which needs no copy of the planes."""
+    return settings.crop and isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
 
 
 def _image(dataset: CachedDataset) -> Field:

@@ -80,7 +80,8 @@ class BatchFinish:
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
         """Upload the constants to the device. Raises UsageError if the records lack a field that the settings need.
 
-        If `crop` is given, the batches have the images that it reads, which are already decoded and cropped.
+        If `crop` is given, the batches have the images that it reads, which are already decoded and cropped, and
+        normalised if nothing else is left to do.
         """
         import torch
 

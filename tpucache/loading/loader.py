@@ -676,7 +676,7 @@ def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> Host
     from tpucache.loading.augment import HostCrop, why_not
 
     settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)
-    reason = why_not(settings, dataset)
+    reason = why_not(settings, dataset, size)
     if finishing is not None and not finishing.is_on_cpu:
         reason = f"{finishing.device} is another device"
     if reason is None and settings is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.ondevice import draws as drawn
@@ -314,11 +315,9 @@ class BatchNormalise:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], library: ArrayLibrary) -> None:
         """Take the mean and standard deviation of each channel; a channel whose deviation is 0 is only centred."""
-        scale = [1.0 / spread if spread else 1.0 for spread in std]
-        shift = [-m * s for m, s in zip(mean, scale, strict=True)]
         self._library = library
         self._scale, self._shift = (
-            library.constant(np.array(values, np.float32).reshape(1, -1, 1, 1)) for values in (scale, shift)
+            library.constant(values.reshape(1, -1, 1, 1)) for values in scale_and_shift(mean, std)
         )
 
     def __call__(self, images: Array) -> Array:
@@ -327,7 +326,19 @@ class BatchNormalise:
 
     def pixels(self, images: Array) -> Array:
         """Return pixel values normalised that are float32 (batch, channels, height, width) already."""
-        return images * self._scale + self._shift
+        pixels = images * self._scale
+        pixels += self._shift  # torch adds in place: the page faults of another large array take longer than the sum
+        return pixels
+
+
+def scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[npt.NDArray[np.float32], ...]:
+    """Return float32 numbers for each channel, by which normalising it is x * scale + shift.
+
+    A channel whose standard deviation is 0 is only centred.
+    """
+    scale = [1.0 / spread if spread else 1.0 for spread in std]
+    shift = [-m * s for m, s in zip(mean, scale, strict=True)]
+    return np.array(scale, np.float32), np.array(shift, np.float32)
 
 
 def check_fields(settings: AugmentSettings | None, names: Container[str]) -> None:

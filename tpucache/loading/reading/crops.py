@@ -85,12 +85,21 @@ class Form(NamedTuple):
         return -(-self.height // 2), -(-self.width // 2)
 
 
+class Normal(NamedTuple):
+    """How results become float32: each channel's values times `scale`, plus `shift`, both float32 (channels,)."""
+
+    scale: npt.NDArray[np.float32]
+    shift: npt.NDArray[np.float32]
+
+
 class CropWork(NamedTuple):
     """The arguments of the compiled loop. Arrays are passed by their addresses."""
 
     images: int
     sources: int  # the addresses of records, int64 (images,)
     targets: int  # the addresses of results, int64 (images,)
+    scale: int  # this and the next: the addresses of a `Normal`, float32 (MOST_CHANNELS,); 0: results stay bytes
+    shift: int
     height: int  # of a result
     width: int  # of a result
     channels: int
@@ -120,8 +129,11 @@ class CropWork(NamedTuple):
     red_row: int
 
 
-def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, height: int, width: int) -> None:
-    """Write the crop of each image to its target, as uint8 (height, width, channels).
+def crop(
+    form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, height: int, width: int,
+    normal: Normal | None = None,
+) -> None:  # fmt: skip
+    """Write the crop of each image to its target, (height, width, channels): uint8, or, given `normal`, float32.
 
     `sources` and `targets` are the addresses of records and results, int64 (n,), contiguous. The caller keeps the
     memory alive and checks that it is large enough. Several threads may call this at once.
@@ -132,9 +144,9 @@ def crop(form: Form, boxes: Boxes, sources: Addresses, targets: Addresses, heigh
     columns = side_taps(boxes.left, boxes.width, boxes.columns_reversed, form.width, width)
     loop = crop_loop() if form.channels <= MOST_CHANNELS else None
     if loop is None:
-        _crop_by_numpy(form, rows, columns, sources, targets)
+        _crop_by_numpy(form, rows, columns, sources, targets, normal)
     else:
-        _crop_by_loop(loop, form, boxes, rows, columns, sources, targets)
+        _crop_by_loop(loop, form, boxes, rows, columns, sources, targets, normal)
 
 
 def needed_bytes(form: Form, boxes: Boxes) -> Numbers:
@@ -229,7 +241,7 @@ def half_taps(taps: Taps, half: int) -> Taps:
 
 def _crop_by_loop(
     loop: Callable[..., None], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
-    targets: Addresses,
+    targets: Addresses, normal: Normal | None,
 ) -> None:  # fmt: skip
     """Make the crops by the compiled loop."""
     left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
@@ -238,10 +250,13 @@ def _crop_by_loop(
     row = np.empty(form.width * MOST_CHANNELS + _LANES, np.int32)
     inside = np.ascontiguousarray(columns.firsts - left[:, None])
     starts = left * pixel
-    kept: list[Array] = [row, inside, starts, widths]
+    # The loop computes with vectors of MOST_CHANNELS numbers.
+    normals = [np.resize(each, MOST_CHANNELS) for each in normal or ()]
+    kept: list[Array] = [row, inside, starts, widths, *normals]
+    scale, shift = map(address, normals) if normals else (0, 0)
     work = CropWork(
-        len(sources), address(sources), address(targets), rows.firsts.shape[1], inside.shape[1], form.channels,
-        form.width * pixel, address(starts), address(widths),
+        len(sources), address(sources), address(targets), scale, shift, rows.firsts.shape[1], inside.shape[1],
+        form.channels, form.width * pixel, address(starts), address(widths),
         *_addresses(rows), address(inside), *_addresses(columns)[1:], address(row),
         *[0] * 12,
     )  # fmt: skip
@@ -266,7 +281,9 @@ def _addresses(taps: Taps) -> tuple[int, int, int, int]:
     return address(taps.firsts), address(taps.counts), address(taps.weights), taps.weights.shape[2]
 
 
-def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses) -> None:
+def _crop_by_numpy(
+    form: Form, rows: Taps, columns: Taps, sources: Addresses, targets: Addresses, normal: Normal | None
+) -> None:
     """Make the crops by numpy, with the same bytes as the compiled loop makes."""
     size = rows.firsts.shape[1], columns.firsts.shape[1], form.channels
     halves = half_taps(rows, form.half[0]) if form.is_planar else None
@@ -287,7 +304,10 @@ def _crop_by_numpy(form: Form, rows: Taps, columns: Taps, sources: Addresses, ta
         made = np.einsum("xw,ywc->yxc", across, colours)
         bits = 2 * _UNIT_BITS
         made = (made + (1 << (bits - 1)) - 1 + ((made >> bits) & 1)) >> bits  # round half to even
-        _memory(target, size[0] * size[1] * size[2])[:] = np.clip(made, 0, 255).astype(np.uint8).reshape(-1)
+        pixels_made: Array = np.clip(made, 0, 255).astype(np.uint8)
+        if normal is not None:
+            pixels_made = pixels_made.astype(np.float32) * normal.scale + normal.shift
+        _memory(target, pixels_made.nbytes)[:] = pixels_made.reshape(-1).view(np.uint8)
 
 
 def _matrix(taps: Taps, at: int, side: int) -> Numbers:
@@ -337,7 +357,8 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
 
     `ir` is llvmlite's module of that name, and `module` receives the function.
     """
-    blend, colour, resize = _write_blend(ir, module), _write_colour(ir, module), _write_resize(ir, module)
+    blend, colour = _write_blend(ir, module), _write_colour(ir, module)
+    resize, normalised = (_write_resize(ir, module, is_normalised) for is_normalised in (False, True))
     code = FunctionWriter(ir, module, "crop", len(CropWork._fields), returns=False)
     build, word = code.build, code.word
     work = CropWork(*code.arguments)
@@ -363,7 +384,8 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
         row_firsts, row_weights, row_count, row_step = taps("row", image, work.height)
         column_firsts, column_weights, column_count, column_step = taps("column", image, work.width)
         target = code.item(work.targets, image)
-        target_bytes = build.mul(work.width, work.channels)
+        has_scale = build.icmp_unsigned("!=", work.scale, word(0))
+        target_bytes = build.mul(build.mul(work.width, work.channels), build.select(has_scale, word(4), word(1)))
         has_planes = build.icmp_unsigned("!=", work.blue, word(0))
         with code.counting(word(0), work.height, 1) as y:
             first = build.mul(code.item(row_firsts, y), work.row_bytes)
@@ -387,7 +409,12 @@ def write_crop(ir: Any, module: Any, _processor: str, _features: Mapping[str, bo
                     build.call(blend, [first, work.row_bytes, values, weights, row_count, work.row])
             to = build.add(target, build.mul(y, target_bytes))
             columns = [column_firsts, column_weights, column_step, column_count]
-            build.call(resize, [work.row, *columns, work.width, work.channels, to])
+            arguments = [work.row, *columns, work.width, work.channels, to, work.scale, work.shift]
+            with build.if_else(has_scale) as (to_floats, to_bytes):
+                with to_floats:
+                    build.call(normalised, arguments)
+                with to_bytes:
+                    build.call(resize, arguments)
     build.ret_void()
 
 
@@ -481,22 +508,27 @@ def _write_colour(ir: Any, module: Any) -> Any:
     return code.function
 
 
-def _write_resize(ir: Any, module: Any) -> Any:
-    """Emit the function resize(row, firsts, weights, step, count, width, channels, target), and return it.
+def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
+    """Emit the function resize(row, firsts, weights, step, count, width, channels, target, scale, shift); return it.
 
-    It resizes the blended row at the address `row` to `width` pixels, which it writes as bytes to the address `target`.
+    It resizes the blended row at the address `row` to `width` pixels, which it writes to the address `target`: as
+    bytes, or, if `is_normalised`, as float32, times the numbers at the address `scale`, plus those at `shift`.
     """
-    code = FunctionWriter(ir, module, "resize", 8, returns=False)
+    code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
     build, half, word = code.build, code.half, code.word
-    row, firsts, weights, step, count, width, channels, target = code.arguments
-    numbers = ir.VectorType(half, MOST_CHANNELS)
+    row, firsts, weights, step, count, width, channels, target, scale, shift = code.arguments
+    numbers, floats = (ir.VectorType(kind, MOST_CHANNELS) for kind in (half, ir.FloatType()))
     bits = 2 * _UNIT_BITS
+    factors = [code.load(floats, each) for each in (scale, shift)] if is_normalised else []
 
     def splat(value: int) -> Any:
         return ir.Constant(numbers, [value] * MOST_CHANNELS)
 
     pixel_bytes = build.shl(channels, word(2))
-    with code.counting(word(0), width, 1) as x:
+    result_bytes = pixel_bytes if is_normalised else channels
+
+    def pixel(x: Any) -> tuple[Any, Any]:
+        """Emit the code that computes a pixel of the result; return its values, and the address that they belong to."""
         first = build.add(row, build.mul(code.item(firsts, x), pixel_bytes))
         own = build.add(weights, build.mul(x, step))
 
@@ -512,11 +544,22 @@ def _write_resize(ir: Any, module: Any) -> Any:
         made = build.ashr(build.add(build.add(total[0], splat((1 << (bits - 1)) - 1)), odd), splat(bits))
         made = build.select(build.icmp_signed("<", made, splat(0)), splat(0), made)
         made = build.select(build.icmp_signed(">", made, splat(255)), splat(255), made)
-        made = build.trunc(made, ir.VectorType(code.byte, MOST_CHANNELS))
-        to = build.add(target, build.mul(x, channels))
-        code.store(build.extract_element(made, half(0)), to)
-        for channel in range(1, MOST_CHANNELS):
+        if is_normalised:
+            # A product and a sum, which are both rounded, as in `ondevice.BatchNormalise`.
+            made = build.fadd(build.fmul(build.sitofp(made, floats), factors[0]), factors[1])
+        else:
+            made = build.trunc(made, ir.VectorType(code.byte, MOST_CHANNELS))
+        return made, build.add(target, build.mul(x, result_bytes))
+
+    few = word(MOST_CHANNELS - 1)  # pixels at the end of a row, beyond which a store of MOST_CHANNELS values may reach
+    last = build.sub(width, code.smaller(width, few))
+    with code.counting(word(0), last, 1) as x:
+        code.store(*pixel(x))  # the next pixels overwrite what is beyond the pixel's channels
+    with code.counting(last, width, 1) as x:
+        made, to = pixel(x)
+        for channel in range(MOST_CHANNELS):
             with build.if_then(build.icmp_unsigned("<", word(channel), channels)):
-                code.store(build.extract_element(made, half(channel)), build.add(to, word(channel)))
+                at = build.add(to, word(channel * (4 if is_normalised else 1)))
+                code.store(build.extract_element(made, half(channel)), at)
     build.ret_void()
     return code.function
