@@ -80,6 +80,13 @@ def test_the_builder_ends_with_its_reader_and_says_what_it_failed_with(tmp_path:
     gc.collect()
 
 
+def test_a_source_that_no_pipe_holds_whole_reaches_the_builder(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = [(rng.integers(0, 256, (64, 64, 3), np.uint8), number % 2) for number in range(80)]  # 1 MB
+    dataset = tpucache.open_or_build(pictures, tmp_path / "cache", RECIPE, jobs=1)
+    assert [label for _, label in dataset] == [label for _, label in pictures]
+
+
 def test_a_cache_at_a_url_is_refused(photos: Path) -> None:
     with pytest.raises(UsageError, match="folder of this machine"):
         tpucache.open_or_build(photos, "gs://bucket/cache")

@@ -88,8 +88,9 @@ def main() -> None:
         if workers > 1:  # before this process has threads, and with the modules that workers need
             importlib.import_module("tpucache.warmup.run.growing")
             engine = ForkedWorkers(workers, answers.close)
+        data = pickle.load(sys.stdin.buffer)  # noqa: S301  # all of it, before the thread reads the same pipe
         threading.Thread(target=_end_with_parent, args=(is_over,), name="watch-parent", daemon=True).start()
-        request = pickle.loads(pickle.load(sys.stdin.buffer))  # noqa: S301
+        request = pickle.loads(data)  # noqa: S301
         source = request.source() if isinstance(request.source, functools.partial) else request.source
         others = {**request.others, "engine": engine}
         build_for_readers(source, request.cache, lambda known: _answer(answers, known), **others)
