@@ -24,7 +24,8 @@ from scripts.commands import ROOT, CommandError, reason, say
 from scripts.environments import Environment
 
 _LEAST_PATIENCE: Final = 300.0  # seconds, for what is imported and seen first
-_VISION: Final = "torchvision==0.24.0"  # of torch 2.9, which is linked
+TORCH: Final = ("torch==2.9.0",)  # the one of this environment, which is linked
+VISION: Final = "torchvision==0.24.0"  # of this torch
 
 
 # Composer requires an older torch, but works with this one.
@@ -36,11 +37,11 @@ _COMPOSER: Final = (
 
 def _environment(name: str, *packages: str, alone: tuple[str, ...] = ()) -> Environment:
     """Return an environment with some packages, and those that are installed `alone`, without what they require."""
-    installs = ((*packages, "timm", _VISION), *((("--no-deps", *alone),) if alone else ()))
-    return Environment(f"race-{name}", installs, constraints=("torch==2.9.0",), links=("torch",))
+    installs = ((*packages, "timm", VISION), *((("--no-deps", *alone),) if alone else ()))
+    return Environment(f"race-{name}", installs, constraints=TORCH, links=("torch",))
 
 
-_TPUCACHE: Final = Environment("race-tpucache", (("timm", _VISION),), constraints=("torch==2.9.0",), inherits=True)
+_TPUCACHE: Final = Environment("race-tpucache", (("timm", VISION),), constraints=TORCH, inherits=True)
 
 CONTENDERS: Final = (
     Contender("tpucache", "race.tpucache", environment=_TPUCACHE),
