@@ -94,7 +94,7 @@ class Environments:
         if environment.inherits:
             lines = (f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages())
             (packages / "inherited.pth").write_text("".join(lines))
-        _link(environment.links, packages)
+        link(environment.links, packages)
         pip: list[str | Path] = [self.python(environment), "-m", "pip", "install", "--quiet"]
         if environment.constraints:
             listed = folder / "constraints.txt"
@@ -113,7 +113,7 @@ def _check_system(environment: Environment) -> None:
         raise CommandError(f"needs system packages: apt-get install -y {' '.join(environment.debian)}")
 
 
-def _link(names: Sequence[str], packages: Path) -> None:
+def link(names: Sequence[str], packages: Path) -> None:
     """Link installed distributions, and all that they require, into a site-packages folder."""
     for distribution in _closure(names):
         tops = {path.parts[0] for path in distribution.files or () if path.parts[0] not in ("..", "__pycache__")}

@@ -2,8 +2,9 @@
 
     python -m scripts.kaggle_server --port 7777
 
-Then, in another terminal, `KAGGLE_API_ENVIRONMENT=TEST KAGGLE_USERNAME=ann KAGGLE_KEY=any tpucache warmup …`: "TEST" is
-kagglesdk's own name for http://localhost:7777. With another port, HTTP_PROXY leads there (see `environment`).
+Then, in another terminal, `KAGGLE_API_ENVIRONMENT=TEST KAGGLE_USERNAME=ann KAGGLE_KEY=the-key-of-ann tpucache warmup
+…`: "TEST" is kagglesdk's own name for http://localhost:7777. With another port, HTTP_PROXY leads there (see
+`environment`). Each account has such a key, and writes to its own datasets alone.
 
 Nobody has compared it with Kaggle. What it does, and from where that is known:
 
@@ -168,7 +169,8 @@ class KaggleServer:
         return self.datasets[dataset_id].versions[-1].files
 
 
-KEY = "the-key-of-ann"
+KEY_OF = "the-key-of-"  # before the name of an account
+KEY = f"{KEY_OF}ann"
 JSON = {"Content_Type": "application/json"}
 
 
@@ -210,8 +212,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def check_request(self) -> None:
         faults = self.state.faults
-        key = base64.b64encode(f"ann:{KEY}".encode()).decode()
-        if self.headers.get("Authorization") not in (f"Basic {key}", f"Bearer {KEY}"):
+        kind, _, given = self.headers.get("Authorization", "").partition(" ")
+        basic = base64.b64decode(given).decode() if kind == "Basic" else f"{given.removeprefix(KEY_OF)}:{given}"
+        self.account, _, key = basic.partition(":")
+        if kind not in ("Basic", "Bearer") or key != f"{KEY_OF}{self.account}":
             raise Refusal(401, "Unauthorized")
         if faults.is_forbidden:
             raise Refusal(403, "Permission 'datasets.create' was denied")
@@ -239,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def call_CreateDataset(self, request: dict[str, Any]) -> dict[str, Any] | None:
         dataset_id, title = f"{request['ownerSlug']}/{request['slug']}", request["title"]
-        if request["ownerSlug"] != "ann":
+        if request["ownerSlug"] != self.account:
             return {"status": "error", "error": "You are not allowed to create a dataset as this owner."}
         if len(request["slug"]) not in LENGTHS or len(title) not in LENGTHS:
             raise Refusal(400, "Bad Request")

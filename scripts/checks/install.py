@@ -1,9 +1,9 @@
 """Builds sdist and wheel, installs them into clean environments, and tries there what each is for.
 
-The environments have numpy alone; numpy and torch; numpy and JAX; what README's own line installs, where its blocks are
-run as they stand; and everything. Their libraries are links to those installed here, so that nothing is downloaded but
-the build's own tools. With --from-index each is installed anew as its user would, libraries included, which takes
-minutes and gigabytes. nrtk, which is --from-index alone, compares the variants of each preset by nrtk-albumentations.
+The environments have numpy alone; numpy and torch; numpy and JAX; and everything. Their libraries are links to those
+installed here, so that nothing is downloaded but the build's own tools. With --from-index each is installed anew as its
+user would, libraries included, which takes minutes and gigabytes. nrtk, which is --from-index alone, compares the
+variants of each preset by nrtk-albumentations. What README installs is the subject of `page_blocks`.
 
     python -m scripts.checks install
     python -m scripts.checks install numpy all
@@ -15,20 +15,15 @@ from __future__ import annotations
 import argparse
 import filecmp
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-from PIL import Image
-
 from scripts.checks.offline import make_cache
-from scripts.commands import ROOT, CommandError
+from scripts.commands import CommandError
 from scripts.environments import Environment, Environments
 from tpucache.warmup.records.augment import PRESETS
 
@@ -71,30 +66,11 @@ class Kind(NamedTuple):
     absent: tuple[str, ...]
 
 
-README: Final = (ROOT / "README.md").read_text()
-_INSTALL: Final = re.compile(r"pip install '\.\[(.+?)\]'")
-#: The extras that README's own line installs.
-README_EXTRAS: Final = _INSTALL.search(README).group(1)  # type: ignore[union-attr]  # without it this ends here, rightly
-
-
-def _required(extras: str) -> tuple[str, ...]:
-    """Return the names of the libraries that the package needs with some extras."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found, waiting = [*project["dependencies"]], extras.split(",")
-    for extra in waiting:  # extras of extras are added as they are found
-        for requirement in project["optional-dependencies"][extra]:
-            own = re.match(r"tpucache\[(.+)\]", requirement)
-            waiting += own.group(1).split(",") if own else []
-            found += [] if own else [requirement]
-    return tuple(dict.fromkeys(re.split(r"[^\w.-]", requirement)[0] for requirement in found))
-
-
 WARMUP: Final = ("PIL", "lmdb", "joblib", "albumentations", "tqdm")
 KINDS: Final = {
     "numpy": Kind(("numpy",), ("numpy",), ("torch", "jax", *WARMUP)),
     "torch": Kind(("numpy", "torch"), ("numpy", "torch"), ("jax", "torch_xla", *WARMUP)),
     "jax": Kind(("numpy", "jax"), ("numpy", "jax"), ("torch", *WARMUP)),
-    "readme": Kind(_required(README_EXTRAS), (f"{{wheel}}[{README_EXTRAS}]",), ("jax", "torch_xla")),
     "all": Kind((), ("{wheel}[augment,xla,train,fast,zstd,lz4,jax,remote,report]",), ()),
     "nrtk": Kind((), ("{wheel}[fast]", "nrtk-albumentations", "opencv-python-headless"), ()),
 }
@@ -117,8 +93,6 @@ def try_in(name: str, python: Path, cache: Path, place: Path) -> None:
     if name == "torch":
         run(*command, "train", cache, "--run", place / "run", *TRAIN)
         run(*command, "predict", place / "run", cache, "-o", place / "predictions.csv", "--backend", "torch")
-    if name == "readme":
-        run_readme(python, place)
     if name == "nrtk":
         compare_presets(command, place)
     if name == "all":
@@ -138,24 +112,6 @@ def compare_presets(command: Sequence[str | Path], place: Path) -> None:
         same, *others = filecmp.cmpfiles(place / "here" / name, place / "there" / name, shards, shallow=False)
         if len(same) < len(shards) or not shards:
             raise CommandError(f"the preset {name} makes other bytes by nrtk-albumentations: {others}")
-
-
-def run_readme(python: Path, place: Path) -> None:
-    """Run README's blocks as they stand, but for make's, in a folder with some pictures. Raises CalledProcessError."""
-    for number in range(24):
-        path = place / "readme" / "photos" / "train" / ("ant", "bee")[number % 2] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (48, 64, 3), np.uint8)
-        Image.fromarray(pixels).save(path)
-    environment = {"PATH": f"{python.parent}:{os.defpath}", "HOME": str(place), "PYTHONNOUSERSITE": "1"}
-    for language, text in re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
-        if language == "sh" and not text.startswith("make"):
-            words: list[str | Path] = ["bash", "-euc", text]
-        elif language == "python":
-            words = [python, "-c", text]
-        else:
-            continue
-        subprocess.run(words, env=environment, cwd=place / "readme", check=True, timeout=900, stdout=subprocess.DEVNULL)
 
 
 def check(place: Path, kinds: Sequence[str], *, from_index: bool) -> None:

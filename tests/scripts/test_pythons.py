@@ -64,7 +64,8 @@ def run_ci(tmp_path: Path) -> Callable[[str, str], tuple[int, list[str]]]:
 
     def run(other: str, fails: str) -> tuple[int, list[str]]:
         write_program(tmp_path / "bin" / "make", MAKE)
-        write_program(tmp_path / ".venv" / "bin" / "python", f"#!/bin/sh\necho {other}\n")
+        python = f'#!/bin/sh\n[ "$*" != "-m $FAILS" ] || exit 1\necho {other}\n'
+        write_program(tmp_path / ".venv" / "bin" / "python", python)
         shutil.copytree(CI.parent, tmp_path / ".ci", dirs_exist_ok=True)
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
@@ -98,3 +99,10 @@ def test_ci_fails_where_any_part_of_it_fails(run_ci: Callable[..., tuple[int, li
     assert any(call.startswith(fails) for call in calls)
     if not fails.startswith("test"):
         assert "test" not in calls
+
+
+@pytest.mark.parametrize("fails", ["scripts.checks install", "scripts.checks page_blocks"])
+def test_ci_fails_where_a_check_fails(run_ci: Callable[..., tuple[int, list[str]]], fails: str) -> None:
+    status, calls = run_ci("", fails)
+    assert status != 0
+    assert "test" not in calls

@@ -1,0 +1,404 @@
+"""Runs the blocks of README, docs/kaggle.md and docs/colab.md word by word, where nothing but their own lines installs.
+
+Each notebook or machine of a page gets a new environment. It has what the image of that notebook has according to the
+page; the rest comes by the `pip install` lines of the page. pip has no index: the libraries that a line asks for are
+linked from those installed here just before it. With --from-index there are no links, and pip downloads them.
+
+/kaggle, /content and the bucket are folders in a temporary one, photographs are generated, and scripts/kaggle_server.py
+stands in for Kaggle. PAGES lists, with the reason, which blocks are not run, and which words are replaced so that a
+block takes seconds; with --slow, these words are run, too. The check fails where a block fails, where one that is
+neither sh nor python is not listed, and where something is listed that no block has.
+
+    python -m scripts.checks page_blocks
+    python -m scripts.checks page_blocks kaggle --slow
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from scripts.commands import ROOT, CommandError
+from scripts.environments import Environment, Environments, link
+from scripts.kaggle_server import KaggleServer
+
+_LIMIT: Final = 1800  # seconds of a block
+PHOTOGRAPHS: Final = 6
+
+
+class Place:
+    """The folders that a page names, the environment in which its blocks are run, and the server in Kaggle's place."""
+
+    def __init__(self, root: Path, server: KaggleServer, *, from_index: bool = False, slow: bool = False) -> None:
+        self.root, self.server, self.from_index, self.slow = root, server, from_index, slow
+        self.photographs = 1030 if slow else PHOTOGRAPHS  # of each source: a block of kaggle.md has batches of 1024
+        self.variables: dict[str, str] = {}
+        self.checkout = root / "checkout"
+        self.here = root / "here"  # where commands are run
+        self.inputs, self.working = root / "kaggle" / "input", root / "kaggle" / "working"
+        self.content = root / "content"
+        for folder in (self.checkout, self.here, self.inputs, self.working, self.content):
+            folder.mkdir(parents=True)
+
+    def begin(self, name: str, libraries: tuple[str, ...]) -> None:
+        """Make a new environment that has some libraries of those installed here."""
+        if self.from_index:
+            environment = Environment(name, installs=(libraries,) if libraries else ())
+        else:
+            environment = Environment(name, links=libraries)
+        self.python = Environments(self.root / "environments").prepare(environment)
+        home = self.root / "homes" / name
+        home.mkdir(parents=True)
+        self.variables = {
+            "PATH": f"{self.python.parent}:{os.defpath}",
+            "HOME": str(home),
+            "PYTHONNOUSERSITE": "1",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "TPUCACHE_PATH": f"{self.inputs}:{self.working}:{self.content}",
+        }
+        if self.from_index:
+            self.variables |= {key: value for key, value in os.environ.items() if key.startswith("PIP_")}
+        else:
+            self.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.build_tools())}
+
+    def build_tools(self) -> Path:
+        """Return a folder with what builds tpucache's wheel, downloaded at the first call."""
+        folder = self.root / "tools"
+        if not folder.exists():
+            tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+            words = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", str(folder)]
+            subprocess.run([sys.executable, *words, *tools], check=True, timeout=_LIMIT)
+        return folder
+
+    def run(self, language: str, text: str, where: Path | None = None) -> None:
+        """Run a block. Raises CommandError with what it printed."""
+        text = re.sub(r"(?<![\w.~/])/(?=(kaggle|content)\b)", f"{self.root}/", text)
+        text = text.replace("gs://my-bucket", f"file://{self.root}/bucket")
+        if language == "sh":
+            for asked in () if self.from_index else map(required, installs(text)):
+                (packages,) = self.python.parent.parent.glob("lib/python*/site-packages")
+                link(asked, packages)
+            words = ["bash", "-euxc", text]  # each command is shown before what it prints
+        else:
+            (self.root / "block.py").write_text(text)
+            words = [str(self.python), str(self.root / "block.py")]
+        try:
+            done = subprocess.run(
+                words, cwd=where or self.here, env=self.variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace", check=False, timeout=_LIMIT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise CommandError(f"it takes over {_LIMIT} s") from error
+        if done.returncode:
+            raise CommandError(f"it ends with status {done.returncode}, and prints:\n{done.stdout.strip()}")
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copy the tracked files of this checkout."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
+    for name in filter(None, os.fsdecode(tracked).split("\0")):
+        if (ROOT / name).exists():  # not removed since
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+def installs(text: str) -> list[list[str]]:
+    """Return the words after each `pip install` of a text."""
+    lines = text.replace("\\\n", " ").splitlines()
+    starts = ("pip install ", "pip wheel ")
+    return [shlex.split(line, comments=True)[2:] for line in lines if line.startswith(starts)]
+
+
+def required(words: Sequence[str]) -> list[str]:
+    """Return the names of the libraries that pip needs to install these."""
+    if "--no-deps" in words:
+        return []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: list[str] = []
+    for word in (word for word in words if not word.startswith("-")):
+        if re.fullmatch(r"\w[\w.-]*", word):
+            found.append(word)
+            continue
+        found += project["dependencies"]  # the word is a folder or a wheel of tpucache, with extras
+        extras = re.search(r"\[(.+)\]$", word)
+        waiting = extras[1].split(",") if extras else []
+        for extra in waiting:  # extras of extras are added as they are found
+            for requirement in project["optional-dependencies"][extra]:
+                own = re.match(r"tpucache\[(.+)\]", requirement)
+                waiting += own[1].split(",") if own else []
+                found += [] if own else [requirement]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in dict.fromkeys(found)]
+
+
+def write_photographs(folder: Path, numbers: range) -> None:
+    """Write smooth noise as photographs of two classes."""
+    for number in numbers:
+        path = folder / ("ant", "bee")[number % 2] / f"{number:04d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = np.random.default_rng(number).integers(0, 256, (8, 10, 3), np.uint8)
+        Image.fromarray(coarse).resize((320, 256), Image.Resampling.BICUBIC).save(path)
+
+
+def have_photographs(place: Place) -> None:
+    """Have a folder of photographs where commands are run."""
+    write_photographs(place.here / "photos" / "train", range(place.photographs))
+
+
+def have_inputs(place: Place) -> None:
+    """Have a wheel, photographs and a contest as the inputs of a notebook on Kaggle, and photographs elsewhere."""
+    have_photographs(place)
+    photos, contest, wheels = (place.inputs / name for name in ("my-photos", "contest", "wheel"))
+    shutil.copytree(place.here / "photos", photos)
+    for folder in (contest / "images", wheels):
+        folder.mkdir(parents=True)
+    for wheel in place.checkout.glob("tpucache-*.whl"):
+        shutil.copy(wheel, wheels)
+    with (contest / "train.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image_id", "label", "fold"])
+        for path in sorted(photos.glob("train/*/*")):
+            shutil.copy(path, contest / "images")
+            rows.writerow([path.stem, path.parent.name, int(path.stem) % 5])
+
+
+def attach(place: Place, *names: str) -> None:
+    """Have datasets of the stand-in as the only inputs of a notebook."""
+    shutil.rmtree(place.inputs)
+    for name in names:
+        (place.inputs / name).mkdir(parents=True)
+        for file, content in place.server.files(f"your-name/{name}").items():
+            (place.inputs / name / file).write_bytes(content)
+
+
+def have_dataset(place: Place) -> None:
+    """Have the published dataset as the only input of a notebook on Kaggle, where nothing was trained."""
+    attach(place, "my-cache")
+    forget(place.working)
+
+
+def have_drive(place: Place) -> None:
+    """Have tpucache and photographs on Drive."""
+    drive = place.content / "drive" / "MyDrive"
+    shutil.copytree(place.checkout, drive / "tpucache")
+    write_photographs(drive / "photos", range(place.photographs))
+
+
+def forget(folder: Path) -> None:
+    """Empty a folder that lives as long as a session."""
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def put_aside(place: Place) -> None:
+    """Move the cache away, as another block builds one in its place."""
+    (place.working / "cache").rename(place.working / "first")
+
+
+def put_back(place: Place) -> None:
+    """Move the first cache back."""
+    shutil.rmtree(place.working / "cache")
+    (place.working / "first").rename(place.working / "cache")
+
+
+def sign_in(place: Place, name: str) -> None:
+    """Set the variables of an account at the stand-in."""
+    account = {"KAGGLE_USERNAME": name, "KAGGLE_KEY": f"the-key-of-{name}"}
+    place.variables |= place.server.environment | account
+
+
+def add_photographs(place: Place) -> None:
+    """Make version 2 of the cache, with the owner's account."""
+    sign_in(place, "your-name")
+    write_photographs(place.inputs / "my-photos" / "train", range(place.photographs, place.photographs + 4))
+    place.run("sh", "tpucache warmup /kaggle/input/my-photos/train /kaggle/working/cache --size 224 --variants 4")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The blocks after a heading, which share an environment.
+
+    `libraries` are those of the image. `command` is one of the text above the blocks; it is run first, in a checkout.
+    """
+
+    heading: str
+    arrange: Callable[[Place], None]
+    libraries: tuple[str, ...] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is to be known to run a page; a block is meant by words that no other block has.
+
+    `before` are steps that the page leaves to its reader, or commands of its text, which are run in a checkout.
+    `replaced` are words, the words that are run instead, and why; `left_out` are blocks that are not run, and why.
+    """
+
+    path: str
+    parts: tuple[Part, ...]
+    before: Mapping[str, Callable[[Place], None] | str] = field(default_factory=dict)
+    replaced: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+_FEW: Final = "--sizes 64 --codecs raw --seconds 0.05"  # of two values, the last one counts
+_TRIES: Final = "that takes half a minute and more"
+_TRAINS: Final = "40 epochs of a ResNet-18 take a minute on two cores"
+PAGES: Final = {
+    "readme": Page(
+        "README.md",
+        (Part("# tpucache", have_photographs, command="pip install '.[augment,fast,train,zstd]'"),),
+        left_out={
+            "-from torchvision": "a change of the reader's own program",
+            "make demo ": "make installs, into .venv: CI itself runs `make test`, and each release `make demo`",
+            "photos ─▶": "a drawing",
+        },
+    ),
+    "kaggle": Page(
+        "docs/kaggle.md",
+        (
+            Part("## The first: warm up", have_inputs, command="pip wheel --no-deps ."),
+            Part("## The second: train", have_dataset, libraries=("numpy", "torch", "jax")),
+        ),
+        before={
+            "/kaggle/input/contest/train.csv": put_aside,
+            "--dry-run": put_back,
+            "kaggle:your-name/my-cache --keep-local": lambda place: sign_in(place, "your-name"),
+            "kaggle:ann/my-photographs": lambda place: sign_in(place, "ann"),
+            "--version-notes": add_photographs,
+            "my-cache@2": lambda place: attach(place, "my-cache", "my-cache-v2"),
+            "--processes 2": lambda place: forget(place.working),
+        },
+        replaced={
+            "--sizes 224,384": (f"--sizes 224,384 {_FEW}", _TRIES),
+            "--seconds 300": (f"--seconds 300 {_FEW}", _TRIES),
+            "CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "that takes 1024 photographs"),
+            "    --flip": ("    --epochs 1 --flip", _TRAINS),
+            "    --processes 2": ("    --epochs 1 --processes 2", _TRAINS),
+        },
+        left_out={"python -m scripts.kaggle_server": "this check runs that server, at a free port"},
+    ),
+    "colab": Page(
+        "docs/colab.md",
+        (
+            Part("## Warm up, on a CPU runtime", have_drive),
+            Part("## Train, on a TPU runtime", lambda place: None, libraries=("numpy", "torch")),
+        ),
+        before={"gs://my-bucket": "pip install '.[remote]'"},
+        replaced={"--stage /content/staged": ("--epochs 1 --stage /content/staged", _TRAINS)},
+        left_out={
+            "from google.colab import drive": "only Colab has this module",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page: its number, from 1, the part that it is in, what precedes it, and why it is not run."""
+
+    number: int
+    part: Part
+    language: str
+    text: str
+    before: Callable[[Place], None] | str | None
+    reason: str | None
+
+
+def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
+    """Return the blocks of a page. Raises CommandError where a block is neither run nor listed, or a rule has none."""
+    found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    starts = [text.find(f"{part.heading}\n") for part in page.parts]
+    lost = [part.heading for part, start in zip(page.parts, starts, strict=True) if start < 0]
+    commands = [part.command for part in page.parts] + [step for step in page.before.values() if isinstance(step, str)]
+    lost += [command for command in commands if command not in " ".join(text.split())]
+    for rules in (page.before, page.replaced, page.left_out):
+        lost += [words for words in rules if sum(words in block[2] for block in found) != 1]
+    if lost:
+        raise CommandError(
+            f"{page.path}: scripts/checks/page_blocks.py has a rule for {lost[0]!r}, which is not there once"
+        )
+    blocks = []
+    for number, block in enumerate(found, 1):
+        language, shown = block.groups()
+        before = [step for words, step in page.before.items() if words in shown]
+        reasons = [reason for words, reason in page.left_out.items() if words in shown]
+        if block.start() < starts[0] or (language not in ("sh", "python") and not reasons):
+            raise CommandError(f"{page.path}, block {number}, is not run, and not listed in page_blocks.py:\n\n{shown}")
+        run = shown
+        for words, (instead, _) in () if slow else page.replaced.items():
+            run = run.replace(words, instead)
+        part = page.parts[sum(start <= block.start() for start in starts) - 1]
+        blocks.append(Block(number, part, language, run, next(iter(before), None), next(iter(reasons), None)))
+    return blocks
+
+
+def check(page: Page, text: str, place: Place) -> None:
+    """Run the blocks of a page, in order. Raises CommandError."""
+    began, count, part = time.monotonic(), 0, None
+    blocks = read_blocks(page, text, slow=place.slow)
+    run = [block for block in blocks if block.reason is None]
+    for block in run:
+        start = time.monotonic()
+        try:
+            if block.part is not part:
+                part = block.part
+                place.begin(f"{Path(page.path).stem}-{page.parts.index(part) + 1}", part.libraries)
+                place.run("sh", part.command, place.checkout)
+                part.arrange(place)
+            if isinstance(block.before, str):
+                place.run("sh", block.before, place.checkout)
+            elif block.before is not None:
+                block.before(place)
+            place.run(block.language, block.text)
+        except CommandError as error:
+            raise CommandError(f"{page.path}, block {block.number}:\n\n{block.text}\n{error}") from error
+        count += len(block.text.split())
+        print(f"page_blocks: {page.path}, block {block.number}: {time.monotonic() - start:.1f} s", flush=True)
+    for block in blocks:
+        if block.reason is not None:
+            print(f"page_blocks: {page.path}, block {block.number} is not run: {block.reason}")
+    took = time.monotonic() - began
+    print(f"page_blocks: {page.path}: {len(run)} blocks of {count} words work, in {took:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Run the check as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"which: {', '.join(PAGES)} (all of them)")
+    parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
+    parser.add_argument(
+        "--slow", action="store_true", help="run the blocks in the page's words alone: a quarter of an hour"
+    )
+    options = parser.parse_args()
+    if unknown := set(options.pages) - set(PAGES):
+        parser.error(f"there is no page {', '.join(sorted(unknown))}: it is one of {', '.join(PAGES)}")
+    for name in options.pages or PAGES:
+        with tempfile.TemporaryDirectory() as folder, KaggleServer().running() as server:
+            try:
+                page = PAGES[name]
+                place = Place(Path(folder), server, from_index=options.from_index, slow=options.slow)
+                copy_checkout(place.checkout)
+                check(page, (ROOT / page.path).read_text(), place)
+            except CommandError as error:
+                sys.exit(f"page_blocks: {error}")
+
+
+if __name__ == "__main__":
+    main()
