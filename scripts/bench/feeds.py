@@ -6,7 +6,8 @@
 A network that computes on the device, for about `--milliseconds` a step, is trained on data that comes every 0.25 to 3
 times as long as a step takes. Without a pause, data that takes no time is trained on before and after: that is how long
 the device needs for a step. What a step takes longer than that, with data that is late, the device was idle. The table
-has this next to the figure of the run's report, and the hint: how long the loop was blocked on data.
+has this next to the figure of the run's report, and the hint: how long the loop was blocked on data. Plain torch on a
+CPU is a synchronous device: each step ends before the host goes on. XLA is an asynchronous one, on the CPU, too.
 
     python -m scripts.bench feeds --backend torch --steps 6 --feeds 0.5 2 --milliseconds 5 --rounds 1     # to try it
 """
@@ -28,6 +29,10 @@ from pathlib import Path
 from typing import Any, Final
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
+if os.environ["PJRT_DEVICE"] == "CPU":
+    # XLA's CPU client blocks the host where an execution updates weights in place that an earlier one still computes.
+    # Other devices do not: the weights are copied here, so that the host runs ahead of this device, too.
+    os.environ.setdefault("XLA_ENABLE_PARAM_ALIASING", "0")
 
 import numpy as np
 import torch
