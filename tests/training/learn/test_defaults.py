@@ -79,7 +79,7 @@ def test_rates_follow_from_optimizer_and_model_and_given_weights():
 )
 def test_a_decided_rate_follows_the_batch_as_the_table_says(optimizer, make_model, power):
     small, large = (
-        decide_rates(TrainSettings(optimizer=optimizer, batch_size=size), make_model(3)).peak_lr for size in (64, 256)
+        decide_rates(TrainSettings(optimizer=optimizer, batch_size=size), make_model(3)).peak_lr for size in (128, 512)
     )
     assert large == pytest.approx(small * 4**power)
 
@@ -132,6 +132,19 @@ def test_the_text_says_each_value_and_what_was_given():
     rates = describe_rates(replace(decided, lr=0.02, scale="none"), cnn(3))
     assert rates.startswith("sgd, lr 0.02, weight decay")
     assert rates.endswith("given: lr")
+
+
+def test_sgd_keeps_the_rate_of_a_batch_of_128_for_smaller_ones_unless_a_scaling_is_given():
+    rates = {
+        batch: decide_rates(TrainSettings(optimizer="sgd", batch_size=batch), cnn(3)).peak_lr
+        for batch in (16, 127, 128, 512)
+    }
+    assert rates[16] == rates[127] == pytest.approx(rates[128])
+    assert rates[512] == pytest.approx(2 * rates[128])
+    small = decide_rates(TrainSettings(optimizer="sgd", batch_size=16), cnn(3))
+    assert "given:" not in describe_rates(small, cnn(3))
+    scaled = decide_rates(TrainSettings(optimizer="sgd", batch_size=32, scale="sqrt"), cnn(3))
+    assert scaled.peak_lr == pytest.approx(rates[128] / 2)
 
 
 @pytest.mark.parametrize(

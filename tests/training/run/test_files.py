@@ -121,7 +121,7 @@ def test_what_was_decided_of_rates_is_in_the_runs_files_and_its_report(cache, tm
         torch.load(tmp_path / "last.pt", weights_only=True)["settings"],
     ):
         assert None not in [settings[name] for name in ("lr", "scale", "weight_decay", "schedule")]
-    assert any(line.startswith("optimizer  sgd, lr 0.035 (0.14 for a batch of 256") for line in report.lines())
+    assert any(line.startswith("optimizer  sgd, lr 0.099, weight decay") for line in report.lines())
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(cache, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from tpucache.training.learn.forward import decide_normalising, model_name
 from tpucache.training.learn.model import build_model, channels_of, checkpoint_gradients
 from tpucache.training.learn.optimizers import OptimizerMaker, find_optimizer, optimizer_name
 from tpucache.training.learn.tasks.task import Task
-from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings
+from tpucache.training.settings import AUTO, OPTIMIZERS, ScaleRule, ScheduleName, TrainSettings, scale_lr
 
 #: A model's kind of normalisation layers, which decides its learning rate; with many layers the rate is lower.
 Family = Literal["batch norm", "many batch norms", "layer norm", "no norm"]
@@ -68,6 +68,7 @@ class Defaults(NamedTuple):
     """The default learning rate and the settings that go with it.
 
     `lr` is the highest rate of the schedule, for a batch of 256, and `scale` says how it scales with the batch size.
+    Batches smaller than `least_batch` have the rate of a batch of this size: they belong to short runs.
     `ramp` is the share of the steps in which the rate rises; None: the schedule's own. `source` says where the values
     come from, for messages.
     """
@@ -78,11 +79,12 @@ class Defaults(NamedTuple):
     schedule: ScheduleName
     ramp: float | None
     source: str
+    least_batch: int = 1
 
 
 #: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", None, _WIDE, _MOST_BATCH),
     ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
     ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", None, _DEEP),
     ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", None, _TUNED),
@@ -240,13 +242,19 @@ def find_defaults(
 ) -> Defaults:
     """Return the defaults for a run: the table's row, or those of the optimizer that `make_optimizer` makes.
 
+    For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
+
     Raises UsageError if `needs_rate` and `make_optimizer` has no default learning rate.
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)
     if settings.optimizer is None:
         raise UsageError("the optimizer is decided when the run begins: give optimizer to know its defaults before")
-    return _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
+    found = _TABLE[settings.optimizer, find_family(model), settings.weights is not None]
+    is_small = settings.batch_size is not None and settings.batch_size < found.least_batch
+    if is_small and settings.scale in (None, "none"):
+        return found._replace(lr=scale_lr(found.lr, found.least_batch, found.scale), scale="none")
+    return found
 
 
 def find_family(model: nn.Module) -> Family:
