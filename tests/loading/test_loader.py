@@ -311,6 +311,30 @@ def test_on_late_storage_the_first_records_are_asked_for_while_the_loader_is_mad
     assert [images.tolist() for images, _ in loader] == expected
 
 
+@pytest.mark.parametrize("shuffle", [False, "full", "block"])
+def test_the_first_iteration_asks_late_storage_only_for_what_was_not_asked_for_before(cache, monkeypatch, shuffle):
+    """It would take time from the threads that read. Later, or with another order, all is asked for again."""
+    hinted: list[int] = []
+    monkeypatch.setattr(CachedDataset, "hint", lambda _, indices, *__: hinted.extend(indices.tolist()))
+    monkeypatch.setattr(ShardReader, "is_late", True)
+    monkeypatch.setattr("tpucache.loading.loader._SPAN", 10)
+    monkeypatch.setattr("tpucache.loading.loader._LATE_BYTES", 1)
+    make = functools.partial(CachedLoader, batch_size=7, shuffle=shuffle, seed=3, window=10)
+    loader = make(CachedDataset(cache))
+    whole = list(range(len(loader.dataset)))
+    assert 0 < len(hinted) < len(whole)
+    list(loader)
+    assert sorted(hinted) == whole
+    list(loader)
+    assert sorted(hinted) == sorted(2 * whole)
+    hinted.clear()
+    loader = make(CachedDataset(cache))
+    begun = len(hinted)
+    loader.set_epoch(1)
+    list(loader)
+    assert sorted(hinted[begun:]) == whole
+
+
 def test_a_sampler_is_not_asked_for_an_epoch_more_on_late_storage(cache, monkeypatch):
     monkeypatch.setattr(ShardReader, "is_late", True)
     asked: list[int] = []

@@ -81,6 +81,16 @@ class _GlobalBatch(NamedTuple):
     bounds: tuple[int, int]
 
 
+class _Begun(NamedTuple):
+    """The samples that a loader asked for while it was made: of this epoch's order, from `start` to `end`."""
+
+    seed: int
+    order: EpochOrder
+    epoch: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True)
 class LoaderOptions:
     """The options of a loader, which `CachedLoader` explains. Raises UsageError for values out of range."""
@@ -144,6 +154,7 @@ class BatchLoader(Generic[AnySamples]):
         self._is_closed = False
         self._finish = None if options.finishing is None else _make_finish(options.finishing, samples, crop)
         self._pool: Buffers | None = None  # made on first use, in each process
+        self._begun: _Begun | None = None
         left = self.samples % self._global_batch
         if 0 < left < self.world_size and not self.drop_last:
             raise UsageError(_too_few(left, self.world_size))
@@ -171,7 +182,11 @@ class BatchLoader(Generic[AnySamples]):
 
     def _begin_reading(self) -> threading.Thread:
         """Let a thread ask the kernel to read the first records ahead, while this one allocates and compiles."""
-        begun = threading.Thread(target=lambda: _Iteration(self, 0, 0, 0, False, None).begin(), name="tpucache-hint")
+
+        def begin() -> None:
+            self._begun = _Iteration(self, 0, 0, 0, False, None).begin()
+
+        begun = threading.Thread(target=begin, name="tpucache-hint")
         begun.start()
         return begun
 
@@ -237,7 +252,14 @@ class BatchLoader(Generic[AnySamples]):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
-        own = {"_pool": None, "_finish": None, "_metrics": LoaderMetrics(), "_iterations": 0, "_outdated": 0}
+        own = {
+            "_pool": None,
+            "_finish": None,
+            "_metrics": LoaderMetrics(),
+            "_begun": None,
+            "_iterations": 0,
+            "_outdated": 0,
+        }
         return {**kept, **own}
 
     def __enter__(self) -> Self:
@@ -406,7 +428,7 @@ class _Iteration:
             # A single host needs every sample in each epoch, so later epochs do not say which records to keep.
             further = functools.partial(self.expected, _FORESEEN_EPOCHS) if options.world_size > 1 else None
             self._dataset.expect(loader, self.expected, further)
-            hinted, windows = self._start, self._parts_ahead(self._start)
+            hinted, windows, begun = self._start, self._parts_ahead(self._start), self._take_begun()
             reach, rest = loader._reach, loader.samples
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
@@ -414,7 +436,7 @@ class _Iteration:
                         rest = batch.bounds[0]
                         break
                     while hinted < batch.bounds[1] + reach and (parts := next(windows, None)):
-                        hinted = self._hint(parts, threads)
+                        hinted = parts[-1].stop if parts[-1].stop <= begun else self._hint(parts, threads)
                     pending.append((batch, submit(batch, threads)))
                     if len(pending) > options.prefetch:
                         yield self._take()
@@ -425,14 +447,26 @@ class _Iteration:
         if slots is not None:
             yield from self._placed_batches(slots, rest)
 
-    def begin(self) -> None:
-        """Ask the kernel to read the first records ahead. Errors are raised when the records are read."""
+    def begin(self) -> _Begun:
+        """Ask the kernel to read the first records ahead, and return which. Errors are raised when they are read."""
+        end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
             with contextlib.suppress(StoreError):
                 self._dataset.hint(ahead, self.epoch, self._order.shared)
-            if parts[-1].stop >= self._start + self._loader._reach:
+            end = parts[-1].stop
+            if end >= self._start + self._loader._reach:
                 break
+        return _Begun(self._seed, self._order, self.epoch, self._start, end)
+
+    def _take_begun(self) -> int:
+        """Return the position before which `begin` asked for this iteration's records; 0 if it did not.
+
+        Only the first iteration may rely on it: later, other files may have replaced the records in the page cache.
+        """
+        begun, self._loader._begun = self._loader._begun, None
+        own = self._seed, self._order, self.epoch, self._start
+        return begun.end if begun is not None and begun[:-1] == own else 0
 
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
         """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`.
