@@ -64,6 +64,8 @@ PARTS: Final = (
     Part("sizes-xla", "scripts.bench sizes {photographs} --backend xla --only finishing"),
     Part("idle", "scripts.bench idle {photographs}"),
     Part("warmup", "scripts.bench warmup {large} {photographs} --rounds 3"),
+    Part("epochs", "scripts.bench epochs {photographs}"),
+    Part("epochs-large", "scripts.bench epochs {large}"),
     Part("train", "scripts.bench train {small} --batch-size 128 --epochs 4"),
     Part("feeds", "scripts.bench feeds"),
 )
@@ -83,6 +85,13 @@ def slower(read: Figures, *names: str) -> str:
     """Return how many times slower some readers are than tpucache in memory, those that took part."""
     rows = {row["name"]: row["times_slower"] for row in read["readers"]}
     return ", ".join(f"{name} {rows[key]:.1f}" for name, key in map(_named, names) if rows.get(key))
+
+
+def seconds_of(epochs: Figures, *texts: str) -> str:
+    """Return the wall times of those contenders that took part, each in its text, `TEXT=NAME`."""
+    rows = {row["name"]: row["seconds"] for row in epochs["rows"]}
+    pairs = (text.split("=") for text in texts)
+    return ", ".join(text.format(f"{rows[name]:.1f} s") for text, name in pairs if name in rows)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -145,6 +154,18 @@ ROWS: Final = (
             f"{_rate(warmup['sources'], 0):,.0f} images/s"
             + _ratio(warmup["sources"], 0, "2 jobs / seed", "one process that decodes them whole")
             + _ratio(warmup["sources"], 0, "2 jobs / FFCV's writer", "FFCV's writer")
+        ),
+        is_in_readme=True,
+    ),
+    Row(
+        "three epochs of crops and flips on the CPU, start-up and building included",
+        ("epochs",),
+        lambda epochs: seconds_of(
+            epochs,
+            "{} with ImageFolder=tpucache, ImageFolder",
+            "torchvision {}=torchvision",
+            "efficio {}=efficio",
+            "FFCV {}=FFCV raw",
         ),
         is_in_readme=True,
     ),

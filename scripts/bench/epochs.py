@@ -50,6 +50,7 @@ from scripts.environments import Environment
 
 _FEW: Final = 64  # photographs, before the first round
 _REFERENCE: Final = "torchvision"
+_OURS: Final = "tpucache"
 
 _TORCHVISION: Final = Environment(
     "epochs-torchvision", ((VISION, "numpy", "pillow"),), constraints=TORCH, links=("torch",)
@@ -158,10 +159,30 @@ def summarise(name: str, runs: list[dict[str, Figures]], references: list[dict[s
     }
 
 
-def to_rows(rows: list[Figures], epochs: int) -> list[list[str]]:
+def to_report(runs: dict[str, list[dict[str, Figures]]], options: argparse.Namespace) -> Figures:
+    """Return all figures, the fastest contender first; `runs` are the turns of each one, by its name."""
+    rows = [summarise(name, each, runs.get(_REFERENCE)) for name, each in runs.items()]
+    images = sum(1 for path in options.photographs.glob("*/*") if path.is_file())
+    given = {name: getattr(options, name) for name in ("side", "size", "batch", "epochs", "rounds")}
+    return {"images": images, **given, "rows": sorted(rows, key=lambda row: row["seconds"])}
+
+
+def to_markdown(report: Figures) -> str:
+    """Return the table in Markdown, what was measured, and the versions."""
+    measured = (
+        f"{report['images']:,} photographs in shuffled batches of {report['batch']}, crops of {report['size']} pixels "
+        f"out of stored sides of {report['side']}; medians of {report['rounds']} rounds. "
+        f"{machine_line(report['machine'])}."
+    )
+    table = as_markdown(to_rows(report), is_bold=lambda name: name.startswith(_OURS))
+    return "\n".join([table, measured, "", *as_notes(report)]) + "\n"
+
+
+def to_rows(report: Figures) -> list[list[str]]:
     """Return the rows of the table, its heading first."""
+    rows, epochs = report["rows"], report["epochs"]
     heading = ["", f"{epochs} epochs, s", "min - max", "first batch", "first epoch", "each later one", "again", ""]
-    table = [[*heading[:-1], f"of {_REFERENCE}"]]
+    table = [[*heading[:-1], f"times faster than {_REFERENCE}"]]
     for row in rows:
         later, again, faster = (
             "" if row[name] is None else f"{row[name]:.1f}" for name in ("later_epoch", "again", "times_faster")
@@ -188,16 +209,11 @@ def main() -> None:
                 field.turn(contender, few, 1, names=("first",))
     turns = {each.name: functools.partial(field.turn, each, options.photographs, options.epochs) for each in ready}
     runs = race(turns, options.rounds, left_out)
-    rows = sorted(
-        (summarise(name, each, runs.get(_REFERENCE)) for name, each in runs.items()), key=lambda row: row["seconds"]
-    )
-    report = {"machine": machine(), "versions": track.versions, "left_out": left_out, "rows": rows}
-    report |= {name: getattr(options, name) for name in ("side", "size", "batch", "epochs", "rounds")}
-    table = to_rows(rows, options.epochs)
-    print(as_text(table), end="")
+    report = to_report(runs, options) | {"machine": machine(), "versions": track.versions, "left_out": left_out}
+    print(as_text(to_rows(report)), end="")
     for row in left_out:
         say(f"left out: {row['name']}: {row['reason']}")
-    write_files(options, report, "\n".join([as_markdown(table), machine_line(machine()), "", *as_notes(report)]) + "\n")
+    write_files(options, report, to_markdown(report))
 
 
 def _parse() -> argparse.Namespace:

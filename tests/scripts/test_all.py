@@ -20,6 +20,7 @@ FIGURES = {
             }
         ]
     },
+    "epochs": {"rows": [{"name": "tpucache, ImageFolder", "seconds": 9.04}, {"name": "efficio", "seconds": 30.0}]},
     "train": {"ratio": 0.98, "device_idle": 0.003},
 }
 
@@ -38,6 +39,7 @@ def test_the_table_has_a_row_for_what_was_measured_alone():
     assert "| 104,000 images/s, 0.81 of a plain copy in memory |" in lines[2]
     assert "| FFCV 2.0 |" in lines[9]
     assert "| 70 images/s, 7.5 times one process that decodes them whole |" in lines[10]
+    assert "| 9.0 s with ImageFolder, efficio 30.0 s |" in lines[11]
     readme = glance({"bench": BENCH}, is_readme=True)
     assert len(readme.splitlines()) == 4
     assert "`tpucache bench CACHE --in-memory yes --device-rate 7500`" in readme

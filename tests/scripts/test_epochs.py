@@ -13,6 +13,7 @@ from PIL import Image
 
 from scripts.bench import epochs
 from scripts.bench.rounds import Contender, Track
+from scripts.bench.table import machine
 from scripts.commands import CommandError
 
 
@@ -37,9 +38,29 @@ def field(tmp_path: Path) -> epochs.Field:
 def test_a_row_has_the_medians_of_the_rounds_and_the_ratio_to_torchvision():
     rounds = [{"first": times(4, 6, 8), "again": times(2, 3, 4)}, {"first": times(8, 9, 10), "again": times(3, 4, 6)}]
     row = epochs.summarise("ours", rounds, [{"first": times(8, 16, 24)}, {"first": times(10, 20, 30)}])
-    assert epochs.to_rows([row], 3)[1] == ["ours", "9.0", "8.0 - 10.0", "3.0", "6.0", "1.5", "5.0", "3.0"]
+    assert epochs.to_rows({"rows": [row], "epochs": 3})[1] == [
+        "ours",
+        "9.0",
+        "8.0 - 10.0",
+        "3.0",
+        "6.0",
+        "1.5",
+        "5.0",
+        "3.0",
+    ]
     alone = epochs.summarise("ours", [{"first": times(4)}], None)
-    assert epochs.to_rows([alone], 1)[1] == ["ours", "4.0", "4.0 - 4.0", "2.0", "4.0", "", "", ""]
+    assert epochs.to_rows({"rows": [alone], "epochs": 1})[1] == ["ours", "4.0", "4.0 - 4.0", "2.0", "4.0", "", "", ""]
+
+
+def test_the_fastest_is_first_and_what_was_measured_is_below(photographs):
+    options = argparse.Namespace(photographs=photographs, side=24, size=16, batch=4, epochs=2, rounds=1)
+    runs = {"torchvision": [{"first": times(6, 9)}], "tpucache, ImageFolder": [{"first": times(2, 3)}]}
+    report = epochs.to_report(runs, options) | {"machine": machine(), "versions": {"a": {"b": "1"}}, "left_out": []}
+    lines = epochs.to_markdown(report).splitlines()
+    assert lines[2].startswith("| **tpucache, ImageFolder** | **3.0** |")
+    assert lines[3].startswith("| torchvision | 9.0 |")
+    assert lines[5].startswith("8 photographs in shuffled batches of 4, crops of 16 pixels out of stored sides of 24; ")
+    assert lines[-1] == "- a: b 1"
 
 
 def test_who_keeps_a_cache_runs_again_with_it_and_others_do_not(tmp_path, photographs, monkeypatch):
