@@ -53,6 +53,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of four samples, also where a busy machine makes storage seem late."""
     monkeypatch.setattr(growing_scheduler, "_TASK_SAMPLES", 4)
     monkeypatch.setattr(growing_scheduler, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(growing_scheduler, "_MOST_LATE_SAMPLES", 4)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import errno
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +25,16 @@ from tpucache.loading.dataset import CachedDataset
 from tpucache.loading.loader import CachedLoader
 from tpucache.recipe import Recipe
 from tpucache.store import growing as reading
+from tpucache.store.ahead import MOST_FILES, Lateness
 from tpucache.store.format import WORK_NAME
 from tpucache.store.growing import GrowingCache, Prospect
+from tpucache.store.reader import ShardReader
 from tpucache.warmup.build import build_cache
+from tpucache.warmup.build_options import BuildOptions
 from tpucache.warmup.growing import Maker, build_for_readers
+from tpucache.warmup.plan import make_encoder, plan_build
 from tpucache.warmup.run import growing
+from tpucache.warmup.run.tasks import BuildContext
 from tpucache.warmup.sources.source import Item, Listing, Sample
 
 Digests = Callable[[Path], dict[str, str]]
@@ -123,6 +129,7 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks of four samples, also where a busy machine makes storage seem late."""
     monkeypatch.setattr(growing, "_TASK_SAMPLES", 4)
     monkeypatch.setattr(growing, "_MOST_SAMPLES", 4)
+    monkeypatch.setattr(growing, "_MOST_LATE_SAMPLES", 4)
 
 
 @pytest.fixture(scope="module")
@@ -286,19 +293,76 @@ def test_records_that_a_power_cut_has_torn_are_made_again(tmp_path: Path, finish
     assert digests(cache) == digests(finished(recipe))
 
 
-def test_damaged_records_are_not_read(tmp_path: Path) -> None:
-    gate = threading.Event()
+def test_a_record_is_compared_with_its_checksum_when_it_is_first_read(tmp_path: Path, monkeypatch: Any) -> None:
+    gate, compared = threading.Event(), list[int]()
+    check = ShardReader.check
+    monkeypatch.setattr(
+        ShardReader, "check", lambda reader, row, crc32: (compared.append(crc32), check(reader, row, crc32))
+    )
     with grown(Gated(lambda number: number < 8 or gate.is_set()), tmp_path / "cache", Recipe(size=SIZE)) as (
         dataset,
         _,
     ):
         dataset[0]
+        dataset[0]
+        assert len(compared) == 1
         (spool,) = (tmp_path / "cache" / WORK_NAME).glob("spool-*")
         with spool.open("r+b") as file:
-            file.seek(0)
-            file.write(b"\xff" * SIZE)
-        with pytest.raises(Exception, match="other records"):
-            dataset[0]
+            file.write(b"\xff" * spool.stat().st_size)
+        for _ in range(2):  # a wrong record stays wrong
+            with pytest.raises(Exception, match="other records"):
+                dataset[1]
+
+
+def test_tasks_are_larger_where_storage_answers_late(tmp_path: Path, monkeypatch: Any, finished: Any) -> None:
+    sizes: dict[str, list[int]] = {"at once": [], "late": []}
+    run = growing._run_samples
+
+    def noting(context: Any, chunks: Any, *others: Any) -> Any:
+        sizes[context.work.parent.name].append(sum(len(chunk.samples) for chunk in chunks))
+        return run(context, chunks, *others)
+
+    monkeypatch.setattr(growing, "_run_samples", noting)
+    for name, samples_a_task in (("at once", 1), ("late", 40)):
+        monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _, most=samples_a_task: most))
+        monkeypatch.setattr(growing, "_MOST_LATE_SAMPLES", 32)
+        with grown(Gated(), tmp_path / name, Recipe(size=SIZE)) as (dataset, building):
+            assert_same_batches(dataset, CachedDataset(finished(Recipe(size=SIZE))), shuffle=True)
+            building.join()
+    assert max(sizes["at once"]) == 4
+    assert sizes["late"][0] == 4  # a reader waits for the first one
+    assert max(sizes["late"]) == 32
+    assert sum(sizes["late"]) == sum(sizes["at once"]) == SAMPLES
+
+
+def test_a_task_writes_the_records_of_all_its_blocks_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    written: list[int] = []
+    append = growing._append
+    monkeypatch.setattr(growing, "_append", lambda *all: (written.append(os.fstat(all[0]).st_size), append(*all)))
+    checked: list[int] = []
+    check = growing.check_run
+    monkeypatch.setattr(growing, "check_run", lambda context: (checked.append(len(written)), check(context)))
+    with grown(Gated(), tmp_path / "cache", Recipe(size=SIZE)) as (dataset, building):
+        for _ in CachedLoader(dataset, 24, shuffle=True):
+            pass
+        building.join()
+    assert len(written) == SAMPLES
+    assert len(checked) <= -(-SAMPLES // 4) + 2 * 3 + 1  # one for each task of four samples, two for each of 3 shards
+
+
+def test_workers_know_from_the_first_sample_that_storage_answers_late(tmp_path: Path) -> None:
+    class Late(Gated):
+        def load(self, sample: Sample) -> Item:
+            time.sleep(0.1)
+            return super().load(sample)
+
+    plan = plan_build(Late(), Late().list(), Recipe(size=SIZE), BuildOptions())
+    assert plan.latency >= 0.1
+    context = BuildContext(
+        make_encoder(Late(), Recipe(size=SIZE), plan), tmp_path, tmp_path, False, "", latency=plan.latency
+    )
+    assert context.lateness.files == MOST_FILES
+    assert dataclasses.replace(context, latency=0.0).lateness.files == 0
 
 
 def test_of_two_builders_one_builds_and_the_other_takes_over(tmp_path: Path, finished: Any, digests: Digests) -> None:

@@ -14,6 +14,7 @@ are known before the build. The other parts exist only at the end: reading one o
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -48,6 +49,8 @@ ARRIVED_DTYPE: Final = np.dtype(
     [("row", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4"), ("file", "<u4"), ("unused", "<u4")]
 )
 SPOOL_BIT: Final = 1 << 31
+#: A row of the index, and its number in the index. Rows of a growing cache have this type until the cache is finished.
+_NUMBERED_DTYPE: Final = np.dtype([*INDEX_DTYPE.descr, ("row", "<u8")])
 _FIRST_IN_MEMORY: Final = SPOOL_BIT | (1 << 30)  # files in memory are numbered from here, above all spool files
 LOCK_NAME: Final = "lock"
 FAILURE_NAME: Final = "failure.txt"
@@ -165,8 +168,11 @@ class Arrivals(Arriving):
         """
         self.directory, self._count, self._samples = directory, rows, max(1, samples)
         self._shards, self._builder = tuple(shards), builder
-        self._rows = np.zeros(rows, INDEX_DTYPE)
+        self._rows = np.zeros(rows, _NUMBERED_DTYPE)
+        self._rows["row"] = np.arange(rows)
         self._is_here = np.zeros(rows, np.bool_)
+        #: Whether this process has compared the record that the log names with its checksum.
+        self.is_proven = np.zeros(rows, np.bool_)
         self._log: OpenFile | None = None
         self._at = 0
         self._files: dict[int, OpenFile] = {}
@@ -361,6 +367,7 @@ class Arrivals(Arriving):
         at = new["row"].astype(np.int64)
         for name, column in (("offset", "offset"), ("length", "length"), ("crc32", "crc32"), ("shard", "file")):
             self._rows[name][at] = new[column]
+        self.is_proven[at] = False
         self._is_here[at] = True
 
 
@@ -393,7 +400,7 @@ class GrowingIndex(RecordIndex):
 class GrowingReader(ShardReader):
     """Reads records of a growing cache. After the build it reads the shards.
 
-    During the build, each record is compared with its checksum whenever it is read.
+    During the build, each record is compared with its checksum when this process reads it for the first time.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -431,6 +438,22 @@ class GrowingReader(ShardReader):
     def path(self, shard: int) -> Path:
         """Return the path of the file for the `shard` number of an index row."""
         return self._directory / self._arrivals.name(shard)
+
+    def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
+        """Return whether none of these records has to be compared with its checksum."""
+        if rows.dtype != _NUMBERED_DTYPE:
+            return super()._are_proven(rows, shards)
+        return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
+
+    def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
+        """Compare records with their checksums that this process reads for the first time. Raises DamageError."""
+        if rows.dtype != _NUMBERED_DTYPE:
+            super()._prove(rows, shards, views)
+            return
+        in_memory, is_proven = rows["shard"] >= _FIRST_IN_MEMORY, self._arrivals.is_proven
+        for at in np.flatnonzero(in_memory | ~is_proven[rows["row"]]).tolist():
+            self.check(rows[at], functools.reduce(lambda crc, view: zlib.crc32(view, crc), views[at], 0))
+        is_proven[rows["row"][~in_memory]] = True
 
     def _take_shards(self, finished: Cache) -> None:
         if not self._shards:

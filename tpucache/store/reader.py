@@ -147,8 +147,11 @@ class ShardReader:
         if len(set(shards)) > MAX_OPEN:
             return 0
         with self._opened(rows) as (descriptors, places):
-            is_proven = self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
-            return read(descriptors, places) if is_proven else 0
+            return read(descriptors, places) if self._are_proven(rows, shards) else 0
+
+    def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
+        """Return whether none of these records has to be compared with its checksum. `shards` are the rows' shards."""
+        return self._proven.issuperset(shards) and self._distrusted.isdisjoint(shards)
 
     def _opened(self, rows: Rows) -> contextlib.AbstractContextManager[tuple[Numbers, Rows]]:
         """Open the files of some records. The context returns two arrays: file descriptors, int64 (n,), and rows.

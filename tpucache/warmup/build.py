@@ -166,7 +166,9 @@ def build_cache(
         skip = plan.is_retry or options.on_error == "skip"
         _check_listed(encoder, plan, skip)
         compared = compared_numbers(plan.listing)
-        context = BuildContext(encoder, work, cache, skip, run="", deadline=deadline, compared=compared)
+        context = BuildContext(
+            encoder, work, cache, skip, run="", deadline=deadline, compared=compared, latency=plan.latency
+        )
         manifest = _Build(plan, context, executor, options, upload, kept).run()
         if upload:
             upload.finish(manifest)

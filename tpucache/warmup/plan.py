@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class BuildPlan:
     checks labels that are stored in the samples; it is None if the listing has the labels. `unused_labels` are names of
     columns that look like labels but are not used.
     `existing` is the finished cache to add to. With `is_retry`, `blocks` have its skipped samples, and `unchanged` is
-    the number of skipped samples that are not tried again, because nothing about them has changed.
+    the number of skipped samples that are not tried again, because nothing about them has changed. `latency` is the
+    time in seconds that the storage took to deliver the first sample of a new cache; 0 if that was not measured.
     """
 
     recipe: Recipe
@@ -90,6 +92,7 @@ class BuildPlan:
     existing: Cache | None = None
     is_retry: bool = False
     unchanged: int = 0
+    latency: float = 0.0
 
     @property
     def full_recipe(self) -> dict[str, Any]:
@@ -133,7 +136,9 @@ def plan_build(
 
 
 def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOptions) -> BuildPlan:
+    began, busy = time.monotonic(), time.thread_time()
     first, fields = first_item(source, listing, recipe)
+    latency = max(0.0, time.monotonic() - began - (time.thread_time() - busy))
     if recipe.mask_values is None and recipe.mask_colours is None and {IMAGE, MASK} <= {*first.fields}:
         check_masks(source, listing, recipe)
     unused = find_unused_labels(listing, first)
@@ -150,6 +155,7 @@ def _plan_new(source: Source, listing: Listing, recipe: Recipe, options: BuildOp
         labels=options.labels,
         label_rule=label_rule(listing, first.label),
         unused_labels=unused,
+        latency=latency,
     )
 
 

@@ -48,7 +48,6 @@ from tpucache.warmup.run.tasks import (
     temporary_shard,
     written_shard,
 )
-from tpucache.warmup.sources.ahead import lateness_of
 from tpucache.warmup.sources.source import Sample
 
 Rows = npt.NDArray[Any]
@@ -59,6 +58,8 @@ _INFOS_NAME: Final = "arrived.jsonl"
 #: next ones large, and the last ones small again, so that all workers end at the same time.
 _TASK_SAMPLES: Final = 16
 _MOST_SAMPLES: Final = 64
+#: Each task waits once for its first files. So tasks are larger if the storage answers late.
+_MOST_LATE_SAMPLES: Final = 512
 _TASK_SHARE: Final = 24  # a task is at most 1/24 of the finished samples, and of the remaining ones
 _TASK_BYTES: Final = 16 << 20
 _SYNCED_AT_ONCE: Final = 4
@@ -131,6 +132,7 @@ class GrowingScheduler:
         self._being_sealed: set[int] = set()  # blocks whose shards were given to workers
         self._bytes = 0
         self._samples_a_task = 1
+        self._workers = 1
         self._stopped = False
         self.known: dict[int, dict[Part, int]] = {}  # checksums of one sample of each block, by its number
         self._find_shards()
@@ -159,6 +161,7 @@ class GrowingScheduler:
     def build(self, executor: Executor) -> list[BuiltShard]:
         """Return all shards of the blocks, built now or before. Raises UnfinishedError when the time is up."""
         self._on_progress(self._progress())
+        self._workers = executor.workers
         (self._context.work / FAILURE_NAME).unlink(missing_ok=True)
         with (self._context.work / ARRIVED_NAME).open("ab", buffering=0) as log:
             self._log_sealed(log)
@@ -207,8 +210,10 @@ class GrowingScheduler:
             self._queues[name] = self._read_asked(self._context.work / name)
         some: list[int] = []
         given = int(self._is_given.sum())
-        fair = min(given, len(self._samples) - given) // _TASK_SHARE
-        most, weight, is_asked = min(_MOST_SAMPLES, max(_TASK_SAMPLES, fair, self._samples_a_task)), 0, False
+        left = len(self._samples) - given
+        most = min(_MOST_SAMPLES, max(_TASK_SAMPLES, min(given, left) // _TASK_SHARE))
+        late = min(_MOST_LATE_SAMPLES, self._samples_a_task, given, max(_MOST_SAMPLES, left // self._workers))
+        most, weight, is_asked = max(most, late), 0, False
         for name in (*sorted(self._queues, reverse=True), ""):
             for number in self._queues[name] if name else self._rest:
                 if self._is_given[number]:
@@ -405,6 +410,26 @@ def _in_order(info: ChunkInfo) -> ChunkInfo:
     )
 
 
+class _Record(NamedTuple):
+    """The record of one part of a sample. `part` is the part's position in the sorted parts."""
+
+    part: int
+    number: int
+    data: bytes
+
+
+class _Built(NamedTuple):
+    """The samples of one block that a task has built: their `info`, and their records in the order of the samples."""
+
+    block: int
+    info: ChunkInfo
+    records: list[_Record]
+
+    def keep(self, number: int, records: Sequence[bytes]) -> None:
+        """Add the records of the sample `number`: one for each part."""
+        self.records.extend(_Record(part, number, record) for part, record in enumerate(records))
+
+
 class _Spool(NamedTuple):
     """The spool file that this process writes."""
 
@@ -428,40 +453,50 @@ def _run_samples(context: BuildContext, chunks: Sequence[Chunk], parts: Sequence
     """Build the records of samples, and append them to the spool file of this process."""
     keep_freed_memory()
     groups: list[_Group] = []
+    built: list[_Built] = []  # chunks whose records are not in the spool file yet
     is_whole = True
     with load_ahead(context, chunks) as items:
         for chunk in chunks:
-            info = ChunkInfo()
-            made: list[tuple[int, int, bytes]] = []  # part, sample, record
-
-            def keep(number: int, records: Sequence[bytes], made: list[tuple[int, int, bytes]] = made) -> None:
-                made += [(part, number, record) for part, record in enumerate(records)]
-
-            is_whole = add_samples(context, chunk, 0, info, items, keep) == len(chunk.samples)
-            if made:
-                groups.append(_Group(chunk.block, info, _write(context, made, samples)))
+            built.append(_Built(chunk.block, ChunkInfo(), []))
+            is_whole = add_samples(context, chunk, 0, built[-1].info, items, built[-1].keep) == len(chunk.samples)
+            if sum(len(record.data) for each in built for record in each.records) >= _TASK_BYTES:
+                groups += _write(context, built, samples)
+                built = []
             if not is_whole:
                 break
-    return _Made(groups, is_whole, lateness_of(context.work).samples_a_task)
+    groups += _write(context, built, samples)
+    return _Made(groups, is_whole, context.lateness.samples_a_task)
 
 
-def _write(context: BuildContext, made: Sequence[tuple[int, int, bytes]], samples: int) -> Rows:
-    """Append records to the spool file of this process, and return their rows for the log."""
+def _write(context: BuildContext, built: Sequence[_Built], samples: int) -> list[_Group]:
+    """Append the records of chunks to the spool file of this process, and return a group for each chunk with records.
+
+    `samples` is the number of samples of the cache. All chunks are written together, which saves the time of many
+    small steps: a task has a few samples of each block.
+    """
+    built = [each for each in built if each.records]
+    made = [record for each in built for record in each.records]
+    if not made:
+        return []
     check_run(context)
     rows = np.zeros(len(made), ARRIVED_DTYPE)
-    rows["length"] = [len(record) for _, _, record in made]
-    rows["crc32"] = [zlib.crc32(record) for _, _, record in made]
-    rows["row"] = [part * samples + number for part, number, _ in made]
+    rows["length"] = [len(record.data) for record in made]
+    rows["crc32"] = [zlib.crc32(record.data) for record in made]
+    rows["row"] = [record.part * samples + record.number for record in made]
     try:
         spool = _spool(context.work, context.run)
         start = os.fstat(spool.descriptor).st_size
-        for _, _, record in made:
-            _append(spool.descriptor, memoryview(record))
+        for record in made:
+            _append(spool.descriptor, memoryview(record.data))
     except OSError as error:
         raise disk_failure(context.work, error) from error
     rows["file"] = spool.file
     rows["offset"] = start + np.concatenate([[0], np.cumsum(rows["length"][:-1], dtype=np.int64)])
-    return rows
+    stops = np.cumsum([len(each.records) for each in built])
+    return [
+        _Group(each.block, each.info, some)
+        for each, some in zip(built, np.split(rows, stops[:-1].tolist()), strict=True)
+    ]
 
 
 def _append(descriptor: int, data: memoryview) -> None:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tpucache.errors import BuildError, SampleError
+from tpucache.store.ahead import Lateness
 from tpucache.store.cache import Cache
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import Part, shard_name
@@ -51,6 +52,8 @@ _LARGEST_PIECE: Final = (32 << 20) - (8 << 10)
 _ADDED_BYTES: Final = 2 << 20
 #: The least time between two checks that the run is alive. A check takes as long as resizing a small image.
 _CHECK_SECONDS: Final = 0.05
+#: The time of this process's last such check, by the token of the run. It has the newest run only.
+_checked: dict[str, float] = {}
 
 _TRIED: Final = 8
 #: The number of compared samples if library versions differ: more, so that rare kinds of files are compared, too.
@@ -66,7 +69,8 @@ class BuildContext:
 
     `work` is the work folder, `shards` the folder of finished shards, and `run` the token of the run's lock. No task
     starts after `deadline`. `other_versions` are the library versions that differ from the cache's. The samples with
-    the numbers `compared` get a content hash, by which later runs notice another source.
+    the numbers `compared` get a content hash, by which later runs notice another source. `latency` is the time in
+    seconds that the storage took to deliver the first sample; 0 if that was not measured.
     """
 
     encoder: SampleEncoder
@@ -77,6 +81,12 @@ class BuildContext:
     deadline: Deadline = NEVER
     other_versions: tuple[str, ...] = ()
     compared: frozenset[int] = frozenset()
+    latency: float = 0.0
+
+    @property
+    def lateness(self) -> Lateness:
+        """This process's measurements of the storage."""
+        return lateness_of(self.work, self.latency)
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ class WrittenShard:
 def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
     """Return a loader of the chunks' samples. It reads ahead if the storage is slow to answer."""
     samples = itertools.chain.from_iterable(chunk.samples for chunk in chunks)
-    return LoadAhead(context.encoder.load, context.encoder.source, samples, lateness_of(context.work))
+    return LoadAhead(context.encoder.load, context.encoder.source, samples, context.lateness)
 
 
 def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
@@ -137,7 +147,7 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
         check_run(context)
         _save_chunk(context, chunk, info, records, whole)
     made = sum(len(record.data) for part_records in records.values() for record in part_records)
-    return ChunkResult(len(info.numbers), len(info.skipped), made, whole, lateness_of(context.work).samples_a_task)
+    return ChunkResult(len(info.numbers), len(info.skipped), made, whole, context.lateness.samples_a_task)
 
 
 def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
@@ -324,11 +334,10 @@ def add_samples(
     totals: Moments = (info.sums, info.squares)
     kept: list[KeptSample] = []
     images: list[tuple[Array, Facts]] = []  # their moments are added later, several images at a time
-    done, checked = first, -_CHECK_SECONDS
+    done = first
     for sample in chunk.samples[first:]:
-        if time.monotonic() - checked >= _CHECK_SECONDS:
+        if time.monotonic() - _checked.get(context.run, -_CHECK_SECONDS) >= _CHECK_SECONDS:
             check_run(context)
-            checked = time.monotonic()
         if context.deadline.is_past:
             break
         done += 1
@@ -391,6 +400,8 @@ def check_run(context: BuildContext) -> None:
     """Raise BuildError if this worker's run was killed or has ended: another run may use its folder now."""
     if not is_held(context.work, context.run):
         raise BuildError(f"the run for which this worker builds {context.shards} has ended")
+    _checked.clear()
+    _checked[context.run] = time.monotonic()
 
 
 def known_records(cache: Cache) -> Known:

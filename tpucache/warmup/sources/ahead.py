@@ -14,9 +14,12 @@ _UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
 
 
 @functools.lru_cache(maxsize=1)
-def lateness_of(_work: Path) -> Lateness:
-    """Return this process's measurements of the storage, for the build with this work folder."""
-    return Lateness()
+def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
+    """Return this process's measurements of the storage, for the build with this work folder.
+
+    They begin with `latency`, the seconds that the storage took for an earlier answer.
+    """
+    return Lateness(latency)
 
 
 class LoadAhead(ReadAhead[Sample, Item]):
