@@ -5,9 +5,9 @@ page; the rest comes by the `pip install` lines of the page. pip has no index: t
 linked from those installed here just before it. With --from-index there are no links, and pip downloads them.
 
 /kaggle, /content and the bucket are folders in a temporary one, photographs are generated, and scripts/kaggle_server.py
-stands in for Kaggle. PAGES lists, with the reason, which blocks are not run, and which words are replaced so that a
-block takes seconds; with --slow, these words are run, too. The check fails where a block fails, where one that is
-neither sh nor python is not listed, and where something is listed that no block has.
+stands in for Kaggle. PAGES lists, with the reason, which blocks are not run, and which words are replaced. Most of that
+adds options with which a block takes seconds; they are not added with --slow. The check fails where a block fails,
+where one that is neither sh nor python is not listed, and where something is listed that no block has.
 
     python -m scripts.checks page_blocks
     python -m scripts.checks page_blocks kaggle --slow
@@ -39,7 +39,7 @@ from scripts.environments import Environment, Environments, link
 from scripts.kaggle_server import KaggleServer
 
 _LIMIT: Final = 1800  # seconds of a block
-PHOTOGRAPHS: Final = 6
+PHOTOGRAPHS: Final = 6  # of each source
 
 
 class Place:
@@ -47,7 +47,6 @@ class Place:
 
     def __init__(self, root: Path, server: KaggleServer, *, from_index: bool = False, slow: bool = False) -> None:
         self.root, self.server, self.from_index, self.slow = root, server, from_index, slow
-        self.photographs = 1030 if slow else PHOTOGRAPHS  # of each source: a block of kaggle.md has batches of 1024
         self.variables: dict[str, str] = {}
         self.checkout = root / "checkout"
         self.here = root / "here"  # where commands are run
@@ -157,7 +156,7 @@ def write_photographs(folder: Path, numbers: range) -> None:
 
 def have_photographs(place: Place) -> None:
     """Have a folder of photographs where commands are run."""
-    write_photographs(place.here / "photos" / "train", range(place.photographs))
+    write_photographs(place.here / "photos" / "train", range(PHOTOGRAPHS))
 
 
 def have_inputs(place: Place) -> None:
@@ -196,7 +195,7 @@ def have_drive(place: Place) -> None:
     """Have tpucache and photographs on Drive."""
     drive = place.content / "drive" / "MyDrive"
     shutil.copytree(place.checkout, drive / "tpucache")
-    write_photographs(drive / "photos", range(place.photographs))
+    write_photographs(drive / "photos", range(PHOTOGRAPHS))
 
 
 def forget(folder: Path) -> None:
@@ -225,7 +224,7 @@ def sign_in(place: Place, name: str) -> None:
 def add_photographs(place: Place) -> None:
     """Make version 2 of the cache, with the owner's account."""
     sign_in(place, "your-name")
-    write_photographs(place.inputs / "my-photos" / "train", range(place.photographs, place.photographs + 4))
+    write_photographs(place.inputs / "my-photos" / "train", range(PHOTOGRAPHS, PHOTOGRAPHS + 4))
     place.run("sh", "tpucache warmup /kaggle/input/my-photos/train /kaggle/working/cache --size 224 --variants 4")
 
 
@@ -248,12 +247,14 @@ class Page:
 
     `before` are steps that the page leaves to its reader, or commands of its text, which are run in a checkout.
     `replaced` are words, the words that are run instead, and why; `left_out` are blocks that are not run, and why.
+    `smaller` is like `replaced`, and is so with --slow, too.
     """
 
     path: str
     parts: tuple[Part, ...]
     before: Mapping[str, Callable[[Place], None] | str] = field(default_factory=dict)
     replaced: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    smaller: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -288,10 +289,10 @@ PAGES: Final = {
         replaced={
             "--sizes 224,384": (f"--sizes 224,384 {_FEW}", _TRIES),
             "--seconds 300": (f"--seconds 300 {_FEW}", _TRIES),
-            "CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "that takes 1024 photographs"),
             "    --flip": ("    --epochs 1 --flip", _TRAINS),
             "    --processes 2": ("    --epochs 1 --processes 2", _TRAINS),
         },
+        smaller={"CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "there are not so many photographs")},
         left_out={"python -m scripts.kaggle_server": "this check runs that server, at a free port"},
     ),
     "colab": Page(
@@ -328,7 +329,7 @@ def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
     lost = [part.heading for part, start in zip(page.parts, starts, strict=True) if start < 0]
     commands = [part.command for part in page.parts] + [step for step in page.before.values() if isinstance(step, str)]
     lost += [command for command in commands if command not in " ".join(text.split())]
-    for rules in (page.before, page.replaced, page.left_out):
+    for rules in (page.before, page.replaced, page.smaller, page.left_out):
         lost += [words for words in rules if sum(words in block[2] for block in found) != 1]
     if lost:
         raise CommandError(
@@ -342,7 +343,7 @@ def read_blocks(page: Page, text: str, *, slow: bool = False) -> list[Block]:
         if block.start() < starts[0] or (language not in ("sh", "python") and not reasons):
             raise CommandError(f"{page.path}, block {number}, is not run, and not listed in page_blocks.py:\n\n{shown}")
         run = shown
-        for words, (instead, _) in () if slow else page.replaced.items():
+        for words, (instead, _) in {**page.smaller, **({} if slow else page.replaced)}.items():
             run = run.replace(words, instead)
         part = page.parts[sum(start <= block.start() for start in starts) - 1]
         blocks.append(Block(number, part, language, run, next(iter(before), None), next(iter(reasons), None)))
@@ -384,7 +385,9 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"which: {', '.join(PAGES)} (all of them)")
     parser.add_argument("--from-index", action="store_true", help="install the libraries, too, as a user would")
     parser.add_argument(
-        "--slow", action="store_true", help="run the blocks in the page's words alone: a quarter of an hour"
+        "--slow",
+        action="store_true",
+        help="also plan for minutes, and train to the end, as the pages say: ten minutes more",
     )
     options = parser.parse_args()
     if unknown := set(options.pages) - set(PAGES):
