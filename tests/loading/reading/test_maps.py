@@ -82,6 +82,24 @@ def test_on_a_read_only_mount_batches_come_out_of_maps(cache: Path, variant, in_
 
 
 @pytest.mark.usefixtures("read_only")
+def test_late_storage_is_asked_once_for_each_record_of_an_epoch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the loader, and not by its threads again. What no loader has asked for is asked for when it is read."""
+    monkeypatch.setattr(ShardReader, "is_late", True)
+    asked: list[int] = []
+    monkeypatch.setattr(ShardReader, "hint", lambda _, rows: asked.extend(rows["crc32"].tolist()))
+    monkeypatch.setattr(maps_module, "available_memory", lambda: 0)  # pages are not expected to stay in memory
+    dataset = CachedDataset(cache, in_memory=False)
+    every = sorted(dataset._reader.cache.index.read_all()["crc32"][: len(dataset)].tolist())
+    loader = CachedLoader(dataset, 40)
+    for epoch in (1, 2):
+        list(loader)
+        assert sorted(asked) == sorted(epoch * every)
+    asked.clear()
+    dataset[3]
+    assert len(asked) == 1
+
+
+@pytest.mark.usefixtures("read_only")
 @pytest.mark.parametrize("codec", ["raw", "png", "jpeg", "zstd", "yuv420", "dct-zstd", "dct-lz4"])
 def test_every_codec_gives_the_same_out_of_a_map(photos: Path, tmp_path: Path, codec: str) -> None:
     (tmp_path / "few").mkdir()

@@ -78,6 +78,7 @@ class ShardMaps:
         """Map nothing yet. `records` is the number of records in the index."""
         self._reader = reader
         self._present = np.zeros(records, np.bool_)  # records whose pages were read and are expected to stay in memory
+        self._asked = np.zeros(records, np.bool_)  # records that the kernel was asked for, and that were not read since
         self._how: dict[int, How] = {}  # by shard
         #: No map ends inside `with MapUse(maps.uses)`, so that a thread can read maps. Keep this block short.
         self.uses: dict[MapUse, None] = {}
@@ -119,6 +120,10 @@ class ShardMaps:
         present: npt.NDArray[np.bool_] = self._present[numbers]
         return present
 
+    def note_asked(self, numbers: Numbers) -> None:
+        """Note that the kernel was asked for these records, so that `addresses` need not ask again."""
+        self._asked[numbers] = True
+
     def how_to_map(self, shard: int) -> How:
         """Return how a shard is, or would be, mapped, or why not. Raises DamageError if it cannot be opened."""
         if shard in self._how:
@@ -150,7 +155,9 @@ class ShardMaps:
         found: Addresses = np.where(bases > 0, bases + offsets, 0)
         absent = np.flatnonzero((found > 0) & ~self._present[numbers])
         if len(absent):
-            self._reader.hint(rows[absent])  # page faults without a hint would also read the pages around each
+            # Page faults without a hint would also read the pages around each.
+            self._reader.hint(rows[absent[~self._asked[numbers[absent]]]])
+            self._asked[numbers[absent]] = False  # by the next time, the pages may have been evicted
             self._read_pages(found[absent], rows[absent])
             self._present[numbers[absent]] = self._stays[shards[absent]]
             look_if_needed()  # the disk may have been slow

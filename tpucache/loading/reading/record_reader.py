@@ -342,8 +342,10 @@ class RecordReader:
         """Ask the kernel to read these records from the disk ahead."""
         if self.cache.reader.arriving is not None:
             return  # `Arriving.expect` was called instead
-        is_here = self._maps.is_present(rows)
-        self.cache.reader.hint(self.cache.index[self.in_all_bands(self.not_in_memory(rows[~is_here]))])
+        missing = self.not_in_memory(rows[~self._maps.is_present(rows)])
+        self.cache.reader.hint(self.cache.index[self.in_all_bands(missing)])
+        if self.cache.reader.is_late:  # elsewhere, the reader may have done nothing
+            self._maps.note_asked(missing)
 
     def not_in_memory(self, rows: Numbers) -> Numbers:
         """Return the records that are not kept in memory."""
