@@ -11,8 +11,8 @@ from scripts.bench.peers.epochs.running import Task, run
 
 def make(task: Task) -> Any:
     if task.way == "warmup" and not task.folder.exists():
-        command = [sys.executable, "-m", "tpucache", "warmup", task.photographs, task.folder, "--size", str(task.side)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        words = ["warmup", str(task.photographs), str(task.folder), "--size", str(task.side)]
+        subprocess.run([sys.executable, "-m", "tpucache", *words], check=True, stdout=subprocess.DEVNULL)
     # Imported here: a program that reads starts after the command has ended.
     from tpucache import CachedDataset, CachedLoader, ImageFolder
     from tpucache.ondevice import AugmentSettings
