@@ -301,12 +301,19 @@ def naming_file(path: str | Path) -> Iterator[None]:
         if error.errno is not None:  # else the system did not raise it
             error.filename = error.filename or os.fspath(path)
         if error.errno == errno.EFBIG:
-            limit = -1 if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-            most, advice = f"at most {limit:,} bytes", "raise the limit (`ulimit -f unlimited`)"
-            if resource is None or limit == resource.RLIM_INFINITY:
-                most, advice = "no larger files on this file system", "use another place"
-            error.strerror = f"{os.strerror(errno.EFBIG)}: this process may write {most}, {advice}"
+            advice = (
+                name_size_limit() or "this process may write no larger files on this file system, use another place"
+            )
+            error.strerror = f"{os.strerror(errno.EFBIG)}: {advice}"
         raise
+
+
+def name_size_limit() -> str:
+    """Return how large a file this process may write, and how to raise this limit; "" if there is no limit."""
+    limit = None if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if resource is None or limit == resource.RLIM_INFINITY:
+        return ""
+    return f"this process may write at most {limit:,} bytes, raise the limit (`ulimit -f unlimited`)"
 
 
 def write_atomically(path: Path, data: bytes, aside: Path | None = None) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tpucache import system
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
-from tpucache.store.files import rename_durably, sync_file
+from tpucache.store.files import name_size_limit, rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, RECORD_HEAD, encode_key
 
 #: Bytes of records per transaction: LMDB copies and writes several times faster while they fit in the CPU's cache.
@@ -263,10 +263,12 @@ class ShardWriter:
         )
 
     def _failure(self, error: Exception) -> BuildError:
-        # If the disk is full, LMDB may report only an input/output error, so the free space is part of the message.
-        room = ""
+        # If the disk is full or the file too large, LMDB may report only an input/output error. So the message has the
+        # free space, and the limit of a file's size if there is one.
+        known = [name_size_limit()]
         with contextlib.suppress(OSError):
-            room = f" ({shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free)"
+            known.insert(0, f"{shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free")
+        room = f" ({'; '.join(filter(None, known))})" if any(known) else ""
         return BuildError(
             f"{self._path}: the shard cannot be written: {error}{room}. Shards already finished are kept; "
             "make room or repair the disk, then run the same command again to continue."
