@@ -83,8 +83,8 @@ def main() -> None:
     os.dup2(2, 1)  # libraries that print must not write between the answers
     sys.path[:], workers = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that has started this one
     is_over = threading.Event()
+    engine = None
     try:
-        engine = None
         if workers > 1:  # before this process has threads, and with the modules that workers need
             importlib.import_module("tpucache.warmup.run.growing")
             engine = ForkedWorkers(workers, answers.close)
@@ -101,6 +101,8 @@ def main() -> None:
         known = error if isinstance(error, TpucacheError) else BuildError(f"{type(error).__name__}: {error}")
         _answer(answers, known)
         _end_workers()
+        if engine is not None:
+            engine.wait_for_end()
         raise SystemExit(1) from None
 
 

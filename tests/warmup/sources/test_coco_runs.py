@@ -104,7 +104,9 @@ def test_several_columns_are_a_class_each_and_names_are_numbered_in_their_order(
 def test_masks_lie_on_the_image_that_is_stated(tmp_path: Path) -> None:
     rows = [{"ImageId": "a.jpg", "EncodedPixels": "1 1"}]  # the corner at the top left
     path = write(tmp_path, rows, turn=6)  # a quarter turn to the right
-    with pytest.raises(SampleError, match=r"run lengths; its image has an EXIF orientation.*--coordinates displayed"):
+    with pytest.raises(
+        SampleError, match=r"an EXIF orientation, and boxes, keypoints or run lengths; give --coordinates displayed"
+    ):
         masks_of(tmp_path, path, Recipe(size=(6, 4)))
     for coordinates, corner in (("displayed", (0, 0)), ("stored", (0, 3))):
         folder = tmp_path / coordinates

@@ -278,6 +278,14 @@ class ForkedWorkers(Executor):
             for future in running:
                 future.cancel()
 
+    def wait_for_end(self) -> None:
+        """Wait until the thread has ended that talks to the workers, after they were killed.
+
+        Otherwise the exit of the interpreter may write to a pipe that this thread closes.
+        """
+        pool: ProcessPoolExecutor = vars(self)["_pool"]
+        pool.shutdown(cancel_futures=True)
+
 
 def _begin_worker(parent: int, begin: Callable[[], None]) -> None:
     begin()
