@@ -208,7 +208,8 @@ def test_a_file_that_was_read_is_closed(many: Path, wait: float, monkeypatch: py
 
     def count(_: object) -> None:
         with lock:
-            counts.append(sum(number.resolve().suffix == ".lmdb" for number in Path("/proc/self/fd").iterdir()))
+            opened = [number.resolve() for number in Path("/proc/self/fd").iterdir()]
+            counts.append(sum(path.parent == many.resolve() and path.suffix == ".lmdb" for path in opened))
 
     assert verify_cache(many, count) == []
     assert counts[-1] == 0
