@@ -7,7 +7,7 @@ A network that computes on the device, for about `--milliseconds` a step, is tra
 times as long as a step takes. Without a pause, data that takes no time is trained on before and after: that is how long
 the device needs for a step. What a step takes longer than that, with data that is late, the device was idle. The table
 has this next to the figure of the run's report, and the hint: how long the loop was blocked on data. Plain torch on a
-CPU is a synchronous device: each step ends before the host goes on. XLA is an asynchronous one, on the CPU, too.
+CPU is a synchronous device: the host waits until each step has ended. XLA is an asynchronous one, on the CPU, too.
 
     python -m scripts.bench feeds --backend torch --steps 6 --feeds 0.5 2 --milliseconds 5 --rounds 1     # to try it
 """

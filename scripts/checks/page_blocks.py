@@ -5,9 +5,9 @@ page; the rest comes by the `pip install` lines of the page. pip has no index: t
 linked from those installed here just before it. With --from-index there are no links, and pip downloads them.
 
 /kaggle, /content and the bucket are folders in a temporary one, photographs are generated, and scripts/kaggle_server.py
-stands in for Kaggle. PAGES lists, with the reason, which blocks are not run, and which words are replaced. Most of that
-adds options with which a block takes seconds; they are not added with --slow. The check fails where a block fails,
-where one that is neither sh nor python is not listed, and where something is listed that no block has.
+stands in for Kaggle. PAGES lists which blocks are not run, which words are replaced, and why. Most replacements add an
+option with which a block takes seconds; with --slow they are left out. The check fails if a block fails, if a block is
+neither run nor listed, and if PAGES lists words that no block has.
 
     python -m scripts.checks page_blocks
     python -m scripts.checks page_blocks kaggle --slow
@@ -243,11 +243,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """What is to be known to run a page; a block is meant by words that no other block has.
+    """How to run the blocks of a page. The keys of all mappings are words that exactly one block has.
 
-    `before` are steps that the page leaves to its reader, or commands of its text, which are run in a checkout.
-    `replaced` are words, the words that are run instead, and why; `left_out` are blocks that are not run, and why.
-    `smaller` is like `replaced`, and is so with --slow, too.
+    `before` has what is done before that block: a step that the page leaves to its reader, or a command in the page's
+    text, which is run in a checkout. `replaced` has the words that are run instead of the key, and the reason.
+    `smaller` is like `replaced`, but also applies with --slow. `left_out` has the reason why the block is not run.
     """
 
     path: str
@@ -292,7 +292,7 @@ PAGES: Final = {
             "    --flip": ("    --epochs 1 --flip", _TRAINS),
             "    --processes 2": ("    --epochs 1 --processes 2", _TRAINS),
         },
-        smaller={"CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "there are not so many photographs")},
+        smaller={"CachedLoader(train, 1024,": ("CachedLoader(train, 4,", "there are only a few photographs")},
         left_out={"python -m scripts.kaggle_server": "this check runs that server, at a free port"},
     ),
     "colab": Page(

@@ -224,7 +224,7 @@ class FilesAhead(ReadAhead[FilePiece, bytes]):
         """Prepare to read `files` in this order; no file is opened yet. `lateness` measures how long reading takes."""
         self._files = list(files)
         self._positions = {file: at for at, file in enumerate(self._files)}
-        self._opened = 0  # the position after the last file that a thread was told to open
+        self._opened = 0  # the position after the last file that a thread opens
         pieces = itertools.chain.from_iterable(file.pieces for file in self._files)
         super().__init__(self._read_piece, pieces, lambda piece: min(CHUNK, piece.file.size - piece.offset), lateness)
 

@@ -302,13 +302,13 @@ def naming_file(path: str | Path) -> Iterator[None]:
             error.filename = error.filename or os.fspath(path)
         if error.errno == errno.EFBIG:
             advice = (
-                name_size_limit() or "this process may write no larger files on this file system, use another place"
+                describe_size_limit() or "this process may write no larger files on this file system, use another place"
             )
             error.strerror = f"{os.strerror(errno.EFBIG)}: {advice}"
         raise
 
 
-def name_size_limit() -> str:
+def describe_size_limit() -> str:
     """Return how large a file this process may write, and how to raise this limit; "" if there is no limit."""
     limit = None if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if resource is None or limit == resource.RLIM_INFINITY:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tpucache import system
 from tpucache.errors import BuildError, UsageError
 from tpucache.store import pages
-from tpucache.store.files import name_size_limit, rename_durably, sync_file
+from tpucache.store.files import describe_size_limit, rename_durably, sync_file
 from tpucache.store.format import INDEX_DTYPE, MAX_NUMBER, MAX_RECORD_BYTES, RECORD_HEAD, encode_key
 
 #: Bytes of records per transaction: LMDB copies and writes several times faster while they fit in the CPU's cache.
@@ -265,7 +265,7 @@ class ShardWriter:
     def _failure(self, error: Exception) -> BuildError:
         # If the disk is full or the file too large, LMDB may report only an input/output error. So the message has the
         # free space, and the limit of a file's size if there is one.
-        known = [name_size_limit()]
+        known = [describe_size_limit()]
         with contextlib.suppress(OSError):
             known.insert(0, f"{shutil.disk_usage(self._path.parent).free / 1e6:,.1f} MB are free")
         room = f" ({'; '.join(filter(None, known))})" if any(known) else ""

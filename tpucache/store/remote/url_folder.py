@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from tpucache.errors import FormatError, NotACacheError, StoreError, UsageError
 from tpucache.redact import redact, shown, url_secrets
-from tpucache.store.files import name_size_limit
+from tpucache.store.files import describe_size_limit
 from tpucache.store.format import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from tpucache.store.manifest import Manifest
 from tpucache.store.remote import objects
@@ -306,7 +306,7 @@ class Remote:
         if isinstance(failure, FileNotFoundError) and name == MANIFEST_NAME:
             raise NotACacheError(f"{self.shown} holds no {MANIFEST_NAME}: give the URL of a cache's folder")
         if isinstance(failure, OSError) and failure.errno == errno.EFBIG:
-            raise StoreError(f"{where} cannot be written: {name_size_limit() or 'the file is too large'}")
+            raise StoreError(f"{where} cannot be written: {describe_size_limit() or 'the file is too large'}")
         pause = tries.pause_after(failure)
         if pause is None:
             reason = f"{type(failure).__name__}: {self._clean(failure)}"
