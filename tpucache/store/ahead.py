@@ -22,7 +22,7 @@ Wanted = TypeVar("Wanted")
 Loaded = TypeVar("Loaded")
 
 #: Limits: how many items (files, or pieces of files) are loaded in parallel, and their total size in bytes.
-MOST_FILES: Final = 32
+MOST_FILES: Final = 64
 MOST_BYTES: Final = 64 << 20
 #: How many files are opened before their first piece is loaded, if the storage answers late.
 _OPENED_AHEAD: Final = 8

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from tpucache.store.ahead import MOST_BYTES, MOST_FILES, Lateness, ReadAhead
+from tpucache.store.ahead import Lateness, ReadAhead
 from tpucache.warmup.sources.source import Item, Sample, Source, loads_in_threads
 
-_UNKNOWN_BYTES: Final = MOST_BYTES // MOST_FILES
+#: What a sample of unknown size counts for.
+_UNKNOWN_BYTES: Final = 2 << 20
 
 
 @functools.lru_cache(maxsize=1)

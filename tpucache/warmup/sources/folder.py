@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import logging
 import os
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 
 from tpucache.errors import SampleError, SourceError
 from tpucache.progress import Progress
+from tpucache.store import files
 from tpucache.store.fields import IMAGE
 from tpucache.store.format import MANIFEST_NAME, WORK_NAME
 from tpucache.warmup.sources.source import (
@@ -238,10 +238,7 @@ def without_ignored(where: object, names: Iterable[str]) -> list[str]:
 def read_file(path: str | Path, name: str) -> bytes:
     """Return the bytes of the file of the sample called `name`. Raises SampleError when they cannot be read."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe could wait for ever
-            raise SampleError(name, "is not a regular file")
-        with io.FileIO(path) as file:
-            return file.readall()
+        return files.read_file(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         advice = _advice(Path(path)) if isinstance(error, FileNotFoundError) else ""
