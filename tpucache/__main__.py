@@ -12,8 +12,8 @@ import sys
 def run() -> int:
     """Run the installed command `tpucache`, and return its exit status.
 
-    Like `python -m tpucache`, it can import modules from the working folder, unless Python was started with a safe path
-    (Python's option -P).
+    Like `python -m tpucache`, the command can import modules from the working folder, unless Python was started with a
+    safe path (Python's option -P).
     """
     signals.begin(is_own=True)
     if not sys.flags.safe_path:
@@ -28,7 +28,7 @@ def run() -> int:
 def run_command() -> int:
     """Run the command in `sys.argv`, and return its exit status.
 
-    A lack of memory prints one line instead of a traceback, also if numpy cannot be imported for want of memory.
+    If memory runs out, even during imports, one line is printed instead of a traceback.
     """
     import atexit
 

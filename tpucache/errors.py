@@ -5,7 +5,7 @@ TpucacheError
 │   └── OutOfRangeError     an index outside of the samples (also an IndexError)
 ├── DependencyError         an optional library is missing or unfit (also an ImportError)
 ├── RecipeError             a recipe or an augmentation cannot be used, or differs from that of the unfinished cache
-├── SourceError             a source cannot be read as asked
+├── SourceError             a source of samples cannot be listed or read
 │   └── SampleError         one sample of a source cannot be used: names the sample and the reason
 ├── StoreError              a cache cannot be read or written
 │   ├── NotACacheError      a folder has no manifest
@@ -36,7 +36,7 @@ class UsageError(TpucacheError, ValueError):
 
 
 class OutOfRangeError(UsageError, IndexError):
-    """An index is not that of a sample; also an IndexError, which ends Python's iteration over a sequence."""
+    """An index is outside of the samples. It is also an IndexError, which ends Python's iteration over a sequence."""
 
 
 class DependencyError(TpucacheError, ImportError):
@@ -48,11 +48,11 @@ class RecipeError(TpucacheError):
 
 
 class SourceError(TpucacheError):
-    """A source of samples cannot be read as asked."""
+    """A source of samples cannot be listed or read."""
 
 
 class SampleError(SourceError):
-    """One sample cannot be used; `path` names it and `reason` says why.
+    """One sample cannot be used: `path` names the sample, and `reason` says why.
 
     `file` is the path on this machine where the sample's file was looked for. It is not part of `reason`, because
     caches store the reasons of skipped samples.
@@ -111,12 +111,12 @@ class UnfinishedError(TpucacheError):
 
 @contextlib.contextmanager
 def calling(
-    library: str, kind: type[TpucacheError] = DependencyError, advice: str = "Install another version of it"
+    library: str, kind: type[TpucacheError] = DependencyError, advice: str = "Install another version of this library"
 ) -> Iterator[None]:
-    """Return a context that replaces an exception of the `with` block by an error of `kind`, whose message is one line.
+    """Return a context that replaces an exception of the `with` block by an error of the class `kind`.
 
-    The message has the name `library`, the exception's type and text, and `advice`, which says what to do. Errors of
-    tpucache and MemoryError are raised unchanged.
+    The error's message is one line: the name `library`, the exception's type and text, and `advice`, which says what to
+    do. Errors of tpucache and MemoryError are raised unchanged.
     """
     try:
         yield

@@ -25,14 +25,14 @@ _NO_BOX: Final = -1
 
 
 class Placement(NamedTuple):
-    """The part `box` (left, top, right, bottom) of an image that is resized, and the `size` (width, height) it gets."""
+    """How an image is resized: its part `box` (left, top, right, bottom) becomes `size` (width, height) pixels."""
 
     box: Box
     size: tuple[int, int]
 
 
 def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
-    """Return the part of an image that is resized, and the size it gets, to fit `target` (width, height).
+    """Return which part of an image is resized, and to which size, so that it fits `target` (width, height).
 
     `box` (left, top, right, bottom) is the area of the image that may be used. The geometry is that of Pillow's
     `ImageOps.fit` (crop) and `ImageOps.pad`, so a crop may begin within a pixel.
@@ -56,7 +56,7 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
 
 
 def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
-    """Return how many columns are to the left of an image, and how many rows above it, in the middle of a canvas.
+    """Return the numbers of canvas columns left of an image and of rows above it, if the image is in the middle.
 
     `size` and `canvas` are the (width, height) of the image and of the canvas.
     """
@@ -92,7 +92,10 @@ def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[n
 
 
 def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) as float32 (rows, 5), with rows of -1 after the last box."""
+    """Return boxes (n, 5) as float32 (rows, 5), with rows of -1 after the last box.
+
+    The five numbers of a box are left, top, right, bottom and class.
+    """
     filled = np.full((rows, 5), _NO_BOX, np.float32)
     filled[: len(boxes)] = boxes
     return filled
@@ -112,7 +115,7 @@ def within(
     """Return which points x, y (n, 2) lie in `area` (left, top, right, bottom): bool (n,).
 
     The left and the top edge belong to the area, the right and the bottom edge do not. `flipped` says for x and for y
-    whether the image was flipped along this axis; there it is the other way round.
+    whether the image was flipped along this axis: then the right or the bottom edge belongs to the area instead.
     """
     low, high = np.array(area[:2]), np.array(area[2:])
     inside = np.where(flipped, (points > low) & (points <= high), (points >= low) & (points < high))
@@ -163,7 +166,7 @@ def turn(pixels: Array, by: Turn) -> Array:
 
 
 def turn_back(pixels: Array, by: Turn) -> Array:
-    """Undo `turn`: return a view of turned `pixels` (height, width, …) as they were before."""
+    """Undo `turn`: return a view of the turned `pixels` (height, width, …) that shows them as before the turn."""
     flipped = turn(pixels, by._replace(swap=False))
     return flipped.swapaxes(0, 1) if by.swap else flipped
 
@@ -178,10 +181,10 @@ def turn_points(points: Array, by: Turn, stored: tuple[int, int]) -> npt.NDArray
 
 
 def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int], fit: Fit) -> Framing:
-    """Return the Framing that brings an image into a record.
+    """Return the Framing by which a source image becomes a record's image.
 
-    `stored` is the (width, height) of the image as stored, `orientation` its EXIF orientation, 1 to 8, and `canvas` the
-    (width, height) of the record's image.
+    `stored` is the (width, height) of the source image as stored, `orientation` its EXIF orientation, 1 to 8, and
+    `canvas` the (width, height) of the record's image.
     """
     turned = TURNS[orientation]
     whole = (0.0, 0.0, float(stored[0]), float(stored[1]))
@@ -191,10 +194,11 @@ def framing_of(stored: tuple[int, int], orientation: int, canvas: tuple[int, int
 
 @dataclass(frozen=True)
 class Framing:
-    """How an image becomes a record's image: the part `box` is resized to `size`, turned by `turn`, put on a canvas.
+    """How a source image becomes a record's image: the part `box` is resized to `size`, turned, and put on a canvas.
 
-    `stored` is the (width, height) of the stored image, and `box` (left, top, right, bottom) a part of it. `size` and
-    `canvas` are (width, height), too.
+    `stored` is the (width, height) of the source image as stored, and `box` (left, top, right, bottom) a part of it.
+    `size`, before the turn, and `canvas` are (width, height), too. `turn` is the turn that the EXIF orientation asks
+    for.
     """
 
     stored: tuple[int, int]
@@ -211,11 +215,11 @@ class Framing:
         return left, top, left + width, top + height
 
     def stored_as(self, coordinates: Coordinates) -> tuple[int, int]:
-        """Return the (width, height) of the source image, as stored or as displayed, as `coordinates` says."""
+        """Return the source image's (width, height): as stored, or as displayed if `coordinates` is "displayed"."""
         return self.stored[::-1] if self.turn.swap and coordinates == "displayed" else self.stored
 
     def is_of(self, size: tuple[int, int], coordinates: Coordinates) -> bool:
-        """Return whether the source image has this (width, height), within a pixel."""
+        """Return whether the source image's `stored_as(coordinates)` is `size` (width, height), to within a pixel."""
         own = self.stored_as(coordinates)
         return max(abs(size[0] - own[0]), abs(size[1] - own[1])) <= 1
 

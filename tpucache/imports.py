@@ -53,9 +53,9 @@ def lazy_names(
 
 
 def load(reference: str) -> Any:
-    """Import a module of tpucache and return its object; `reference` is `module:name`.
+    """Import the object of tpucache that `reference` names, `module:name`, and return it.
 
-    Raises DependencyError if the module's folder was left out of the installation.
+    Raises DependencyError if the module's folder or file is not installed.
     """
     module, _, name = reference.partition(":")
     try:
@@ -77,7 +77,7 @@ def missing_part(reference: str) -> str:
     found = find_spec(part)
     if found is not None and found.origin is not None:  # otherwise only a folder with compiled files is left
         return ""
-    return f"{part} is missing, a part of tpucache that this needs: install the whole package again"
+    return f"{part}, a part of tpucache, is not installed: install the whole package again"
 
 
 def load_callable(name: str) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ _LOCAL_FUSE: Final = ("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fus
 
 
 class _Version(NamedTuple):
-    """The files in which a version of cgroups states a group's memory limit and use, and lines of its memory.stat."""
+    """Names for a version of cgroups: of the files with a group's memory limit and use, and of lines of memory.stat."""
 
     controller: str  # the name of the memory controller in /proc/self/cgroup, and of its folder
     limits: tuple[str, ...]
@@ -62,9 +62,10 @@ _CGROUPS: Final = (
 
 @dataclass(frozen=True)
 class Cores:
-    """Numbers of logical cores: of the `machine`, and of those that this process may run on, its `affinity`.
+    """The logical cores of this machine.
 
-    `quota` is the container's CPU quota as a number of cores; None without a limit.
+    `machine` is the number of all cores, and `affinity` the number of cores that this process may run on. `quota` is
+    the container's CPU quota as a number of cores; None without a limit.
     """
 
     machine: int
@@ -79,7 +80,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of memory: of the `machine`, the container's `limit` (None without one), and the `available` bytes."""
+    """Bytes of memory: of the whole `machine`, the container's `limit` (None without one), and those `available`."""
 
     machine: int
     limit: int | None
@@ -88,7 +89,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Space:
-    """The size of the file system with `path`, `total`, and its `free` space, both in bytes."""
+    """The file system that has `path`: its size `total` and its `free` space, both in bytes."""
 
     path: str
     total: int
@@ -160,7 +161,7 @@ def process_began(stat: Path = Path("/proc/self/stat")) -> float:
 
 
 def gpu_problem(capability: Sequence[int], architectures: Sequence[str]) -> str:
-    """Return why the installed torch cannot run on a GPU; "" if it can.
+    """Return why the installed torch cannot run on a GPU; "" if it can, or if `architectures` is empty.
 
     `capability` is the GPU's compute capability (major, minor), and `architectures` are those that torch was built for.
     Code for `sm_XY` runs on GPUs of capability X.Z with Z at least Y. Code for `compute_XY` runs on all GPUs from X.Y
@@ -197,9 +198,9 @@ def find_tpu(sys: Path = Path("/sys"), dev: Path = Path("/dev")) -> Tpu | None:
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path = _OWN_CGROUPS) -> int:
     """Return the bytes that a process may still allocate: the free memory of the machine, or of its container if less.
 
-    In nested containers, the one with the least free memory counts. The page cache counts as free, because the kernel
-    frees it for programs; files in /dev/shm do not. On systems that do not report free memory, such as macOS, the
-    result is half of the machine's memory. It is 0 if that is unknown, too.
+    In nested containers, the container with the least free memory counts. The page cache counts as free, because the
+    kernel frees it for programs; files in /dev/shm do not. On other systems than Linux, the result is half of the
+    machine's memory. The result is 0 if the memory is unknown.
     """
     try:
         free = _lines(meminfo)["MemAvailable:"] << 10
@@ -215,7 +216,6 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP, own: Path
 
 
 def _physical_memory() -> int:
-    """Return the bytes of memory by POSIX; 0 on systems without it, such as Windows."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -252,7 +252,6 @@ def _memory_limit(group: Path, version: _Version) -> int:
 
 
 def _statistics(group: Path) -> dict[str, int]:
-    """Return the numbers in a cgroup's memory.stat by their names; {} if the file cannot be read."""
     try:
         return _lines(group / "memory.stat")
     except (OSError, ValueError):
@@ -281,7 +280,6 @@ def _quota(words: Sequence[str]) -> float | None:
 
 
 def _read(path: Path) -> str:
-    """Return a small file's text; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

@@ -70,8 +70,8 @@ libc: Final = _find_libc()
 class LoopWork(NamedTuple):
     """The arguments of the compiled loop that unpacks records, each to exactly `size` bytes. Arrays are addresses.
 
-    Records are bytes in memory or, with `descriptors`, in files. In a file, the length of a record stands before it, as
-    a u32.
+    Records are in memory or, with `descriptors`, in files. In a file, 4 bytes with the record's length, a u32, come
+    before the record.
     """
 
     #: The function that decompresses. With a context it is Zstandard's, (context, target, room, source, length);
@@ -102,9 +102,11 @@ class LoopWork(NamedTuple):
 
 
 class FileRecords(NamedTuple):
-    """Records in open files: the file's descriptor, the offset in the file, and the length of each; all int64 (n,).
+    """Where n records are in open files.
 
-    The lengths include the 4 bytes before each record, which contain its length.
+    `descriptors` are the descriptors of the records' files, `offsets` the records' offsets in the files, and `lengths`
+    their lengths in bytes; all are int64 (n,). The lengths include the 4 bytes before each record, which contain its
+    length.
     """
 
     descriptors: Numbers
@@ -129,9 +131,9 @@ class Native(NamedTuple):
 
 @functools.cache
 def native() -> Native | None:
-    """Return the compiled loops, or None if they cannot be compiled; a warning says so once.
+    """Return the compiled loops. If they cannot be compiled, log a warning once and return None.
 
-    If several threads call this, one compiles and the others wait.
+    If several threads call this function, one thread compiles and the other threads wait.
     """
     with compiling:
         return _compiled()
@@ -142,14 +144,15 @@ def _compiled() -> Native | None:
     try:
         return compile_loops()
     except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
-        _log.warning("numpy copies and unpacks batches; after `pip install llvmlite` that is faster (%s)", error)
+        _log.warning("numpy copies and unpacks batches; compiled loops are faster: `pip install llvmlite` (%s)", error)
         return None
 
 
 def populate(start: int, length: int) -> bool:
-    """Read the pages of a memory map, from the address `start` on, and enter them in the page table.
+    """Read `length` bytes of a memory map, from the address `start` on, and enter their pages in the page table.
 
-    Return False if the kernel has no such call, or if pages cannot be read: an access to them would end the process.
+    Return False if the kernel has no such call, or if pages cannot be read: an access to such pages would end the
+    process. Otherwise return True.
     """
     if libc is None:
         return False
@@ -182,7 +185,7 @@ def file_system(descriptor: int) -> int:
 def free_part(descriptor: int, start: int, stop: int) -> bool:
     """Free the disk space of the bytes from `start` to `stop` of an open file; they are read as zeros afterwards.
 
-    Return False if the system or the file system cannot do that.
+    Return False if the system or the file system cannot free a part of a file, otherwise True.
     """
     if stop <= start:
         return True
@@ -363,15 +366,15 @@ def write_read(ir: Any, module: Any) -> None:
 
 
 class UnpackWriter:
-    """Emits the loop that unpacks records into `module`, for a processor.
+    """Emits the code of the loop that unpacks records, for one kind of processor, into the LLVM module `module`.
 
-    `ir` is llvmlite's module of that name. `processor` is LLVM's name of the processor, and `features` says for LLVM's
-    names of its features whether they may be used. Raises RuntimeError for a processor without a loop.
+    `ir` is llvmlite's module of that name. `processor` is LLVM's name of the processor. `features` has LLVM's names of
+    the processor's features, and for each whether it may be used. Raises RuntimeError for a processor without a loop.
     """
 
     def __init__(self, ir: Any, module: Any, processor: str, features: Mapping[str, bool]) -> None:
         if processor not in _SHUFFLES:
-            raise RuntimeError(f"there are no loops for {processor}")
+            raise RuntimeError(f"tpucache has no compiled loops for the processor {processor}")
         self._ir, self._module, self._shuffle = ir, module, _SHUFFLES[processor]
         self._has_expand = features.get("avx512vbmi2", False)
         self._step = 64 if self._has_expand else 16  # bytes written by one store
@@ -575,11 +578,14 @@ class FunctionWriter:
         return self._module.globals[name].ptrtoint(self.word)
 
     def pointer(self, address: Any, result: Any, arguments: list[Any]) -> Any:
-        """Return the function at an address, to be called with these types of result and arguments."""
+        """Return the function at an address; `result` and `arguments` are the types of its result and arguments."""
         return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
-        """Emit the code that loads a value of the type `kind` from the address `at`, aligned or not; return it."""
+        """Emit the code that loads a value of the type `kind` from the address `at`; return the loaded value.
+
+        The address need not be aligned.
+        """
         return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
@@ -591,7 +597,7 @@ class FunctionWriter:
         return self.load(self.word, self.build.add(array, self.build.shl(at, self.word(3))))
 
     def smaller(self, one: Any, other: Any) -> Any:
-        """Emit the code that computes the smaller of two unsigned numbers; return it."""
+        """Emit the code that computes the smaller of two unsigned numbers; return the smaller number."""
         return self.build.select(self.build.icmp_unsigned("<", one, other), one, other)
 
     def count_bits(self, bits: Any) -> Any:
@@ -599,7 +605,10 @@ class FunctionWriter:
         return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
 
     def lowest(self, count: Any) -> Any:
-        """Emit the code that makes a word whose lowest `count` bits are set; all 64 if `count` is larger. Return it."""
+        """Emit the code that makes a word whose lowest `count` bits are set; return the word.
+
+        If `count` is 64 or more, all 64 bits are set.
+        """
         some = self.build.not_(self.build.shl(self.word(-1), count))
         return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
 

@@ -95,9 +95,9 @@ def check_options(settings: Any) -> None:
 
 
 def by_name(function: Callable[..., Any], kind: Callable[..., Any]) -> Any:
-    """Wrap `function` so that callers give the fields of the dataclass `kind` as keyword arguments.
+    """Return `function` with the fields of the dataclass `kind` as keyword arguments, in place of its last argument.
 
-    The returned function makes one object of the dataclass from them, and passes it as the last argument of `function`.
+    The returned function makes an instance of the dataclass from these keywords, and passes the instance to `function`.
     For an unknown keyword it raises TypeError, as Python does, and suggests the most similar name.
     """
     shown = inspect.signature(function)

@@ -35,9 +35,9 @@ class Payback:
 
     The DataLoader reads `images` of the cache's samples from `source` in `workers` processes. It does the work of
     torchvision's ImageFolder, Resize, CenterCrop and ToTensor, by Pillow and without augmentation. `images_per_second`
-    is its rate from the first batch on. `idle` is the share of time for which a simulated device waits for it; None
-    without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
-    `cache_epoch_seconds` from the cache.
+    is its rate from the first batch on. `idle` is the share of time for which a simulated device waits for the
+    DataLoader; None without such a device. `epoch_seconds` is the time of an epoch of all samples from the source, and
+    `cache_epoch_seconds` the time of the same epoch from the cache.
 
     `build_seconds` is warmup's estimate of building the cache on this machine; None if it cannot be estimated, for the
     reason `unknown`. After `epochs` epochs, building and reading the cache has taken less time than reading the source;
@@ -137,7 +137,7 @@ class _SourceImages:
         sample = self._samples[index]
         data = self._source.load(sample).fields.get(IMAGE)
         if not isinstance(data, bytes):
-            raise UsageError(f"{sample.path} is not an image file, and --against reads only these: leave --against out")
+            raise UsageError(f"{sample.path} is not an image file, as --against needs: leave --against out")
         with Image.open(io.BytesIO(data)) as opened:
             picture = _fit(opened.convert("L" if self._recipe.mode == "grey" else "RGB"), self._recipe)
         pixels = torch.from_numpy(np.array(picture)).reshape(picture.height, picture.width, -1)
@@ -159,7 +159,7 @@ def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 class _Shuffled:
-    """A sampler: yields the numbers 0 to `count` - 1 in random order, then in another order, and so on without end."""
+    """A sampler without an end: yields the numbers 0 to `count` - 1 in random order, each time in a new one."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,6 +1,6 @@
 """plan_cache: builds small caches of a few samples and reads them, to choose a codec, a size and a number of variants.
 
-`build_cache` builds each small cache in one process. From its figures, those of the whole cache are estimated in
+`build_cache` builds each small cache in one process. The size and build time of the whole cache are estimated in
 proportion to the number of samples.
 """
 
@@ -175,11 +175,11 @@ def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None
     - `threads`: the number of threads that read.
     - `on_progress`: is called with lines of text.
 
-    The recommended cache is within the limits and keeps the device busy. Among such caches, the first criterion is the
-    number of sizes, then the largest size, then the number of variants, then raw pixels if they fit into memory,
-    and the fewest bytes otherwise.
+    The recommended cache is within the target's limits, and leaves the device idle for at most 2% of the time, or for
+    the shortest time if no cache does. Among such caches it has the most sizes in which it can be read, then the
+    largest size, then the most variants, then raw pixels if they fit into memory, and then the fewest bytes.
 
-    Raises UsageError for a value that an option does not allow, and the errors of `build_cache` before it builds.
+    Raises UsageError for a value that an option does not allow, and the errors of `build_cache`.
     """
     began = time.monotonic()
     check_device_rate(options.device_rate)
@@ -324,7 +324,10 @@ class _Listed(DerivedSource):
         return self.source.load(sample)
 
     def few(self, count: int) -> _Listed:
-        """Return a source with some of the samples, spread over it; a larger count has the same samples and more."""
+        """Return a source with at most `count` of these samples, spread evenly over them.
+
+        A larger `count` gives the same samples and more.
+        """
         return _Listed(self.source, select_source(self, limit=count).list())
 
 
@@ -387,7 +390,7 @@ class _TrialBuilds:
         )
 
     def rows(self, wanted: _Wanted) -> Iterator[PlanRow]:
-        """Build a small cache by a recipe to try, and yield its rows: for each size to read and number of variants.
+        """Build a small cache by a recipe to try; yield a row for each size to read and each number of variants.
 
         Raises the errors of `build_cache`.
         """
@@ -416,7 +419,7 @@ class _TrialBuilds:
         """Return the pace of builds by a recipe.
 
         `seconds` is the time in which the small cache with all variants was built. A recipe with bands has the pace of
-        the recipe without: it makes the same records and divides them.
+        the same recipe without bands, because both make the same records.
         """
         key = recipe.codec, recipe.size
         if recipe.bands is None:

@@ -133,7 +133,7 @@ class Names(Collection[str]):
     def _is_right(self, name: str) -> bool:
         try:
             return self._where(name)
-        except DependencyError:  # raised again when it is used
+        except DependencyError:  # raised again when the part is used
             return True
 
 
@@ -149,7 +149,7 @@ def installed(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 
 def package_of(entry: EntryPoint) -> str:
-    """Return the name and version of the package with an entry point; the entry point's value if that is unknown."""
+    """Return the name and version of the package with an entry point; the entry point's text if they are unknown."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
 

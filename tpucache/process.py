@@ -88,7 +88,7 @@ def launched() -> dict[str, Any] | None:
 
 
 def end_with_parent() -> None:
-    """Let Linux send this process a SIGTERM when the command that has started it ends or is killed."""
+    """If a command has started this process (see `launched`), let Linux send it a SIGTERM when the command ends."""
     if launched() is not None:
         import ctypes
 
@@ -104,9 +104,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def forget_output(name: str = "stdout") -> None:
-    """Discard what is still in the buffer of `sys.stdout`, or of `sys.stderr` if `name` is "stderr".
+    """Discard the text that is still in the buffer of `sys.stdout`, or of `sys.stderr` if `name` is "stderr".
 
-    Otherwise Python would try to write it again when the process ends, and the exit status would be 120.
+    Otherwise Python would try to write the text again when the process ends, and the exit status would be 120.
     """
     file = getattr(sys, name)
     if type(file) is io.TextIOWrapper:
@@ -168,7 +168,7 @@ def shortage(error: BaseException) -> str | None:
 
 
 def _limit() -> int | None:
-    """Return the limit of this process's address space in bytes; None without one."""
+    """Return the limit of this process's address space in bytes; None without a limit."""
     if resource is None:
         return None
     limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]

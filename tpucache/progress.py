@@ -71,7 +71,7 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units (None: unknown); the initial units do not count for the rate.
+        """Begin at `initial` of `total` units; the initial units do not count for the rate. `total` None is unknown.
 
         `label` names the work, and `unit` what is counted; `bytes` are shown as kB, MB, GB or TB. `stream` replaces
         standard error. If `is_brief`, the bar disappears from a terminal at the end, and a log has lines only if the
@@ -114,7 +114,7 @@ class Progress:
             self._print()
 
     def restart_clock(self) -> None:
-        """Compute the rate from now on without the earlier units, which were slower, for example for a compilation."""
+        """Compute the rate only from later units. The earlier units were slower, for example because of compiling."""
         self._initial, self._start = self._done, time.monotonic()
 
     @property

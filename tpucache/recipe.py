@@ -69,30 +69,30 @@ class Recipe:
     `size` is (height, width) in pixels, or one number for both. `fit` says how an image of another shape gets this
     size: `crop` scales the image until it covers the size and cuts out its middle, `pad` scales it until it lies within
     the size and adds black, `stretch` scales height and width separately. `variants` is the number of augmented
-    variants, in addition to the clean one. `augment` is a preset's name, a
-    YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default
-    95), dct-zstd and dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the
-    colours in dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores their frequencies in separate shards, so
-    that smaller images need only part of the bytes: (2, 4, 8) are the frequencies of a quarter, of half and of the
-    whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes whole images instead of the smallest
-    JPEG scale of at least twice the size. `max_boxes` is the room for boxes in a record, if the source has boxes.
-    `max_blocks` is the most shards of a variant, however large they are.
+    variants, in addition to the clean one. `augment` is a preset's name, a YAML or JSON file of
+    `albumentations.to_dict`, or `module:name` of a callable. `quality` is 1-100 for jpeg (default 95), dct-zstd and
+    dct-lz4 (default 90), or the compression level of png and zstd. `chroma` is the resolution of the colours in
+    dct-zstd and dct-lz4: "420" (default) or "444". `bands` stores the frequencies of dct-zstd and dct-lz4 in separate
+    shards, so that smaller images need only part of the bytes: (2, 4, 8) are the frequencies of a quarter, of half and
+    of the whole size. `shard_mb` is the target size of a shard in MiB. `exact` decodes whole images instead of the
+    smallest JPEG scale of at least twice the size. `max_boxes` is the room for boxes in a record, if the source has
+    boxes. `max_blocks` is the most shards of a variant, however large they are.
 
     `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
-    orientation, or as `stored`. With None, samples are refused for which this makes a difference. `white_level` is the
-    value of white in images of more than 8 bits; with None, images are refused whose values do not show it.
+    orientation, or as `stored`. With None, samples are refused if the two differ. `white_level` is the value of white
+    in images of more than 8 bits; with None, images are refused whose values do not show which value is white.
 
     `mode` is the form of images: `rgb`, `grey` (one channel), or `keep`, which keeps 1 to 16 channels of uint8, uint16,
     int16 or float32, in the codecs raw and zstd. `max_pixels` is the largest source image, in pixels; None is Pillow's
-    limit, about 89 million. `mask_values` "scale" turns black and white masks into 0 and 1, and "keep" takes their
-    values as classes; None does the same, but refuses masks whose values do not look like classes. `mask_colours` are
+    limit, about 89 million. `mask_values` "scale" turns black and white masks into 0 and 1. "keep" takes a mask's
+    values as classes; None does so, too, but refuses masks whose values do not look like classes. `mask_colours` are
     the classes' colours in RGB masks, as hexadecimal rrggbb.
 
     Raises RecipeError for values that no cache can have.
     """
 
     size: int | tuple[int, int] = option(224, "height and width of every cached image, in pixels", metavar="N|HxW")
-    fit: Fit = option("crop", "how an image of another shape gets that size: cropped, padded or stretched")
+    fit: Fit = option("crop", "how an image of another shape gets the cached size: cropped, padded or stretched")
     variants: Annotated[int, Between(0, MAX_VARIANTS)] = option(
         0, "augmented variants of each image, in addition to the clean one", metavar="K"
     )
@@ -129,7 +129,7 @@ class Recipe:
     coordinates: Coordinates | None = option(
         None,
         "what masks, boxes and keypoints refer to where EXIF turns an image: the image as displayed or as stored; "
-        "such images are refused if not given",
+        "without this option, such images are refused",
     )
     white_level: Annotated[int, Between(1, 2**31 - 1)] | None = option(
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1
@@ -137,12 +137,12 @@ class Recipe:
 
     mode: Mode = option("rgb", "form of the images: colours, one grey channel, or keep their channels and bit depth")
     max_pixels: Annotated[int, Between(1, 2**31 - 1)] | None = option(
-        None, "refuse images of more pixels; about 89 million if not given", metavar="N", minimum=1
+        None, "refuse images of more than N pixels; the default is about 89 million", metavar="N", minimum=1
     )
     mask_values: MaskValues | None = option(
         None,
-        "scale: black and white masks, 0 and 255 or 65535, become 0 and 1; keep: their numbers are classes; if not "
-        "given, they are kept, and masks that do not look like numbers of classes are refused",
+        "scale: the values 0 and 255 or 65535 of black and white masks become 0 and 1; keep: values are classes; "
+        "without this option, values are kept, and masks whose values do not look like classes are refused",
     )
     mask_colours: tuple[str, ...] | None = option(
         None, "a .csv of red, green, blue in the order of the classes: RGB masks become class numbers", metavar="FILE"
@@ -214,7 +214,7 @@ class Recipe:
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def image_field(self) -> Field:
-        """Return the field of colour or grey images; the mode keep has no such field."""
+        """Return the field in which records store images of the modes rgb and grey; it does not fit the mode keep."""
         codec, channels = CODECS[self.codec], 1 if self.mode == "grey" else 3
         return Field(
             IMAGE,

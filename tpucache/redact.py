@@ -47,9 +47,9 @@ def shown(url: str) -> str:
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return a URL's passwords, users and query values, longest first, each in all spellings.
+    """Return a URL's passwords, users and query values, longest first.
 
-    The spellings are the one in the URL, and that quoted and unquoted as in URLs.
+    Each is returned as it is in the URL, percent-encoded, and percent-decoded.
     """
     found: set[str] = set()
     for part in url.split("::"):

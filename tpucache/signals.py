@@ -84,7 +84,7 @@ class _Command:
 
 
 def begin(*, is_own: bool = False) -> bool:
-    """Handle SIGINT and SIGTERM from now on. Return whether they were not handled before; `end` needs this result.
+    """Handle SIGINT and SIGTERM from now on. Return whether this call has begun it; `end` needs this result.
 
     `is_own` says that the process was started for the command. In the process of another program, signals that the
     program handles are not touched. Outside of the main thread nothing changes. Ignored signals stay ignored.

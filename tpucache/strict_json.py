@@ -33,13 +33,13 @@ _Reader = Callable[[Any], Any]
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises ValueError for other text, and for text that nests too deeply or repeats a key: RFC 8259 does not say which
-    value of a repeated key counts, so its meaning would be unknown.
+    Raises ValueError for other text, and for text that nests too deeply or repeats a key in an object: RFC 8259 does
+    not say which value of a repeated key counts.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
-        raise ValueError("it has too many levels of objects and lists") from error
+        raise ValueError("the text has too many levels of objects and lists") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -52,10 +52,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
-    """Return the object in a JSON text; `where` names the text in messages. Raises FormatError for any other text.
+    """Return the object in a JSON text as a dictionary. Raises FormatError for any other text.
 
-    Objects and lists that are nested deeper than in tpucache's own files are refused, too: how deep json can read
-    depends on the interpreter, and code that handles the content may recurse.
+    `where` names the text in the message for a value that is not an object. Objects and lists that are nested deeper
+    than in tpucache's own files are refused, too: how deep json can read depends on the interpreter, and code that
+    handles the content may recurse.
     """
     try:
         content = parse_json(text)
@@ -149,7 +150,7 @@ class _MisfitError(Exception):
         self.text, self.place = text, place
 
     def within(self, place: str) -> _MisfitError:
-        """Return the error with `place`, the key or index of the enclosing value, put before its own place."""
+        """Return a copy of this error for the enclosing object or list; `place` is the key or index in there."""
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
@@ -246,7 +247,10 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a fast path for integers or texts with one limit: a manifest has hundreds of thousands."""
+    """Return `read` with a fast path for integers or texts that have one limit.
+
+    A manifest has hundreds of thousands of such values.
+    """
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits

@@ -90,7 +90,7 @@ def test_help_lists_every_command_in_its_group(capsys):
         ([*TRAIN, "--batchsize", "8"], "tpucache train: there is no option --batchsize: did you mean --batch-size?"),
         ([*TRAIN, "--xyzzy"], "tpucache train: there is no option --xyzzy"),
         ([*TRAIN, "more"], "tpucache train: 'more' is one word too many: the command takes CACHE only"),
-        (["dance"], "tpucache: there is no command 'dance': it is one of warmup, "),
+        (["dance"], "tpucache: there is no command 'dance': choose one of warmup, "),
     ],
 )
 def test_a_typo_is_answered_in_two_lines(words, said, capsys):
@@ -166,7 +166,7 @@ def test_options_of_the_command_line_win_over_the_file(tmp_path):
         ("shard-mb = 'x'", "argument --shard-mb: invalid int value: 'x'"),
         (
             "augment = 'os:system'",
-            "augment = 'os:system' names code, which a file may not: give --augment on the command",
+            "augment = 'os:system' names code, which a file may not do: give --augment on the command",
         ),
         ("size = ", "cannot be read: Invalid value"),
         ("size = 1\nsize = 2", "cannot be read: "),

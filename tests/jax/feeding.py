@@ -321,7 +321,7 @@ def test_a_state_is_right_after_set_epoch_and_ends_what_next_continues(cache):
     next(batches)
     loader.set_epoch(4)
     assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (4, 0)
-    with pytest.raises(UsageError, match="no single place"):
+    with pytest.raises(UsageError, match="no single position"):
         next(batches), batches.state_dict()
     batches.load_state_dict({**shuffled(cache).state_dict(), "epoch": 2, "position": 16})
     assert not threads()

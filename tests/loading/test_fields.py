@@ -121,7 +121,7 @@ def test_a_field_without_bytes_comes_in_batches_too(tmp_path):
 def test_a_field_whose_length_varies_has_no_tensor_also_beside_one_that_has(tmp_path):
     text = Field("text", "bytes", "|u1", ())
     make_cache(tmp_path, (Field("image", "raw", "|u1", (2, 2, 1)), text))
-    with pytest.raises(FormatError, match="whose length varies: it has no tensor"):
+    with pytest.raises(FormatError, match="whose length varies: tensors cannot hold it"):
         CachedDataset(tmp_path)[0]
 
 

@@ -125,10 +125,10 @@ def test_large_trees_are_not_walked_to_their_end(cache, tmp_path, monkeypatch, c
     roots = [tmp_path / "large", tmp_path / "small"]
     assert find_cache(SLUG, roots) == place
     assert "large was not searched to its end: it may hold another cache" in caplog.text
-    with pytest.raises(NotACacheError, match=r"large has more, and was left after 5 folders"):
+    with pytest.raises(NotACacheError, match=r"large: the search there ended after 5 folders"):
         find_cache("gone", roots)
     monkeypatch.setattr(find, "_MAX_SECONDS", -1)
-    with pytest.raises(NotACacheError, match=r"small has more, and was left"):
+    with pytest.raises(NotACacheError, match=r"small: the search there ended"):
         find_cache(SLUG, roots)
     assert len(find._folders(tmp_path / "large")) == 8
 

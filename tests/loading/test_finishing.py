@@ -171,5 +171,5 @@ def test_arguments_that_cannot_be_met_are_refused(own_cache: Path, monkeypatch: 
 def test_classes_of_samples_without_labels_are_not_mixed(own_cache: Path, tmp_path: Path) -> None:
     build_cache(own_cache.parent / "photos" / "0", tmp_path / "cache", Recipe(size=8), jobs=1)
     loader = CachedLoader(CachedDataset(tmp_path / "cache"), 4, augment=AugmentSettings(mixup=0.2))
-    with pytest.raises(UsageError, match="mixup and cutmix mix classes, and samples of this cache have none"):
+    with pytest.raises(UsageError, match="mixup and cutmix mix classes, and some samples of this cache have no class"):
         next(iter(loader))

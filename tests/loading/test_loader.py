@@ -83,7 +83,7 @@ def test_all_ranks_together_see_the_global_batches(cache, world, samples, drop_l
     settings = {"shuffle": True, "seed": 3, "drop_last": drop_last, "world_size": world}
     if 0 < samples % (5 * world) < world and not drop_last:
         for rank in range(world):
-            with pytest.raises(UsageError, match="some would get an empty batch"):
+            with pytest.raises(UsageError, match="some ranks would get an empty batch"):
                 CachedLoader(dataset, 5, rank=rank, **settings)
         return
     parts = [list(CachedLoader(dataset, 5, rank=rank, **settings)) for rank in range(world)]
@@ -272,7 +272,7 @@ def test_a_loader_that_gives_no_batches_says_so(cache, caplog):
     loader = CachedLoader(dataset, len(dataset) + 1, drop_last=True)
     assert [*loader] == []
     assert caplog.messages == [
-        f"the loader gives no batches: {len(dataset)} samples do not fill one of {len(dataset) + 1}, and drop_last "
+        f"the loader gives no batches: {len(dataset)} samples do not fill a batch of {len(dataset) + 1}, and drop_last "
         "leaves them out"
     ]
 

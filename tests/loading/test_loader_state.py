@@ -190,7 +190,7 @@ def test_an_iteration_from_before_does_not_move_a_loader_that_was_set(cache: Pat
         place()
         epoch, expected = loader.epoch, len(loader) - 2 * (loader.epoch == 5)
         assert len(list(iterator)) == len(loader) - 1
-        with pytest.raises(UsageError, match="no single place"):
+        with pytest.raises(UsageError, match="no single position"):
             loader.state_dict()
         assert loader.epoch == epoch
         assert len(list(loader)) == expected
@@ -207,7 +207,7 @@ def test_iterations_side_by_side_each_see_everything_but_have_no_common_state(ca
     next(outer)
     assert len(list(loader)) == 3
     next(outer)
-    with pytest.raises(UsageError, match="no single place"):
+    with pytest.raises(UsageError, match="no single position"):
         loader.state_dict()
     del outer
     assert len(list(loader)) == 3
@@ -273,7 +273,7 @@ def test_every_rank_has_samples_in_each_global_batch(start, samples, batch, rank
 def test_too_few_samples_for_the_ranks_are_refused_at_once(cache: Path, samples: int, batch: int) -> None:
     dataset = CachedDataset(cache)[:samples]
     for rank in range(4):
-        with pytest.raises(UsageError, match=r"for 4 ranks: some would get an empty batch\. Use drop_last=True"):
+        with pytest.raises(UsageError, match=r"for 4 ranks: some ranks would get an empty batch\. Use drop_last=True"):
             CachedLoader(dataset, batch, rank=rank, world_size=4)
         batches = list(CachedLoader(dataset, batch, rank=rank, world_size=4, drop_last=True))
         assert len(batches) == samples // (4 * batch)

@@ -221,7 +221,9 @@ def test_a_spawned_process_reads_what_its_parent_would_read(cache: Path, tmp_pat
 def test_what_has_a_thread_says_what_to_give_another_process(cache: Path) -> None:
     with Ahead(whole(cache), lambda batch, _: batch) as ahead:
         for each in (ahead, Ahead(whole(cache), lambda batch, _: batch)):
-            with pytest.raises(UsageError, match="give the loader to that process, and make a Ahead of it there"):
+            with pytest.raises(
+                UsageError, match="give the loader to that process, and make a Ahead from the loader there"
+            ):
                 pickle.dumps(each)
 
 

@@ -179,7 +179,7 @@ def test_a_cache_that_shares_nothing_is_a_version_of_the_same_dataset(
     options = ["--version-notes", "all anew", "--out", str(tmp_path / "out")]
     assert main(["publish", str(tmp_path / "other"), *_OPTIONS, *options]) == 0
     out = capsys.readouterr().out
-    assert "an add-on would send no less: a version is made" in out
+    assert "an add-on would send no less: a whole version is published" in out
 
 
 def test_an_add_on_that_is_stopped_is_continued_and_sends_nothing_twice(

@@ -30,7 +30,7 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command. Its name and help are the name and docstring of the function that runs it.
+    """Add a command, and return its parser. The command has the name and, as its help, the docstring of `run`.
 
     `example` are the arguments of an example. `basic` are the flags that --help lists in addition to required options;
     None lists all options.
@@ -70,7 +70,10 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return an instance of a dataclass, made from the options that `add_options` added; `others` override them."""
+    """Return an instance of the dataclass `settings`, made from the options that `add_options` added.
+
+    The values in `others` replace those of the options.
+    """
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
@@ -93,7 +96,10 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as help shows them. If plugins can add choices, list only tpucache's own: this imports nothing."""
+    """Return choices as help shows them, such as "{a,b}".
+
+    If other packages can add choices, only tpucache's own are listed, so that nothing is imported.
+    """
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
@@ -159,7 +165,7 @@ def explicit(options: argparse.Namespace) -> frozenset[str]:
 def add_cache(
     command: argparse.ArgumentParser,
     metavar: str = "CACHE",
-    text: str = "the folder of a cache that warmup built, or kaggle:slug for one that is mounted",
+    text: str = "the folder of a cache that warmup built, or kaggle:slug for a mounted cache",
 ) -> None:
     """Add the argument for the cache that a command reads, and --json."""
     command.add_argument("cache", metavar=metavar, type=cache, help=text)
@@ -169,9 +175,9 @@ def add_cache(
 def add_cache_or_url(
     command: argparse.ArgumentParser,
     metavar: str = "CACHE",
-    text: str = "the folder of a cache that warmup built, kaggle:slug for one that is mounted, or its URL",
+    text: str = "the folder of a cache that warmup built, kaggle:slug for a mounted cache, or the URL of a cache",
 ) -> None:
-    """Add the argument for the cache that a command reads, options for one at a URL, and --json."""
+    """Add the argument for the cache that a command reads, options for a cache at a URL, and --json."""
     command.add_argument("cache", metavar=metavar, type=cache_or_url, help=text)
     add_json(command)
     group = command.add_argument_group("a cache at a URL", "gs://, s3://, https://, http://, hf://")
@@ -260,9 +266,10 @@ def add_resolution(command: Any, text: str) -> None:
 
 
 def staged(options: argparse.Namespace, check: Callable[[], None] = lambda: None) -> str | Path:
-    """Return the cache to read: a copy at --stage, made now or earlier, or the cache itself.
+    """Return the cache to read: a copy in the folder --stage, made now or earlier, or the cache itself.
 
-    `check` is called during the copy; if it raises, the copy can be continued later.
+    `check` is called during the copy; if it raises an error, the copy can be continued later. Raises UsageError if
+    --stage is given for a cache at a URL.
     """
     cache: str | Path = options.cache
     if options.stage is None:
@@ -311,7 +318,10 @@ def cache_or_url(text: str) -> str | Path:
 
 
 def at_version(place: str | Path, version: int) -> str | Path:
-    """Return a place with a version: "cache@2" for "cache" and 2. Raises UsageError if it names another version."""
+    """Return `place` with a version: "cache@2" for "cache" and 2.
+
+    Raises UsageError if `place` names another version.
+    """
     from tpucache.store.history import one_version, split_version
 
     folder, named = split_version(place)

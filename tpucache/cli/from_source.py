@@ -46,7 +46,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
     `where` is the default of --cache in the help's words.
     """
     group = command.add_argument_group(
-        "a SOURCE in place of a cache", "as for warmup; the command builds its cache while it reads it"
+        "a SOURCE in place of a cache", "as for warmup; the command builds a cache of the source while it reads"
     )
     group.add_argument(
         "--cache",
@@ -78,9 +78,9 @@ class SourceArguments:
     """A source, and the options with which its cache is built."""
 
     def __init__(self, source: Path, text: str | None, size: Any = None) -> None:
-        """Parse `text`, the value of --build.
+        """Parse `text`, the value of --build. `size` is used if `text` has no --size.
 
-        `size` is used if `text` has no --size. Raises UsageError, RecipeError.
+        Raises UsageError or RecipeError for options that are unknown or have invalid values.
         """
         from tpucache.cli.warming import add_cache_options, wanted
 
@@ -125,7 +125,7 @@ class SourceArguments:
 
 
 def refuse_without_source(options: argparse.Namespace) -> None:
-    """Raise UsageError if the command has --cache or --build, but reads a cache: they are only for a source."""
+    """Raise UsageError if --cache or --build is given: both are for a source, and the command reads a cache."""
     given: Mapping[str, Any] = {"--cache": options.cache_of_source, "--build": options.build}
     for name, value in given.items():
         if value is not None:

@@ -76,7 +76,10 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for one epoch, which builds its cache. Return figures and lines, empty if there was a cache."""
+    """Read a source for one epoch, which builds its cache. Return the measured figures, and lines of text about them.
+
+    If the cache was finished before, nothing is read, and both results are empty.
+    """
     from tpucache.loading.loader import CachedLoader
 
     arguments = SourceArguments(source, options.build)
@@ -115,9 +118,9 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
     dataset = CachedDataset(staged(options), **reading)
     if dataset.network is not None:
         if options.against is not None:
-            raise UsageError(f"--against is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
+            raise UsageError(f"--against is for a cache in a local folder, not at a URL: run `{PROG} fetch` first")
         if options.upload:
-            raise UsageError(f"--upload is for a cache in a folder of this machine, not at a URL: `{PROG} fetch` it")
+            raise UsageError(f"--upload is for a cache in a local folder, not at a URL: run `{PROG} fetch` first")
         return _bench_network(options, dataset)
     upload, where = call("upload") if options.upload else (None, "")
     batch_size = options.batch_size or min(_BENCH_BATCH, len(dataset))
@@ -225,7 +228,7 @@ def preview(options: argparse.Namespace) -> int:
 
         sheet = preview_batch(_opened(options), augment, options.samples, seed=options.seed)
     elif augment != AugmentSettings():
-        raise UsageError("augmentations are for a batch: give --batch, too")
+        raise UsageError("options of augmentation change only a preview of a batch: give --batch, too")
     else:
         chosen = {"seed": options.seed, "class_name": options.class_name, "variants": options.variants}
         sheet = preview_cache(_opened(options), options.samples, **chosen)
@@ -246,7 +249,7 @@ def report(options: argparse.Namespace) -> int:
     if isinstance(options.cache, Path) and is_run(options.cache):
         page = report_page("run", options.cache, options.samples, cache=options.valid)
     elif options.valid is not None:
-        raise UsageError(f"--valid is about a run, and {options.cache} is not one: give the folder that train wrote")
+        raise UsageError(f"--valid is about a run, and {options.cache} is not a run: give a folder that train wrote")
     else:
         page = report_page("cache", _opened(options), options.samples, seed=options.seed, variants=options.variants)
     return _saved(options, page)
@@ -255,7 +258,7 @@ def report(options: argparse.Namespace) -> int:
 def _report_findings(options: argparse.Namespace) -> int:
     """Write the page of pictures that look alike, leaks, suspects and extremes, with boxes to tick."""
     if options.valid is not None:
-        raise UsageError("--valid is about a run, and --findings about a cache: give one of them")
+        raise UsageError("--valid is about a run, and --findings about a cache: leave one of the options out")
     stages = _Stages()
     try:
         page = report_page(
@@ -325,7 +328,7 @@ def add(commands: Any) -> None:
     command = add_command(commands, inspect, "cache/train --json")
     add_cache_or_url(command)
     command.add_argument(
-        "--versions", action="store_true", help="list its versions: what changed, when, and by which command"
+        "--versions", action="store_true", help="list the cache's versions: what changed, when, and by which command"
     )
     command = add_command(
         commands,
@@ -353,7 +356,7 @@ def add(commands: Any) -> None:
         "--valid",
         type=cache,
         metavar="CACHE",
-        help="the cache that the run was validated on, if it has moved",
+        help="the cache that the run was validated on, if that cache has moved",
     )
     group = command.add_argument_group("findings", "a page of pictures to look through and tick")
     group.add_argument(
@@ -375,7 +378,7 @@ def add(commands: Any) -> None:
     add_cache_or_url(
         command,
         "CACHE",
-        "a cache: its folder, kaggle:slug for one that is mounted, or its URL; or a SOURCE, as for warmup",
+        "a cache: its folder, its URL, or kaggle:slug for a mounted cache; or a SOURCE, as for warmup",
     )
     add_source(command, "a temporary folder")
     command.add_argument(
@@ -392,8 +395,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--upload",
         action="store_true",
-        help="also measure how fast batches are sent to this machine's accelerator, and count that in its idle time; "
-        "without an accelerator, measure XLA's CPU client",
+        help="also measure how fast batches are sent to this machine's accelerator, and include sending in the idle "
+        "time; without an accelerator, measure XLA's CPU client",
     )
     command.add_argument(
         "--finish",
@@ -410,5 +413,5 @@ def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> Non
     """Add the options for a picture of a cache: its file, and the samples to show."""
     command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
-    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each, at most")
+    command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each sample, at most")
     command.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the choice of samples")

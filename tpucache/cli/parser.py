@@ -22,7 +22,7 @@ _COMMON: Final = ("--help", "--help-all", "--traceback")
 _OPTION: Final = re.compile(r"--?[A-Za-z]\S*")
 #: An option that names the user's own code, module:name. timm:…, torch:… and the like are not code of the user.
 _CODE: Final = re.compile(r"--[\w-]+=(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
-#: The same inside the text of an option that holds options of another command.
+#: Code as in _CODE, inside the text of an option that holds options of another command.
 _CODE_IN_TEXT: Final = re.compile(r"(?:^|[\s='\"])(?!(?:timm|torch|hub|kaggle):)[A-Za-z_][\w.]*:[A-Za-z_]")
 _HOLD_OPTIONS: Final = ("--build",)
 _NEVER_CODE: Final = ("--watch",)  # its value looks like code: accuracy:max
@@ -143,7 +143,7 @@ class CommandParser(Parser):
         return found, []
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, also the settings file if the option is from there, and exit with status 2."""
+        """Print what is wrong, with the settings file if the option is from that file, and exit with status 2."""
         path, flags = self._file
         named = re.match(r"argument (--[\w-]+)", message)
         super().error(f"{path}: {message}" if named and named[1] in flags else message)
@@ -155,7 +155,7 @@ class CommandParser(Parser):
         return action.required or any(flag in self._basic for flag in flags)
 
     def _given(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the options among words: the list of values of each, by its full flag. The value of a switch is "".
+        """Return the list of values of each option among `words`, by the option's full flag. A switch has the value "".
 
         An unknown option is reported here, because argparse would first report a required option that is missing.
         """
@@ -180,7 +180,7 @@ class CommandParser(Parser):
         return given
 
     def _meant(self, flag: str) -> str:
-        """Return a question that suggests a similar option, if there is one."""
+        """Return text that suggests the option most similar to `flag`; "" if no option is similar."""
         names = [name.lstrip("-") for name in self._option_string_actions if len(name) > 2]
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
@@ -227,7 +227,7 @@ class CommandParser(Parser):
             names_code = _CODE_IN_TEXT.search if flag in _HOLD_OPTIONS else _CODE.match
             if flag not in _NEVER_CODE and any(map(names_code, texts)):
                 self.error(
-                    f"{path}: {name} = {value!r} names code, which a file may not: give {flag} on the command line"
+                    f"{path}: {name} = {value!r} names code, which a file may not do: give {flag} on the command line"
                 )
             words[flag] = texts
         self._file = path, [*words]
@@ -262,7 +262,7 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
-    """Return a question that suggests a similar name, if there is one."""
+    """Return text that suggests the name most similar to `word`; "" if no name is similar."""
     import difflib
 
     found = difflib.get_close_matches(word, names, 1)
@@ -270,7 +270,7 @@ def _did_you_mean(word: str, names: Iterable[str], before: str = "") -> str:
 
 
 def _one_of(choices: Iterable[str]) -> str:
-    return f": it is one of {', '.join(choices)}"
+    return f": choose one of {', '.join(choices)}"
 
 
 def _to_words(flag: str, action: argparse.Action, value: object) -> list[str] | None:

@@ -85,9 +85,9 @@ def _lines(found: CachePlan) -> Iterator[str]:
 
 
 def _size(row: PlanRow) -> str:
-    """Return the stored size of a row's images.
+    """Return the stored size of a row's images as text, such as "224" or "224x160".
 
-    For a row about reading the cache above it at another resolution, return "as" and that resolution.
+    If the row is about reading the cache of the row above at another resolution, return "as" and that resolution.
     """
     if row.resolution is None:
         return _side(row.size) + (" bands" if row.bands else "")

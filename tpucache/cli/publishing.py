@@ -67,7 +67,10 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the new files of a cache as an add-on. Return False, and do nothing, if a whole version sends less."""
+    """Publish the new files of a cache as an add-on, unless Kaggle has the version already, and return True.
+
+    If a whole version would send no more bytes, publish nothing and return False.
+    """
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
@@ -75,11 +78,11 @@ def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings:
     print_line = tell if options.json else say
     whole = f"a new version of {metadata.dataset_id} sends {addition.whole_bytes / 1e6:,.1f} MB"
     if not (addition.is_there or addition.is_cheaper):
-        print_line(f"{whole}, and an add-on would send no less: a version is made")
+        print_line(f"{whole}, and an add-on would send no less: a whole version is published")
         return False
     report = addition.to_dict()
     name = f"kaggle:{metadata.dataset_id}@{addition.manifest.number}"
-    read = f"read it by {name}, with {', '.join(addition.attach)} attached"
+    read = f"read the version by {name}, with {', '.join(addition.attach)} attached"
     if addition.is_there:
         show(options, report, [f"Kaggle has version {addition.manifest.number} already; {read}"])
         return True
@@ -111,7 +114,7 @@ def push(options: argparse.Namespace) -> int:
 
     if options.follow and options.hashes:
         raise UsageError(
-            "--follow sends shards while they are built, before there are hashes: push again with --hashes"
+            "--follow sends shards while they are built, before there are hashes: leave --hashes out, then push again"
         )
     if options.follow:
         from tpucache.warmup.run.upload import follow_build
@@ -225,7 +228,7 @@ def add(commands: Any) -> None:
     command = add_command(commands, push, "cache/train gs://bucket/train")
     add_cache(command)
     command.add_argument(
-        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; it must contain nothing else"
+        "url", metavar="URL", help="gs://, s3:// or hf:// of a folder, or a path; no other files may be in the folder"
     )
     command.add_argument(
         "--follow",

@@ -62,9 +62,9 @@ def flush() -> None:
 
 
 def say_now(line: str) -> None:
-    """Print a line above any progress bar while a command runs.
+    """Print a line on standard output, above any progress bar, while a command runs.
 
-    The command continues if standard output fails now; printing the report at the end raises the error.
+    If the line cannot be written, nothing is raised; printing the report at the end raises the error.
     """
     with contextlib.suppress(OSError, ValueError), above_bars():
         print(printable_lines(line), flush=True)
@@ -76,7 +76,10 @@ def note(line: str) -> None:
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error as one line and return the exit status."""
+    """Print an error as one line, without passwords in URLs, and return the exit status.
+
+    Nothing is printed if the end of the command was reported before.
+    """
     if signals.has_last_word():
         process.complain(redact(" ".join(str(error).split())), status)
     return status
@@ -92,5 +95,5 @@ def _reported() -> Iterator[None]:
         process.forget_output()
         raise TpucacheError(
             f"standard output takes no more ({error.strerror}): the result of the command is kept, but its report "
-            "is not written in full. Make room, or redirect the output"
+            "is not written in full. Make room on the disk, or redirect the output"
         ) from error

@@ -129,7 +129,7 @@ def warmup(options: argparse.Namespace) -> int:
         *(f"  left out {count:,} {suffix!r}: no images by their names" for suffix, count in left_out(manifest).items()),
     ]
     if options.truncate and not is_kaggle(options.cache):  # a cache at Kaggle cannot be read back here
-        lines.append(f"  cut to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
+        lines.append(f"  truncated to {options.pad:,} numbers: {_truncated(options.cache, options.pad):,} samples")
     report = describe(manifest)
     if isinstance(options.cache, Path):  # a cache at a URL would have to be downloaded
         found = findings(Cache.open(options.cache))
@@ -196,16 +196,16 @@ def relabel(options: argparse.Namespace) -> int:
     began = time.monotonic()
     table = from_options(TableOptions, options, root=None, mask_col=None, **_NO_RUN_LENGTHS)
     if options.table is None and (table != TableOptions() or options.corrections or options.classes is not None):
-        raise UsageError("the options for a table's columns need a .csv: give it after the cache, too")
+        raise UsageError("the options for a table's columns need a .csv: give a .csv after the cache, too")
     if options.make_folds is None and (options.groups is not None or "stratify" in explicit(options)):
-        raise UsageError("--groups and --stratify are for --make-folds N: give it, too")
+        raise UsageError("--groups and --stratify are for --make-folds N: give --make-folds, too")
     if options.make_folds is not None and options.fold_col is not None:
         raise UsageError(
-            "--fold-col reads folds from the table, and --make-folds makes new ones: leave one of them out"
+            "--fold-col reads folds from the table, and --make-folds makes new folds: leave one of the options out"
         )
     soft = from_options(SoftOptions, options)
     if options.table is None and soft.soft_labels:
-        raise UsageError("--soft-labels is for a table of predictions: give it after the cache, too")
+        raise UsageError("--soft-labels is for a table of predictions: give the table after the cache, too")
     found: dict[str, Any] = {}
     lines: list[str] = []
     if options.table is not None:
@@ -235,7 +235,7 @@ def delete(options: argparse.Namespace) -> int:
     from tpucache.warmup.deleting import delete_samples, read_paths, undo_delete
 
     if [options.where, options.paths, options.undo or None].count(None) != 2:
-        raise UsageError("give one of --where EXPR, --paths FILE and --undo")
+        raise UsageError("delete needs exactly one of --where EXPR, --paths FILE and --undo: give one of the three")
     if options.undo:
         manifest = undo_delete(options.cache)
     else:
@@ -246,7 +246,9 @@ def delete(options: argparse.Namespace) -> int:
         "deleted",
     ]
     if manifest.deleted:
-        lines.append("  their records are still on the disk: `tpucache compact` removes them, and earlier versions")
+        lines.append(
+            "  records of deleted samples are still on the disk: `tpucache compact` removes these and earlier versions"
+        )
     show(options, describe(manifest), lines)
     return 0
 
@@ -284,7 +286,7 @@ def verify(options: argparse.Namespace) -> int:
 
     if options.repair is None:
         if from_options(TableOptions, options) != TableOptions():
-            raise UsageError("the options for a table's columns need --repair: name the .csv with it")
+            raise UsageError("the options for a table's columns need --repair: give --repair TABLE.csv, too")
         if options.augment is not None:
             raise UsageError("--augment is for --repair, which may have to augment images: give --repair SOURCE, too")
         manifest = Cache.open(options.cache).manifest
@@ -309,7 +311,8 @@ def verify(options: argparse.Namespace) -> int:
     show(options, report, lines)
     if names != repaired:
         return complain(
-            f"{options.cache} is damaged: {', '.join(names)}. Run verify with --repair SOURCE, or copy it again", 1
+            f"{options.cache} is damaged: {', '.join(names)}. Run verify with --repair SOURCE, or copy the cache anew",
+            1,
         )
     return 0
 
@@ -360,8 +363,8 @@ class _InsteadOfTable(argparse.Action):
 
 
 def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None:
-    """Add the options with which relabel makes folds. They need no table."""
-    group = command.add_argument_group("folds", "for train --folds, instead of those of a table")
+    """Add the options with which relabel makes folds, without a table."""
+    group = command.add_argument_group("folds", "for train --folds, instead of the folds of a table")
     group.add_argument(
         "--make-folds",
         action=_InsteadOfTable,
@@ -379,7 +382,7 @@ def _add_folds(command: argparse.ArgumentParser, table: argparse.Action) -> None
         "--stratify",
         metavar="COLUMN|label|none",
         default="label",
-        help="give each fold equal shares of these values",
+        help="give each fold equal shares of the values in COLUMN, or of each class",
     )
     group.add_argument("--seed", type=natural, default=0, metavar="N", help="seed of the folds")
 
@@ -434,7 +437,7 @@ def add(commands: Any) -> None:
         "table", metavar="TABLE", type=local_path, help="a .csv with a row for each sample of the cache"
     )
     command.add_argument(
-        "--corrections", action="store_true", help="the table has rows for some samples; all others keep their labels"
+        "--corrections", action="store_true", help="the table has some of the samples; the rest keep their labels"
     )
     _add_folds(command, table)
     add_options(command, SourceOptions, only=["labels", "classes", "missing_label"], parsers={"classes": names})
@@ -481,7 +484,10 @@ def _add_content(command: argparse.ArgumentParser) -> None:
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return a cache's recipe and --labels as options of warmup. Raises UsageError, and errors of `Manifest.load`."""
+    """Return a cache's recipe and --labels as options of warmup.
+
+    Raises UsageError for a recipe with mask colours, and the errors of `Manifest.load`.
+    """
     from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
@@ -490,7 +496,7 @@ def _kept_settings(cache: Path) -> dict[str, Any]:
     kept = {name: value for name, value in recipe.to_dict().items() if value != usual.get(name)}
     if "mask_colours" in kept:
         raise UsageError(
-            "the cache's mask colours came from a file: give that as --mask-colours, and the other options"
+            "the cache's mask colours came from a file: leave --config out, and give this file as --mask-colours"
         )
     kept.pop("max_blocks", None)  # not an option: warmup computes it
     kept["size"] = f"{recipe.height}x{recipe.width}"
@@ -509,7 +515,7 @@ def add_cache_options(command: argparse.ArgumentParser) -> None:
 
 def add_table(command: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
     """Add the options that say what the columns of a table mean."""
-    table = command.add_argument_group("a .csv", "what its columns mean; all others are kept with the samples")
+    table = command.add_argument_group("a .csv", "what columns mean; all other columns are kept with the samples")
     add_options(table, TableOptions, without=without)
 
 
@@ -568,7 +574,10 @@ def _counts(counted: Any) -> str:
 
 
 def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    """Write a contact sheet of the samples that were tried. Return None if they have no images."""
+    """Write a contact sheet of the samples that were tried, and return its path.
+
+    Return None, and write nothing, if the samples have no images.
+    """
     import numpy as np
 
     from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size

@@ -123,7 +123,7 @@ def _search_text(found: Pairs) -> str:
     if found.search == "exact":
         text += ", all images compared"
     else:
-        text += f", searched by bands, which find {found.share:.1%} of pairs that far apart, and more of closer pairs"
+        text += f", searched by bands, which find {found.share:.1%} of pairs at that distance, and more of closer pairs"
     return f"{text}; {found.blank:,} blank images left out" if found.blank else text
 
 
@@ -212,8 +212,8 @@ def make_folds(options: argparse.Namespace) -> tuple[Manifest, dict[str, Any], l
     if options.groups is not None:
         lines.append(f"  groups: {several:,} of more than one sample, none divided")
     lines += [
-        f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at it, as it may be a "
-        "chain of pictures in which only neighbours look alike"
+        f"  large: {group['samples']:,} samples are one group, with {group['path']!r}: look at this group, as "
+        "it may be a chain of pictures in which only neighbours look alike"
         for group in groups[:_SHOWN]
     ]
     return manifest, report, lines
@@ -238,7 +238,7 @@ def suspects(options: argparse.Namespace) -> int:
     ]
     if options.output is not None:
         _write_table(options.output, rows)
-        note(f"{options.output}: correct the labels in it, then `tpucache relabel CACHE {options.output}`")
+        note(f"{options.output}: correct the labels in this file, then `tpucache relabel CACHE {options.output}`")
     lines = [
         f"{row['score']:.3f}  {row['path']!r}: label {row['label']!r}, predicted {row['predicted']!r}" for row in rows
     ]
@@ -270,7 +270,7 @@ def add(commands: Any) -> None:
         metavar="CACHE",
         nargs="+",
         type=cache_or_url,
-        help="the folders of caches that warmup built, kaggle:slug for mounted ones, or their URLs",
+        help="folders of caches that warmup built, kaggle:slug for mounted caches, or URLs of caches",
     )
     add_json(command)
     command.add_argument(
@@ -293,6 +293,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--top", type=positive, default=50, metavar="N", help="samples to list, at most")
     command.add_argument(
-        "-o", "--output", type=local_path, metavar="FILE", help="also write them to a .csv, for corrections"
+        "-o", "--output", type=local_path, metavar="FILE", help="also write the samples to a .csv, for corrections"
     )
     add_json(command)

@@ -39,8 +39,8 @@ _QUICK_PAIRS: Final = 2048
 class Exact:
     """Samples of two caches whose clean records are equal byte for byte.
 
-    `first` and `second` are their positions in the two caches or datasets, int64 (m,). `reason` says why nothing was
-    compared; it is "" if records were compared.
+    `first` and `second` are the samples' positions in the two caches or datasets, int64 (m,). `reason` says why nothing
+    was compared, and is "" if records were compared.
     """
 
     first: Positions
@@ -89,7 +89,6 @@ class _Records:
         return cls(cache, bands, lengths << np.uint64(32) | sums)
 
     def read(self, place: int) -> list[bytes]:
-        """Return the bytes of the record at this position, one bytes object for each band."""
         return [bytes(self.cache.reader.read(rows[place])) for rows in self.bands]
 
 
@@ -230,11 +229,11 @@ class Leak:
 
 
 def find_leak(train: Samples, valid: Samples) -> Leak | None:
-    """Return how many validation samples are copies of training samples, or None if this cannot be compared quickly.
+    """Return how many validation samples are copies of training samples; None if that cannot be found out.
 
     If both caches have stored hashes, and are not too large for a quick search, hashes are compared, then the details
-    of the closest pairs. Otherwise the records are compared. None is returned if records cannot be compared, because
-    the caches were made with different settings or libraries.
+    of the closest pairs. Otherwise the records are compared. If the caches were made with different settings or
+    libraries, records cannot be compared either, and None is returned.
     """
     sets = opened(train), opened(valid)
     known = [kept_hashes(cache) for cache, _ in sets]

@@ -31,7 +31,7 @@ class Suspects:
     float64 (m,), are 1 minus the probability of the label, and `classes`, int64 (m,), are the most probable classes.
 
     If a sample can have several classes, its label is a 0 or 1 for each class. Then the score is 1 minus the
-    probability of the least probable 0 or 1, and the class is the one of this 0 or 1.
+    probability of the least probable 0 or 1, and `classes` has the class of this 0 or 1.
     """
 
     positions: Integers

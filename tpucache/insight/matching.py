@@ -20,8 +20,8 @@ Words = npt.NDArray[np.uint64]
 
 Search = Literal["auto", "exact", "bands"]
 
-#: The hashes of copies (encoded again, resized, brighter, mirrored) differ in at most this many bits, and those of few
-#: other pictures do.
+#: The hashes of copies (encoded again, resized, brighter, mirrored) differ in at most this many bits. The hashes of
+#: different pictures rarely do.
 THRESHOLD: Final = 48
 
 _LARGEST_THRESHOLD: Final = 96
@@ -78,12 +78,13 @@ def pairs(
     search: Search = "auto",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Pairs:
-    """Return which images of a set look alike, or which images of a set look like images of the `other` set.
+    """Return which images of a set look alike, or which images of a set look like images of the set `other`.
 
     Two images look alike if their hashes differ in at most `threshold` of 256 bits, 0 to 96; an image is also compared
     with mirror images. Images with almost no contrast are left out. With `search` "exact", all images are compared.
-    With "bands", only those are compared that differ in at most two bits in one of several bands of bits, as most
-    copies do. "auto" is exact up to about 10^5 images. `on_progress` is called with the share that is done, 0 to 1.
+    With "bands", the bits of a hash are divided into bands, and only images are compared that differ in at most two
+    bits of at least one band, as most copies do. "auto" is exact up to about 10^5 images. `on_progress` is called with
+    the share that is done, 0 to 1.
 
     Raises UsageError for a threshold or a search that is not possible, and for too many pairs: from 10 to 20 million
     on.
@@ -126,7 +127,7 @@ class _Distinct:
 
     `words` and `mirrored` are the hashes of the images and of their mirror images, uint64 (n, 4). `members` has the
     positions of all images, hash by hash. `starts`, (n + 1,), has the index in `members` where each hash begins, and
-    the end of the last one.
+    the length of `members`.
     """
 
     words: Words

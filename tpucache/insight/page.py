@@ -70,10 +70,11 @@ def report_findings(
 ) -> Page:
     """Return a page of findings about a cache's images, shown side by side, to check and correct labels.
 
-    It shows pictures that look alike, with different labels or with the same label; pictures that look like a picture
-    of the cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all folds,
-    or the run's folder); and the darkest, brightest and faintest images. Two pictures look alike if their hashes differ
-    in at most `threshold` of 256 bits (see `tpucache.insight`). At most 2,000 findings of each kind are shown.
+    The page shows pictures that look alike, with different labels or with the same label; pictures that look like a
+    picture of the cache `against`; samples whose labels are least probable by `predictions` (the table of a run of all
+    folds, or the run's folder); and unusual images, such as the darkest and the largest. Two pictures look alike if
+    their hashes differ in at most `threshold` of 256 bits (see `tpucache.insight.hashes`). At most 2,000 findings of
+    each kind are shown.
 
     The ticks that are made on the page become a table with the columns path and label, for the command `relabel`. The
     page is one file, needs no server and loads nothing from elsewhere; its script runs in any browser. `on_progress` is
@@ -143,11 +144,9 @@ class _Set:
 
     @property
     def name(self) -> str:
-        """The cache's name."""
         return self.records.name
 
     def path(self, at: int) -> str:
-        """Return the path of the sample at position `at` in the set."""
         return self.records.table.paths[int(self.positions[at])]
 
     def original(self, at: int) -> str:
@@ -226,7 +225,7 @@ def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
             "A label is wrong, or the classes overlap, or the pictures show different things after all.",
             differs,
         ),
-        (_ALIKE, "They have the same label. Keep each group of them in one fold.", ~differs),
+        (_ALIKE, "The pictures have the same label. Keep each group of such pictures in one fold.", ~differs),
     ):
         rows = np.flatnonzero(chosen)
 

@@ -1,1 +1,1 @@
-"""Shards -> batches: a dataset, the order of an epoch, pooled buffers, a loader. numpy and torch, nothing else."""
+"""Reads shards into batches: a dataset, the order of an epoch, pooled buffers, a loader. Needs numpy and torch only."""

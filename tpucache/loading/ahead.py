@@ -37,9 +37,9 @@ class Ahead(Generic[Prepared]):
     thread. In a forked process, iterating raises UsageError. `waited_seconds` is how long the loop has waited for
     batches; `cpu_seconds` is the CPU time of the thread.
 
-    If `together(batches, number)` is given, one call of it prepares up to 64 batches, and `depth` counts them as one.
-    It is used for batches that consist only of row numbers, because all of their records are in the device's memory.
-    `number` is the number of the first of these batches.
+    If `together(batches, number)` is given, one call of `together` prepares up to 64 batches, and `depth` counts them
+    as one. `together` gets batches that consist only of row numbers, because all of their records are in the device's
+    memory. `number` is the number of the first of these batches.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Ahead(Generic[Prepared]):
     def __reduce__(self) -> tuple[object, ...]:
         raise UsageError(
             f"a {type(self).__name__} has a thread, so it cannot be sent to another process: give the loader to that "
-            f"process, and make a {type(self).__name__} of it there"
+            f"process, and make a {type(self).__name__} from the loader there"
         )
 
     def __exit__(self, *_: object) -> None:

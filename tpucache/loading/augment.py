@@ -32,9 +32,9 @@ _FLOATS: Final = "<f4"
 class HostCrop:
     """Reads random crops of a batch's images, or whole images.
 
-    The boxes are those that a device would crop for the same random numbers.
-    If the results have the size of the images, their pixels are also exactly those that a device would compute. If
-    there is nothing to do afterwards but to normalise, they are normalised, too.
+    The boxes are those that a device would crop for the same random numbers. If crops have the size of the images,
+    their pixels are also exactly those that a device would compute. If normalising is all that is left to do, the crops
+    are normalised, too.
     """
 
     def __init__(self, settings: AugmentSettings, dataset: CachedDataset, size: tuple[int, int] | None) -> None:
@@ -63,7 +63,8 @@ class HostCrop:
     def reading(self, seed: int, step: int, rows: int, own: slice) -> Callable[..., WaysRead]:
         """Return a function that reads crops into buffers of `fields`, called like `CachedDataset.read_into`.
 
-        The random numbers of a global batch with `rows` rows follow from (seed, step). The slice `own` of them is used.
+        The random numbers of a global batch with `rows` rows follow from (seed, step). The function reads the slice
+        `own` of the batch.
         """
         size = self._form.height, self._form.width
         draws = drawn.draw(self._settings, seed, step, rows, size)[own]
@@ -102,7 +103,10 @@ class HostCrop:
 
 
 def why_not(settings: AugmentSettings | None, dataset: CachedDataset, size: object = None) -> str | None:
-    """Return why the host cannot crop the images of a dataset to this size (None: their own); None if it can."""
+    """Return why the host cannot crop the images of a dataset to `size`; None if it can.
+
+    `size` None stands for the size of the images.
+    """
     if settings is None or not (settings.crop or (size is None and _left(settings) is None)):
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
@@ -114,7 +118,7 @@ def why_not(settings: AugmentSettings | None, dataset: CachedDataset, size: obje
 
 
 def _left(settings: AugmentSettings) -> AugmentSettings | None:
-    """Return what is left to do after images were cropped and flipped; None if they only need to be normalised."""
+    """Return the settings that are left to apply after crops and flips; None if only normalising is left."""
     left = replace(settings, crop=False, flip=False, vertical_flip=False, zoom=AugmentSettings().zoom)
     return None if left == AugmentSettings() else left
 
@@ -133,7 +137,7 @@ def _why_not_images(settings: AugmentSettings, dataset: CachedDataset) -> str | 
 
 
 def _crops_planes(settings: AugmentSettings, dataset: CachedDataset) -> bool:
-    """Return whether records hold the planes of yuv420, and are cropped, which needs no copy of the planes."""
+    """Return whether images are cropped straight from the planes of yuv420 in their records, without a copy."""
     return settings.crop and isinstance(packed_or_pixels(_image(dataset)), Yuv420Decoder)
 
 

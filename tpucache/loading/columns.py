@@ -17,7 +17,8 @@ from tpucache.types import Array
 class Column:
     """How a column is encoded, as fitted to the training samples.
 
-    A column of numbers has their `mean` and standard deviation `std`. A column of text has its different `names`.
+    For a column of numbers, `mean` and `std` are the mean and standard deviation of the numbers. For a column of text,
+    `names` are the different texts.
     """
 
     name: str
@@ -31,9 +32,10 @@ class Column:
         return len(self.names) or 1
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Encode the column of the samples at `positions`, float32 (n, width): standardised numbers, or one-hot names.
+        """Return the encoded column of the samples at `positions`, float32 (n, width).
 
-        Raises UsageError if a value is missing, has another type, or is a name that no training sample has.
+        Numbers are standardised, and names are one-hot. Raises UsageError if a value is missing, has another type, or
+        is a name that no training sample has.
         """
         values = read_column(table, self.name, positions)
         if isinstance(values, list) != bool(self.names):
@@ -64,7 +66,10 @@ class Columns:
         return sum(part.width for part in self.parts)
 
     def encode(self, table: SampleTable, positions: Array) -> Array:
-        """Encode the columns of the samples at `positions`: float32 (n, width). Raises what `Column.encode` raises."""
+        """Return the encoded columns of the samples at `positions`, float32 (n, width).
+
+        Raises UsageError like `Column.encode`.
+        """
         return np.concatenate([part.encode(table, positions) for part in self.parts], 1)
 
     def to_list(self) -> list[dict[str, Any]]:
@@ -78,7 +83,10 @@ def columns_from(values: Sequence[Mapping[str, Any]]) -> Columns:
 
 
 def fit_columns(names: Sequence[str], table: SampleTable, positions: Array) -> Columns:
-    """Fit the encoding of the columns `names` to the training samples at `positions`. Raises UsageError."""
+    """Fit the encoding of the columns `names` to the training samples at `positions`, and return it.
+
+    Raises UsageError like `read_column`.
+    """
     parts = []
     for name in names:
         values = read_column(table, name, positions)
@@ -103,14 +111,14 @@ def read_column(table: SampleTable, name: str, positions: Array) -> Array | list
         missing = np.array([not each.strip() for each in names], bool)
     else:
         if column.ndim != 1:
-            raise UsageError(f"the column {name!r} has {column.shape[1:]} values per sample: give columns with one")
+            raise UsageError(f"the column {name!r} has {column.shape[1:]} values per sample: give columns of one value")
         numbers = column[positions].astype(np.float64)
         missing = ~np.isfinite(numbers)
     if missing.any():
         first = int(positions[np.flatnonzero(missing)[0]])
         raise UsageError(
             f"the column {name!r} is missing for {int(missing.sum()):,} samples, the first {table.paths[first]!r} (row "
-            f"{first}): fill it in and relabel the cache, or leave them out"
+            f"{first}): fill in the values and relabel the cache, or leave these samples out"
         )
     return names if isinstance(column, Strings) else numbers
 

@@ -61,12 +61,12 @@ class CachedDataset(Dataset[Item]):
     records have more fields than an image, a sample is a dict of tensors, with the label under "label". Without torch,
     the tensors are numpy arrays of the same shapes.
 
-    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples. Making one reads
-    nothing (see `select`).
+    `dataset[2:5]`, `dataset[[4, 0, -1]]` and `dataset[mask]` are datasets of the chosen samples. Making such a dataset
+    reads nothing (see `select`).
 
     The dataset works with DataLoader (any kind of worker), Subset and everything else that takes a map-style dataset.
     Its pickle is small, and files are opened in the process that reads them. `close`, or leaving a `with` block, closes
-    the files and frees the records in memory. Datasets that were selected from one another share both.
+    the files and frees the records in memory. Datasets that were selected from one another share files and records.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class CachedDataset(Dataset[Item]):
 
     @property
     def resolution(self) -> int | tuple[int, int] | None:
-        """The size of the images, as the constructor got it; None for the stored size."""
+        """The size of the images, as given to the constructor; None for the stored size."""
         return self._resolution[0]
 
     @property
     def frequencies(self) -> int | None:
-        """The number of frequencies per block, as the constructor got it; None for as many as the resolution needs."""
+        """The number of frequencies per block, as given to the constructor; None: as many as the resolution needs."""
         return self._resolution[1]
 
     @property
@@ -314,13 +314,14 @@ class CachedDataset(Dataset[Item]):
         """Return a dataset of some of these samples, in this order. Nothing is read.
 
         `indices` are positions (negative ones count from the end), a mask with one bool per sample, or a slice. A
-        sample may be chosen more than once. The new dataset's epoch is a copy of this one's, and changes separately.
-        Raises UsageError; OutOfRangeError, which is also an IndexError, for positions out of range.
+        sample may be chosen more than once. The new dataset begins with the epoch of this dataset, and later has its
+        own. Raises OutOfRangeError, which is also an IndexError, for positions out of range, and UsageError for any
+        other `indices`.
         """
         return self._derive(self._selection.select(indices), self._open_reader)
 
     def in_variant(self, variant: Variant) -> CachedDataset:
-        """Return a dataset of all samples of the cache in another variant.
+        """Return a dataset of all samples of the cache in the variant `variant`, a number or "epoch".
 
         Both datasets share files and fetched records.
         """
@@ -370,17 +371,18 @@ class CachedDataset(Dataset[Item]):
     def with_soft_labels(self) -> CachedDataset:
         """Return a dataset whose batches have soft labels, which `relabel` wrote, instead of labels.
 
-        They are float32 (n, classes): class probabilities times the sample's weight. If the cache has no soft labels,
-        this returns the dataset itself. The attribute `labels` does not change. Raises FormatError for invalid columns.
+        Soft labels are float32 (n, classes): class probabilities times the sample's weight. If the cache has no soft
+        labels, the result is the dataset itself. The attribute `labels` does not change. Raises FormatError for invalid
+        soft labels.
         """
         if SOFT_LABEL not in self.table or SOFT_WEIGHT not in self.table:
             return self
         soft, weights = np.asarray(self.table[SOFT_LABEL]), np.asarray(self.table[SOFT_WEIGHT])
         shape = (self.manifest.samples, len(self.classes))
         if soft.shape != shape or weights.shape != shape[:1] or {soft.dtype.kind, weights.dtype.kind} != {"f"}:
-            raise FormatError(f"{self.directory}: the soft labels do not fit its samples and classes: relabel it again")
+            raise FormatError(f"{self.directory}: soft labels do not fit the samples and classes: relabel the cache")
         if not (np.isfinite(soft).all() and np.isfinite(weights).all() and soft.min() >= 0 and weights.min() >= 0):
-            raise FormatError(f"{self.directory}: the soft labels are not all numbers from 0: relabel it again")
+            raise FormatError(f"{self.directory}: soft labels or weights are negative or not finite: relabel the cache")
         derived = self._derive(self._selection, self._open_reader)
         derived._targets = (soft * weights[:, None]).astype(np.float32)
         return derived
@@ -388,16 +390,16 @@ class CachedDataset(Dataset[Item]):
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
         """Return a dataset whose batches have standardised labels: (label - mean) / std, for each column of the labels.
 
-        They are float32 (n, m), computed in float64. The attribute `labels` does not change. Raises UsageError unless
-        labels are float values in `len(mean)` columns, and `std` has as many numbers as `mean`.
+        Standardised labels are float32 (n, m), computed in float64. The attribute `labels` does not change. Raises
+        UsageError unless labels are float values in `len(mean)` columns, and `std` has as many numbers as `mean`.
         """
         labels = self.table.labels
         if len(mean) != len(std):
             raise UsageError(
-                f"mean has {len(mean)} numbers and std has {len(std)}: each needs one for a column of labels"
+                f"mean has {len(mean)} numbers and std has {len(std)}: give both one number for each column of labels"
             )
         if labels is None or labels.dtype.kind != "f" or labels.shape[1:] != (len(mean),):
-            raise UsageError(f"standardising by {len(mean)} means needs labels with as many columns of float values")
+            raise UsageError(f"mean has {len(mean)} numbers, so labels need as many columns, of float values")
         derived = self._derive(self._selection, self._open_reader)
         derived._scale = np.array(mean, np.float64), np.array(std, np.float64)
         return derived
@@ -405,8 +407,8 @@ class CachedDataset(Dataset[Item]):
     def packed(self) -> CachedDataset:
         """Return a dataset of the same samples whose fields stay in their codecs' packed form, for a device to decode.
 
-        If its codec has a packed form, an image is then uint8 (n,), the input of `tpucache.ondevice.decoder`. Other
-        fields do not change.
+        An image whose codec has a packed form is then uint8 (n,), the input of `tpucache.ondevice.decoder`. Fields
+        whose codec has no packed form do not change.
         """
         reader = self._open_reader.packing()
         return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
@@ -433,22 +435,21 @@ class CachedDataset(Dataset[Item]):
         return self._selection.records
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
-        """Return the numbers of the records of these samples in an epoch. Nothing is read. `chunk` as in `read_into`.
+        """Return the numbers of the records of these samples in an epoch: int64 (n,). Nothing is read.
 
-        A record is one variant of one sample. A sample that was selected several times has one record per variant.
+        `chunk` is that of `read_into`. A sample that was selected several times has one record per variant.
         """
         return self._selection.record_numbers(indices, epoch, chunk)
 
     def record_indices(self, numbers: Array) -> npt.NDArray[np.int64]:
-        """Return, for each record, the index of a sample with this record."""
+        """Return, for each record number, the index of a sample with this record: int64 (n,)."""
         return self._selection.record_indices(numbers)
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
         """Read records by their numbers into the first rows of a buffer.
 
-        `divide`, the result and the errors are those of `read_into`.
-
-        The records are not kept in the host's memory, because the caller keeps them in the device's memory.
+        `divide`, the result and the errors are those of `read_into`. The records are not kept in the host's memory,
+        because the caller keeps them in the device's memory.
         """
         rows = self._selection.rows_of_records(self._open_reader.cache, numbers)
         return self._open_reader.read_into(buffer, rows, divide=divide)
@@ -481,7 +482,7 @@ class CachedDataset(Dataset[Item]):
         return self._shown_batches(rows, shown[name])
 
     def _shown_batches(self, rows: Numbers, field: int) -> Iterator[Array]:
-        """Yield batches of a field that is decoded at another size than the stored one."""
+        """Yield batches of a field that is decoded at another size than its stored size."""
         count = max(1, _BATCH_BYTES // max(1, self.record_fields[field].nbytes))
         for first in range(0, len(rows), count):
             some = rows[first : first + count]
@@ -533,7 +534,7 @@ class CachedDataset(Dataset[Item]):
     def labels_of(self, indices: Array) -> torch.Tensor:
         """Return the labels of samples: int64 (n,), or float32 (n,) or (n, m); -1 if the cache has no labels.
 
-        Raises FormatError.
+        Raises DamageError or FormatError if the labels in the samples table cannot be read.
         """
         labels, positions = self.table.labels, self._selection.positions_of(indices)
         if labels is None:
@@ -558,7 +559,10 @@ class CachedDataset(Dataset[Item]):
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
-        """Make a batch, (images, labels) or a dict of tensors, of fields in `arrays` and of `values` by `values_of`."""
+        """Make a batch, (images, labels) or a dict of tensors, from the fields in `arrays` and from `values`.
+
+        `values` is a result of `values_of`.
+        """
         fields = [self.as_tensor(name, array) for name, array in zip(self.names, arrays, strict=True)]
         if self.names == [IMAGE] and [*values] == [LABEL]:
             return fields[0], values[LABEL]
@@ -579,7 +583,6 @@ class CachedDataset(Dataset[Item]):
         return derived
 
     def _items(self, indices: Sequence[int]) -> list[Item]:
-        """Read samples, and return each one as users get it."""
         positions = integer_positions(indices, len(self))
         if not len(positions):
             return []

@@ -72,10 +72,10 @@ def open_cache(
 def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     """Return the folder of the only cache with this name: "name", "kaggle:slug" or "kaggle:owner/slug".
 
-    A cache has this name if its folder has it, or a folder between it and the root of the search; "a/b" means b in a.
-    The search covers `roots`, or the folders in the environment variable TPUCACHE_PATH, or else the places where Kaggle
-    and Colab mount datasets and kagglehub keeps them. If kagglehub has several versions of a dataset, the latest is
-    used. Copies of the same cache count once.
+    A cache has a name if the cache's folder, or a folder above it up to the root of the search, is called so. "a/b"
+    means a folder b in a folder a. The search covers `roots`, or the folders in the environment variable TPUCACHE_PATH,
+    or else the folders where Kaggle and Colab mount datasets and kagglehub keeps them. If kagglehub has several
+    versions of a dataset, the latest version is used. Copies of the same cache count once.
 
     A warning is logged if a folder with the name cannot be used, or if the search was cut short.
 
@@ -94,7 +94,7 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
     distinct = {manifest.to_json(): path for path, manifest in reversed(caches.items())}
     if len(distinct) > 1:
         places = ", ".join(sorted(map(str, distinct.values())))
-        raise UsageError(f"{len(distinct)} caches are called {name!r}: {places}. Give the path of the one you mean")
+        raise UsageError(f"{len(distinct)} caches are called {name!r}: {places}. Give the path of the cache you want")
     if not distinct:
         raise NotACacheError(search.explain(name, refused))
     for reason in refused:
@@ -108,8 +108,9 @@ def find_cache(name: str, roots: Sequence[str | Path] | None = None) -> Path:
 def find_version(name: str, version: int, roots: Sequence[str | Path] | None = None) -> Path:
     """Return a folder with one version of the cache "kaggle:slug" or "kaggle:owner/slug".
 
-    Its files may be spread over several mounted datasets: slug itself, and add-ons called slug-v2, slug-v3 and so on.
-    The search is the same as in `find_cache`. Raises what `find_cache` and `join_version` raise.
+    The version's files may be spread over several mounted datasets: slug itself, and add-ons called slug-v2, slug-v3
+    and so on. The search is the same as in `find_cache`. Raises UsageError for an invalid name, NotACacheError if no
+    cache is found, and the errors of `join_version`.
     """
     from tpucache.loading.joined import join_version
 
@@ -124,7 +125,7 @@ def find_version(name: str, version: int, roots: Sequence[str | Path] | None = N
 
 
 def _of_dataset(parts: Sequence[str], slug: str) -> list[str]:
-    """Return the parts of a path, with `slug` instead of the names of this dataset's add-ons, such as slug-v2."""
+    """Return the parts of a path, where `slug` replaces the names of its add-ons, such as slug-v2."""
     from tpucache.loading.joined import is_of_dataset
 
     return [slug if is_of_dataset(part, slug) else part for part in parts]
@@ -140,7 +141,7 @@ def usual_roots() -> list[Path]:
 
 @dataclass(frozen=True)
 class Found:
-    """A folder with a manifest: its path, and the parts of the path below the root."""
+    """A folder with a manifest: its `path`, and the `parts` of its path below the root of the search."""
 
     path: Path
     parts: tuple[str, ...]
@@ -185,20 +186,20 @@ class Search:
         ]
         if self.cut:
             bounds = f"{_MAX_FOLDERS:,} folders or {self.seconds:.0f} s"
-            lines.append(f"{', '.join(map(str, self.cut))} has more, and was left after {bounds}")
+            lines.append(f"more folders are in {', '.join(map(str, self.cut))}: the search there ended after {bounds}")
         if refused:
             lines.append("not usable: " + "; ".join(refused[:_NAMED]))
         elif self.others:
             more = f" and {len(self.others) - _NAMED:,} more" if len(self.others) > _NAMED else ""
             lines.append(f"manifests are in {', '.join(map(str, self.others[:_NAMED]))}{more}")
         lines.append(
-            f"Add the dataset to the notebook, give the folder itself, or set {PATH_VARIABLE} to where to look"
+            f"Add the dataset to the notebook, give the folder itself, or set {PATH_VARIABLE} to the folders to search"
         )
         return ". ".join(lines)
 
 
 def _wanted(name: str) -> list[tuple[str, ...]]:
-    """Return the sequences of folder names that match a name. Raises UsageError."""
+    """Return the sequences of folder names that match a name. Raises UsageError for an invalid name."""
     text = name.removeprefix(KAGGLE)
     parts = tuple(text.split("/"))
     is_kaggle = text != name

@@ -32,7 +32,7 @@ class Fields(Protocol):
 
     @property
     def manifest(self) -> Any:
-        """The manifest of the cache (of the first one, in a mixture)."""
+        """The manifest of the cache; for mixed samples, that of the first cache."""
         ...
 
     @property
@@ -80,8 +80,8 @@ class BatchFinish:
     def __init__(self, settings: FinishSettings, dataset: Fields, crop: HostCrop | None = None) -> None:
         """Upload the constants to the device. Raises UsageError if the records lack a field that the settings need.
 
-        If `crop` is given, the batches have the images that it reads, which are already decoded and cropped, and
-        normalised if nothing else is left to do.
+        If `crop` is given, the batches have the images that `crop` reads: already decoded and cropped, and normalised
+        if nothing else is left to do.
         """
         import torch
 
@@ -108,7 +108,8 @@ class BatchFinish:
     def __call__(self, batch: Any, seed: int, step: int, rows: int, own: slice) -> Any:
         """Finish a batch, (images, labels) or a dict. Normalised images are float32.
 
-        The random numbers follow from (seed, step). The global batch has `rows` rows; this batch is its slice `own`.
+        The random numbers follow from (seed, step). The global batch has `rows` rows, and this batch is the slice `own`
+        of them.
         """
         import torch
 

@@ -13,7 +13,10 @@ Positions = npt.NDArray[np.int64]
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return an argument as an int. Integers of numpy and torch are accepted. Raises UsageError below `low`."""
+    """Return an argument as an int. Integers of numpy and torch are accepted.
+
+    `name` is the argument's name in messages. Raises UsageError for any other value, and for an integer below `low`.
+    """
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -23,7 +26,10 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Convert an argument to a numpy array. A tensor may be on any device. Raises UsageError."""
+    """Convert an argument to a numpy array. A tensor may be on any device.
+
+    `name` is the argument's name in messages. Raises UsageError if numpy cannot convert the values.
+    """
     try:
         if hasattr(values, "detach"):  # a torch tensor; numpy lacks bfloat16, which float32 can represent
             values = values.detach().cpu()

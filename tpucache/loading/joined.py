@@ -86,7 +86,10 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
 
 
 def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
-    """Return the manifest of the version, and a folder that has this manifest."""
+    """Return the manifest of version `number`, and a folder that has this manifest.
+
+    Raises NotACacheError if no folder has one, UsageError if folders have different manifests of it.
+    """
     versions: dict[str, tuple[Manifest, Path]] = {}
     for folder, manifest in mounted:
         with contextlib.suppress(DamageError, UsageError):  # an add-on may lack the manifests of earlier versions
@@ -94,13 +97,13 @@ def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: S
             versions.setdefault(version.identity, (version, folder))
     if len(versions) > 1:
         places = ", ".join(str(folder) for _, folder in versions.values())
-        raise UsageError(f"{name}@{number}: {places} have different versions {number}. Detach those of another cache")
+        raise UsageError(f"{name}@{number}: {places} have different versions {number}. Detach datasets of other caches")
     if not versions:
         seen = ", ".join(f"version {each.manifest.number} in {each.folder}" for each in mounted) or "nothing"
         why = f". Not usable: {'; '.join(refused)}" if refused else ""
         raise NotACacheError(
             f"{name}@{number} is not mounted: there is {seen}{why}. Attach the dataset {_dataset(name)}-v{number}, or "
-            f"{_dataset(name)} where it has that version"
+            f"a release of {_dataset(name)} that has this version"
         )
     return next(iter(versions.values()))
 
@@ -155,9 +158,9 @@ def to_parents(where: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_parents(folder: Path) -> dict[str, str]:
-    """Return the datasets of the files that an add-on lacks, by file name; {} if it does not name them.
+    """Return, by file name, the datasets with the files that an add-on lacks; {} if the add-on does not name them.
 
-    The texts come from outside: use them in messages only.
+    The names of the datasets come from outside: use them in messages only.
     """
     with contextlib.suppress(OSError, ValueError):
         if (folder / PARENTS_NAME).stat().st_size <= MAX_MANIFEST_BYTES:
@@ -169,7 +172,7 @@ def read_parents(folder: Path) -> dict[str, str]:
 
 
 def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
-    """Return a folder with a version's manifest and links to its files. It is made again if a file has moved."""
+    """Return a folder with a version's manifest and links to its files. If a file has moved, make the folder again."""
     from tpucache.store.remote.cache import default_directory, own_folder
 
     below = default_directory()
@@ -187,7 +190,7 @@ def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
             with contextlib.suppress(OSError):  # another process has made it meanwhile
                 made.rename(place)
         if _links(place) != wanted:
-            raise FormatError(f"{place} is being changed by another process: run this again")
+            raise FormatError(f"{place} is being changed by another process: run the command again")
     return place
 
 

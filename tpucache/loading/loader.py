@@ -75,14 +75,21 @@ class _ReadBatch(NamedTuple):
 
 
 class _GlobalBatch(NamedTuple):
-    """A batch of all ranks together: its number since the first epoch, and its bounds in the epoch's order."""
+    """A batch of all ranks together.
+
+    `step` is its number since the first epoch. `bounds` are the positions in the epoch's order at which the batch
+    begins and ends, the end excluded.
+    """
 
     step: int
     bounds: tuple[int, int]
 
 
 class _Begun(NamedTuple):
-    """The samples that a loader asked for while it was made: of this epoch's order, from `start` to `end`."""
+    """What a loader asked the kernel to read ahead while it was made: the samples from `start` to `end` of an epoch.
+
+    `start` and `end` are positions in the epoch's order, which follows from `seed` and `order`.
+    """
 
     seed: int
     order: EpochOrder
@@ -111,7 +118,7 @@ class LoaderOptions:
         for name, low in least.items():
             object.__setattr__(self, name, to_integer(name, getattr(self, name), low))
         if self.rank >= self.world_size:
-            raise UsageError(f"rank is 0 to {self.world_size - 1} in a world of {self.world_size}, not {self.rank}")
+            raise UsageError(f"rank is 0 to {self.world_size - 1} for world_size {self.world_size}, not {self.rank}")
         if not isinstance(self.drop_last, bool):
             raise UsageError(f"drop_last is True or False, not {self.drop_last!r}")
         if self.reiterate not in get_args(Reiterate):
@@ -160,11 +167,11 @@ class BatchLoader(Generic[AnySamples]):
             raise UsageError(_too_few(left, self.world_size))
         if left and not len(self):
             _log.warning(
-                "the loader gives no batches: %s samples do not fill one of %s, and drop_last leaves them out",
+                "the loader gives no batches: %s samples do not fill a batch of %s, and drop_last leaves them out",
                 f"{self.samples:,}",
                 f"{self._global_batch:,}",
             )
-        #: How many samples before they are needed the kernel is asked to read them ahead, at least.
+        #: The kernel is asked to read a sample at least this many samples before the sample is needed.
         self._reach = max(order.window or _SPAN, self._global_batch)
         if samples.is_late:
             each = sum(field.nbytes for field in samples.record_fields)
@@ -181,7 +188,10 @@ class BatchLoader(Generic[AnySamples]):
         samples.prepare(options.threads)
 
     def _begin_reading(self) -> threading.Thread:
-        """Let a thread ask the kernel to read the first records ahead, while this one allocates and compiles."""
+        """Let a thread ask the kernel to read the first records ahead, and return the thread.
+
+        Meanwhile the calling thread allocates memory and compiles.
+        """
 
         def begin() -> None:
             self._begun = _Iteration(self, 0, 0, 0, False, None).begin()
@@ -214,18 +224,20 @@ class BatchLoader(Generic[AnySamples]):
         return self._begin(is_counted=False).batches()
 
     def iterate_records(self, slots: RecordSlots) -> Generator[Uncounted, None, None]:
-        """Like `iterate_ahead`, but batches are `RecordBatch`: the rows of their records in the device's memory.
+        """Begin an iteration like `iterate_ahead` whose batches are `RecordBatch`.
 
-        `slots` assigns the rows. Only records without a row are read. Once all records have a row, nothing is read and
-        no thread is started. Raises UsageError like `iterate_ahead`.
+        A `RecordBatch` has the rows of its records in the device's memory, which `slots` assigns. Only records without
+        a row are read. Once all records have a row, nothing is read and no thread is started. Raises UsageError like
+        `iterate_ahead`.
         """
         self._refuse_finishing()
         return self._begin(is_counted=False, slots=slots).batches()
 
     def record_owners(self, cores: int) -> Positions | None:
-        """Return, for each record, the core of this rank that uses it in every epoch; -1 if no core of this rank does.
+        """Return, for each record, the core of this rank that uses it in every epoch: int64 (records,), from 0.
 
-        Returns None if a record may go to any core: only the order "local" assigns records to cores.
+        The number is -1 for a record that no core of this rank uses. Returns None if a record may go to any core: only
+        the order "local" assigns records to cores.
         """
         devices = self.order.devices(len(self.dataset), self.seed, self.world_size * cores)
         if devices is None:
@@ -295,7 +307,11 @@ class BatchLoader(Generic[AnySamples]):
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch. If it is the epoch of a state that was just loaded, the position is kept."""
+        """Let the next iteration begin at the start of an epoch.
+
+        If it is the epoch of a state that was just loaded, the state's position is kept. Raises UsageError unless
+        `epoch` is an integer from 0.
+        """
         epoch = to_integer("epoch", epoch, 0)
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
@@ -309,7 +325,7 @@ class BatchLoader(Generic[AnySamples]):
         if self._is_ambiguous:
             raise UsageError(
                 "this loader was begun again, or its epoch set, while an earlier iteration continued to give batches: "
-                "there is no single place to save. Make a CachedLoader for each iteration"
+                "there is no single position to save. Make a CachedLoader for each iteration"
             )
         return self._state().to_dict()
 
@@ -448,7 +464,10 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def begin(self) -> _Begun:
-        """Ask the kernel to read the first records ahead, and return which. Errors are raised when they are read."""
+        """Ask the kernel to read the first records ahead, and return which records.
+
+        Records that cannot be read raise their errors later, when the loader reads them.
+        """
         end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
@@ -460,9 +479,9 @@ class _Iteration:
         return _Begun(self._seed, self._order, self.epoch, self._start, end)
 
     def _take_begun(self) -> int:
-        """Return the position before which `begin` asked for this iteration's records; 0 if it did not.
+        """Return the position before which `begin` asked for this iteration's records; 0 if `begin` was not called.
 
-        Only the first iteration may rely on it: later, other files may have replaced the records in the page cache.
+        Later iterations get 0, because other files may have replaced the records in the page cache.
         """
         begun, self._loader._begun = self._loader._begun, None
         own = self._seed, self._order, self.epoch, self._start
@@ -505,11 +524,10 @@ class _Iteration:
         return end
 
     def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
-        """Let a thread read a batch."""
         return threads.submit(functools.partial(self._read, batch, threads.divide))
 
     def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
-        """Assign rows in the device's memory to a batch's records, and let a thread read the records that had none."""
+        """Assign rows in the device's memory to a batch's records; let a thread read the records that had no row."""
         own = self._own(batch)
         placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.missing:
@@ -519,7 +537,7 @@ class _Iteration:
         return read
 
     def _take(self) -> Any:
-        """Wait for the next batch, finish it if necessary, count it, and return it."""
+        """Wait for the next batch and return it: finished and counted, or as `Uncounted` if `is_counted` is False."""
         self._loader._refuse_closed()
         place, future = self._pending.popleft()
         asked, ready = time.perf_counter(), future.done() + sum(other.done() for _, other in self._pending)
@@ -695,7 +713,7 @@ def _check_local(dataset: CachedDataset, batch_size: int, cores: int) -> None:
         )
     if len(np.unique(dataset.positions)) < len(dataset):
         raise UsageError(
-            'shuffle="local" gives each sample to one core, and some are selected several times: select each once'
+            'shuffle="local" gives each sample to one core, and some samples are selected twice: select each once'
         )
 
 
@@ -745,6 +763,6 @@ def _cached_dataset(dataset: Any) -> CachedDataset:
 
 def _too_few(samples: int, ranks: int) -> str:
     return (
-        f"the last global batch of the epoch has {samples} samples for {ranks} ranks: some would get an empty batch. "
-        "Use drop_last=True, another batch_size, or fewer ranks"
+        f"the last global batch of the epoch has {samples} samples for {ranks} ranks: some ranks would get an empty "
+        "batch. Use drop_last=True, another batch_size, or fewer ranks"
     )

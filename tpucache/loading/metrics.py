@@ -22,7 +22,7 @@ _COUNTERS: Final = ("batches", "samples", "seconds", "waited_seconds", "records"
 
 
 class LoaderMetrics:
-    """Counts the batches that a loader hands out. Only the thread that takes the batches may call it."""
+    """Counts the batches that a loader hands out. Only the thread that takes the batches may call its methods."""
 
     def __init__(self) -> None:
         self._began: float | None = None

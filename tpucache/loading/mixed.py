@@ -130,7 +130,7 @@ class MixedSamples:
 
     @property
     def is_late(self) -> bool:
-        """Whether the storage of a dataset takes long to answer, as a network mount does."""
+        """Whether the storage of at least one dataset takes long to answer, as a network mount does."""
         return any(dataset.is_late for dataset in self._datasets)
 
     def expect(self, owner: object, windows: Windows, further: Windows | None = None) -> None:
@@ -254,7 +254,7 @@ class MixedOrder:
         return found
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if a loader has a torch Sampler, else ""."""
+        """Return a SHA-256 of an epoch's order if a loader has a torch Sampler, otherwise ""."""
         if not any(order.digest(own, 0) for order, own in zip(self._orders, self._seeds, strict=True)):
             return ""
         return hashlib.sha256(self.positions(seed, epoch).astype("<i8").tobytes()).hexdigest()
@@ -265,8 +265,8 @@ class MixedLoader(BatchLoader[MixedSamples]):
 
     Of 4 consecutive samples, 3 come from the first loader and 1 from the second, on any number of ranks. Each cache
     continues in its loader's order (shuffle, seed, weights, …), through epochs of its own. An epoch of the mixture has
-    as many samples as one epoch of all loaders together. So a small cache with a large share is read several times in
-    it, and a large cache with a small share only in part.
+    as many samples as one epoch of all loaders together. So in an epoch of the mixture, a small cache with a large
+    share is read several times, and a large cache with a small share only in part.
 
     The options `threads` and `prefetch` of the first loader apply. If the loaders have `augment`, `normalise` or
     `device`, batches are finished with the statistics of the first cache and random numbers that follow from (0, step).
@@ -277,12 +277,12 @@ class MixedLoader(BatchLoader[MixedSamples]):
         """Mix loaders by their shares, integers from 1.
 
         The loaders need the same batch_size, rank, world_size, drop_last, reiterate, finish, augment, normalise and
-        device. Their own positions are ignored, and do not move. Raises UsageError if loaders, fields, classes or
-        labels do not fit together.
+        device. The loaders' own positions are ignored, and do not move. Raises UsageError if loaders, fields, classes
+        or labels do not fit together.
         """
         loaders = list(loaders)
         if not loaders or len(loaders) != len(shares):
-            raise UsageError(f"a mixture has one share for each loader, not {len(shares)} for {len(loaders)}")
+            raise UsageError(f"a mixture has one share for each loader, not {len(shares)} shares for {len(loaders)}")
         for at, loader in enumerate(loaders):
             _check(loaders[0], loader, at)
         first = loaders[0]
@@ -299,9 +299,9 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
     for name in ("batch_size", "rank", "world_size", "drop_last", "reiterate"):
         own, expected = getattr(loader.options, name), getattr(first.options, name)
         if own != expected:
-            raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}")
+            raise UsageError(f"loader {at} has {name} {own}, loader 0 {expected}: give all loaders the same")
     if loader.options.finishing != first.options.finishing:
-        raise UsageError(f"loader {at} has another augment, normalise or device than loader 0: give all the same")
+        raise UsageError(f"loader {at} has another augment, normalise or device than loader 0: give loaders the same")
     if loader.options.finishing is not None and loader.options.finishing.size is not None:
         raise UsageError(f"loader {at} has a size, and a mixture makes crops of the images' size: leave size out")
     one, other = first.dataset, loader.dataset
@@ -309,8 +309,8 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
         raise UsageError(f"loader {at} has no samples to mix")
     if other.classes != one.classes:
         raise UsageError(
-            f"{other.directory} has other classes than {one.directory}, so labels would mean two things: build it with "
-            f"`warmup SOURCE CACHE --classes {one.directory}`"
+            f"{other.directory} has other classes than {one.directory}, so a label would mean two classes: build it "
+            f"with `warmup SOURCE CACHE --classes {one.directory}`"
         )
     if _forms(other) != _forms(one):
         raise UsageError(
@@ -318,11 +318,11 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out where only codecs differ"
         )
     if one.column_width != other.column_width:
-        raise UsageError(f"{other.directory} has {other.column_width} columns, {one.directory} {one.column_width}")
+        raise UsageError(f"{other.directory} gives {other.column_width} columns, {one.directory} {one.column_width}")
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(
-            f"{other.directory} has labels of another kind than {one.directory}: use --like {one.directory}"
+            f"{other.directory} has labels of another kind than {one.directory}: build it with --like {one.directory}"
         )
 
 

@@ -106,7 +106,7 @@ class EpochOrder:
         return local_parts(samples, seed, parts=self.parts) // (self.parts // count)
 
     def digest(self, seed: int, epoch: int) -> str:
-        """Return a SHA-256 of an epoch's order if a torch Sampler gives it, else ""."""
+        """Return a SHA-256 of an epoch's order if a torch Sampler gives the order, otherwise ""."""
         return "" if self.sampling is None else self.sampling.digest(seed, epoch)
 
     def check(self, saved: LoaderState) -> None:
@@ -145,9 +145,9 @@ def make_order(
 def make_sampled_order(
     dataset: CachedDataset, shuffle: Shuffle = True, weights: Any = None, balance: bool = False, sampler: Any = None
 ) -> EpochOrder | None:
-    """Return the order for `weights`, `balance` or `sampler`; None if none of them is given.
+    """Return the order for `weights`, `balance` or `sampler`; None if all three are left out.
 
-    Raises UsageError for more than one of them, and in combination with shuffle="block" or "local".
+    Raises UsageError for an invalid value, for two of the three, and in combination with shuffle="block" or "local".
     """
     if not isinstance(balance, bool):
         raise UsageError(f"balance is True or False, not {balance!r}")

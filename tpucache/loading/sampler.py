@@ -86,7 +86,8 @@ def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
 def global_batches(start: int, samples: int, size: int, ranks: int, drop_last: bool) -> Iterator[tuple[int, int]]:
     """Yield the bounds of each global batch (of all ranks together) in an epoch's order, from position `start` on.
 
-    If the last batch has fewer samples than `ranks`, it takes some from the batch before, so that no rank gets none.
+    If the last batch would have fewer samples than `ranks`, the batch before is shorter, so that each rank gets a
+    sample. With `drop_last`, a short last batch is left out instead.
     """
     while start < samples:
         stop = min(start + size, samples)
@@ -122,10 +123,10 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
 
 
 def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
-    """Return the augmented variant, 1 to `variants`, of each sample in an epoch.
+    """Return the augmented variant, 1 to `variants`, of each sample in an epoch: int64 (n,).
 
-    In `variants` epochs, a sample gets each variant once. Neighbouring samples have different variants, so each epoch
-    has all variants.
+    In `variants` epochs, a sample gets each variant once. Neighbouring positions have different variants, so that an
+    epoch has all variants.
     """
     return 1 + (positions + epoch) % variants
 
@@ -133,12 +134,15 @@ def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions
 class WeightedDraws:
     """An epoch of len(weights) draws with replacement, with probabilities in proportion to the weights.
 
-    It uses Walker's alias method: every draw takes constant time. The tables are filled in one sweep over prefix sums
+    The draws use Walker's alias method, in constant time each. Its tables are filled in one sweep over prefix sums
     (Hübschle-Schneider and Sanders, Parallel Weighted Random Sampling, arXiv:1903.00227).
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Prepare the tables for one weight per sample, a list or array (samples,). Raises UsageError."""
+        """Prepare the tables for one weight per sample, a list or array (samples,).
+
+        Raises UsageError unless weights are finite numbers from 0, and not all 0.
+        """
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
@@ -194,7 +198,6 @@ class BalancedDraws:
 
 
 def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
-    """Convert weights to float64 (samples,). Raises UsageError for invalid ones."""
     array = to_array("weights", weights)
     if array.dtype.kind not in "biuf":
         raise UsageError(f"weights are numbers, one a sample, not {array.dtype}")
@@ -204,17 +207,18 @@ def _checked(weights: Any, samples: int) -> npt.NDArray[np.float64]:
     is_wrong = ~(np.isfinite(array) & (array >= 0))
     if is_wrong.any():
         at = int(is_wrong.argmax())
-        raise UsageError(f"weights are finite and at least 0; the one of sample {at} is {array[at]}")
+        raise UsageError(f"weights are finite and at least 0; the weight of sample {at} is {array[at]}")
     if samples and not array.any():
         raise UsageError("all weights are 0: there is nothing to draw")
     return array
 
 
 def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], Positions]:
-    """Return, for each of n equally likely cells, the probability of the cell's own sample, and its other sample.
+    """Return the tables of Walker's alias method: each cell's probability of its own sample, and its second sample.
 
-    A sample with a weight below the mean leaves a gap in its cell. Heavy samples fill the gaps, one after the other. A
-    heavy sample that has filled more than its surplus leaves a gap itself, which the next heavy sample fills.
+    There is one cell per sample, and all cells are equally likely. A sample with a weight below the mean leaves a gap
+    in its cell. Heavy samples fill the gaps, one after the other. A heavy sample that has filled more than its surplus
+    leaves a gap itself, which the next heavy sample fills.
     """
     samples = len(weights)
     if not samples:
@@ -238,14 +242,14 @@ def _alias_tables(weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.floa
 def _class_numbers(labels: npt.NDArray[Any], classes: int) -> npt.NDArray[np.int64]:
     if labels.ndim > 1:
         raise UsageError(
-            "balance needs one class a sample, and these have several (multilabel): give weights, one a sample"
+            "balance needs one class a sample, and these samples have several (multilabel): give weights, one a sample"
         )
     if not classes or labels.dtype.kind not in "iu":
-        raise UsageError("balance needs classes, and this cache has none: give weights, one a sample")
+        raise UsageError("balance needs classes, and this cache has no classes: give weights, one a sample")
     is_missing = labels < 0
     if is_missing.any():
         raise UsageError(
             f"balance needs a class for each sample, and {int(is_missing.sum()):,} have none, the first at "
-            f"{int(is_missing.argmax())}: select the others"
+            f"{int(is_missing.argmax())}: select only samples with a class"
         )
     return labels.astype(np.int64)

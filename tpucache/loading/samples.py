@@ -187,10 +187,10 @@ class Selection:
         return samples * len(self.variants)
 
     def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
-        """Return the index row numbers of the samples' records in an epoch.
+        """Return the numbers of the rows of the cache's index with the samples' records in an epoch.
 
-        With variant "epoch", a sample's variant follows from its position in the cache. If `chunk` is above 1, it
-        follows from its index instead: indices that are equal when divided by `chunk` (//) have the same variant.
+        With variant "epoch", a sample's variant follows from the sample's position in the cache. If `chunk` is above 1,
+        the variant follows from the sample's index instead: samples with equal `index // chunk` have the same variant.
         """
         positions = self.positions_of(indices)
         if self.variant != "epoch":
@@ -206,9 +206,9 @@ class Selection:
 
     @functools.cached_property
     def _distinct(self) -> tuple[Positions, Positions, Positions] | None:
-        """The results of `np.unique` for the chosen positions: values, first indices, inverse.
+        """The three results of `np.unique` for the chosen positions: values, first indices and inverse.
 
-        None if all are chosen.
+        None if all samples are chosen.
         """
         return None if self.chosen is None else np.unique(self.chosen, return_index=True, return_inverse=True)
 
@@ -230,13 +230,13 @@ class Selection:
         return places if self._distinct is None else self._distinct[1][places]
 
     def rows_of_records(self, cache: Cache, numbers: Positions) -> Numbers:
-        """Return the index row numbers of records, given their record numbers."""
+        """Return the numbers of the rows of the cache's index with these records, given their record numbers."""
         turns, places = np.divmod(numbers, max(1, self._different))
         positions = places if self._distinct is None else self._distinct[0][places]
         return cache.rows(np.array(self.variants)[turns], positions)
 
     def digest(self, labels: Array | None) -> str:
-        """Return a SHA-256, in hexadecimal, of the records, the labels of the whole cache, and the order."""
+        """Return a SHA-256, in hexadecimal, of the records, of `labels`, and of the samples' positions in order."""
         return digest_of(self.manifest, self.variant, self.shards, labels, self.positions)
 
 
@@ -250,9 +250,9 @@ def _warn_only_clean(cache: Path) -> None:
 
 
 def to_variant(variant: Any, cache: Cache) -> Variant:
-    """Check a variant, a number or "epoch", and return it. Raises UsageError.
+    """Return a variant, a number or "epoch", if the cache has it. Raises UsageError otherwise.
 
-    For a cache without augmented variants, "epoch" becomes 0, the clean variant, and that is logged once.
+    For a cache without augmented variants, "epoch" becomes 0, the clean variant, and a warning is logged once.
     """
     has = cache.manifest.variants
     if isinstance(variant, str) and variant == "epoch":
@@ -274,7 +274,8 @@ def digest_of(
 ) -> str:
     """Return a SHA-256, in hexadecimal, of the records in these shards, the labels, and the positions in order.
 
-    It uses the shards' `records_sha256`, which does not depend on the page size of the machine that wrote a shard.
+    The records are those of the shards' `records_sha256`, which does not depend on the page size of the machine that
+    wrote a shard.
     """
     facts = {
         "variant": variant,

@@ -41,21 +41,21 @@ def stratified_split(labels: npt.NDArray[Any], fraction: float, seed: int) -> Sp
     train = np.setdiff1d(np.arange(len(labels)), valid)
     if not len(valid) or not len(train):
         raise UsageError(
-            f"{len(labels):,} samples in {len(parts):,} classes cannot be split at {fraction}: some class needs "
-            "two samples. Give another cache to validate on, or a fold"
+            f"{len(labels):,} samples in {len(parts):,} classes cannot be split at {fraction}: one class needs at "
+            "least two samples. Give another cache to validate on, or a fold"
         )
     return Split(train, valid)
 
 
 def fold_split(table: SampleTable, fold: str | int) -> Split:
-    """Hold out the samples of one fold: those with this value, an integer or a name, in the table's column `fold`.
+    """Hold out the samples whose value in the table's column `fold` is the argument `fold`, an integer or a name.
 
-    Raises UsageError if there is no such fold, if there is no other fold, or if samples have no fold.
+    Raises UsageError if the table has no such fold or no other fold, or if samples have no fold.
     """
     valid = fold_positions(table, fold)
     train = np.setdiff1d(np.arange(len(table["fold"])), valid)
     if not len(train):
-        raise UsageError(f"nothing would be left to train on: the cache has [{fold}] only")
+        raise UsageError(f"nothing would be left to train on: all samples of the cache are in fold {fold}")
     return Split(train, valid)
 
 
@@ -88,22 +88,22 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
         raise UsageError(f"all samples are in one fold, {values.tolist()}: nothing would remain to train on")
     if len(values) < 2:
         found = f"only one fold besides {NO_FOLD}, {values.tolist()}" if len(values) else f"no fold besides {NO_FOLD}"
-        raise UsageError(f"the cache has {found}: cross-validation needs at least two")
+        raise UsageError(f"the cache has {found}: cross-validation needs at least two folds")
     return {str(value): Split(np.flatnonzero(folds != value), np.flatnonzero(folds == value)) for value in values}
 
 
 def _folds(table: SampleTable) -> npt.NDArray[Any]:
-    """Return each sample's fold, as integers or as text. Raises UsageError if a sample has none."""
+    """Return each sample's fold, as integers or as text. Raises UsageError if a sample has no fold."""
     if "fold" not in table:
         raise UsageError(
-            "the cache has no folds: `tpucache relabel CACHE --make-folds 5` makes some; or warm it up from "
+            "the cache has no folds: make folds with `tpucache relabel CACHE --make-folds 5`, or build the cache from "
             "a .csv with --fold-col"
         )
     column: Column = table["fold"]
     folds = np.asarray(column if isinstance(column, np.ndarray) else list(column))
     if folds.ndim != 1:
         raise UsageError(
-            f"the column fold has shape {folds.shape}, not one value a sample: warm up with --fold-col again"
+            f"the column fold has shape {folds.shape}, not one value a sample: build the cache with --fold-col again"
         )
     if folds.dtype.kind == "f":
         missing = ~(np.isfinite(folds) & (folds == np.round(folds)))
@@ -111,7 +111,7 @@ def _folds(table: SampleTable) -> npt.NDArray[Any]:
         missing = folds == "" if folds.dtype.kind == "U" else np.full(len(folds), False)
     if missing.any():
         raise UsageError(
-            f"{int(missing.sum()):,} samples are in no fold, the first at position {int(missing.argmax())}: they would "
-            "train in every fold. Give each a whole number or a name"
+            f"{int(missing.sum()):,} samples are in no fold, the first at position {int(missing.argmax())}: every fold "
+            "would train on them. Give each sample a whole number or a name as its fold"
         )
     return folds if folds.dtype.kind == "U" else folds.astype(np.int64)

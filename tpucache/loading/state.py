@@ -9,9 +9,9 @@ from typing import Any, Final
 from tpucache.errors import UsageError
 
 _COMPARED: Final = {
-    "samples": "it belongs to another cache, or another part of it",
-    "digest": "the cache, the variants, the labels, the selection or its order have changed",
-    "order": "it belongs to another order: give the same shuffle, window, weights, balance or sampler",
+    "samples": "it belongs to another cache or to another selection of samples",
+    "digest": "the cache, the variants, the labels, the selection or the order of the selection have changed",
+    "order": "it was saved in another order: give the same shuffle, window, weights, balance or sampler",
 }
 
 
@@ -19,9 +19,10 @@ _COMPARED: Final = {
 class LoaderState:
     """A position in an epoch, and everything that decides the batches after it.
 
-    `position` is the number of the epoch's samples that all ranks together have handed out. `digest` is the dataset's.
-    `chunk` is the number of samples per chunk for shuffle="block", otherwise 0. `drawn` is a digest of this epoch's
-    order if a torch Sampler gives it, otherwise "".
+    `position` is the number of the epoch's samples that all ranks together have handed out, and `samples` the number of
+    all its samples. `order` is the text of the EpochOrder. `chunk` is the number of samples per chunk for
+    shuffle="block", otherwise 0. `fingerprint` is the recipe's, and `digest` the dataset's. `drawn` is a digest of this
+    epoch's order if a torch Sampler gives the order, otherwise "".
     """
 
     seed: int
@@ -42,12 +43,13 @@ class LoaderState:
 def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> LoaderState:
     """Check a saved state, which `state_dict` of another loader returned, and return it. `own` is this loader's state.
 
-    `by_sample` is `EpochOrder.text_by_sample` of this loader's order. A state with that order is accepted, too, and is
-    continued in it: each sample then changes its variant separately. Raises UsageError for a state that does not fit.
+    `by_sample` is `EpochOrder.text_by_sample` of this loader's order. A state in that order is accepted, too, and the
+    result keeps that order: each sample then changes its variant separately. Raises UsageError for a state that does
+    not fit.
     """
     if "digest" not in state:
         raise UsageError(
-            "this is no state of a loader, or one that was written before version 0.2 of tpucache: begin anew, or "
+            "this is not the state of a loader, or it was written before version 0.2 of tpucache: begin anew, or "
             "finish the training with version 0.2"
         )
     if state.get("order") == by_sample:
@@ -57,8 +59,8 @@ def read_state(state: Mapping[str, Any], own: LoaderState, by_sample: str) -> Lo
     for name, reason in _COMPARED.items():
         if state.get(name) != mine[name]:
             raise UsageError(
-                f"the state cannot be continued here, {reason}: {name} {state.get(name)!r}, here {mine[name]!r}. "
-                "Make the dataset and the loader as they were, or begin anew"
+                f"the state cannot be continued here, {reason}: {name} {state.get(name)!r} in the state, "
+                f"{mine[name]!r} here. Make the dataset and the loader as they were, or begin anew"
             )
     chunk = own.chunk and _integer(state, "chunk", 1)
     seed, epoch, position = (_integer(state, name, 0) for name in ("seed", "epoch", "position"))

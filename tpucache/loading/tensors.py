@@ -24,13 +24,13 @@ else:
         torch = None
 
         class Dataset:
-            """Replaces torch's class of this name."""
+            """Replaces `torch.utils.data.Dataset` as a base class if torch is not installed."""
 
             def __class_getitem__(cls, _: object) -> type:
                 return cls
 
         class Subset:
-            """Replaces torch's class of this name, for isinstance checks."""
+            """Replaces `torch.utils.data.Subset` in isinstance checks if torch is not installed."""
 
             __getitem__: Any = None
 
@@ -61,7 +61,7 @@ def pinned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]
 
 
 class SharedNumber:
-    """An integer whose changes the worker processes of a DataLoader see, once it is in shared memory."""
+    """An integer. Once it is in shared memory, the worker processes of a DataLoader see its changes."""
 
     def __init__(self, value: int = 0, *, is_shared: bool = False) -> None:
         self._cell: Any = to_tensor(np.array(value))

@@ -25,8 +25,8 @@ def refuse_fork(began: int) -> None:
     """
     if os.getpid() != began:
         raise UsageError(
-            f"this iteration was begun in process {began}, and a forked process lacks the threads that read ahead for "
-            "it: begin a new iteration here, such as `for batch in loader`"
+            f"this iteration was begun in process {began}, and a forked process lacks the threads that read its "
+            "batches: begin a new iteration here, such as `for batch in loader`"
         )
 
 
@@ -51,7 +51,7 @@ class ReadingThreads:
         self._readers.shutdown(cancel_futures=True)
 
     def hint(self, work: Callable[[], None]) -> None:
-        """Call `work`, which gives the kernel a hint, in another thread: it may block while a disk is busy or slow."""
+        """Call `work`, which gives the kernel a hint, in another thread: a slow or busy disk may block the hint."""
         self._hints.submit(work)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:

@@ -31,7 +31,7 @@ class SamplerOrder:
         Raises UsageError for a sampler of batches, or one that gives the samples of a single rank.
         """
         if isinstance(sampler, BatchSampler):
-            raise UsageError("sampler gives batches: give the sampler of single samples that it is made of")
+            raise UsageError("sampler gives batches: give the sampler of single samples that the BatchSampler wraps")
         if isinstance(sampler, DistributedSampler) and sampler.num_replicas != 1:
             raise UsageError(
                 "a DistributedSampler divides samples among ranks, which CachedLoader does itself: give the loader "
@@ -43,7 +43,7 @@ class SamplerOrder:
             len(sampler)  # type: ignore[arg-type]  # most samplers have a length, although Sampler itself has none
         except (TypeError, NotImplementedError) as error:
             raise UsageError(
-                f"{type(sampler).__name__} has no __len__: give it one that returns how many indices an epoch has"
+                f"{type(sampler).__name__} has no __len__: add a method __len__ that returns the indices in an epoch"
             ) from error
         self._sampler: Any = sampler
         self._samples = samples
@@ -79,7 +79,7 @@ class SamplerOrder:
         except ValueError:  # rows of several lengths
             array = np.empty((0, 0))
         if array.ndim != 1:
-            raise UsageError(f"{name} gives batches, not single samples: give the sampler that it is made of")
+            raise UsageError(f"{name} gives batches, not single samples: give a sampler of single samples")
         try:
             found = integer_positions(array, self._samples, from_end=False)
         except OutOfRangeError as error:
@@ -91,7 +91,7 @@ class SamplerOrder:
 
 @contextmanager
 def _seeded(seed: int, epoch: int, generator: Any) -> Iterator[None]:
-    """Seed all random generators by (seed, epoch) and the generator's initial seed; restore them after the block."""
+    """Seed all random generators by (seed, epoch) and the initial seed of `generator`; restore them after the block."""
     own = generator if isinstance(generator, torch.Generator) else None
     entropy = [seed, epoch] if own is None else [seed, epoch, own.initial_seed()]
     word = int(np.random.SeedSequence(entropy).generate_state(1)[0])

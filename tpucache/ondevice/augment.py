@@ -237,8 +237,8 @@ class BatchColours:
     """Changes brightness, contrast, saturation and hue, and removes colours, in this order.
 
     Contrast changes around the image's mean luma. Hue is that of HSV, as in torchvision: the largest and the smallest
-    channel of a pixel keep their values. If any setting but `grey` is on, pixels are limited to the range from black to
-    white, where the dtype determines white.
+    channel of a pixel keep their values. If any setting but `grey` is on, pixels of uint8 and uint16 images are limited
+    to the range from black to white.
     """
 
     def __init__(self, settings: AugmentSettings, channels: int, library: ArrayLibrary, dtype: str) -> None:
@@ -325,14 +325,14 @@ class BatchNormalise:
         return self.pixels(self._library.cast(self._library.functions.moveaxis(images, 3, 1), "float32"))
 
     def pixels(self, images: Array) -> Array:
-        """Return pixel values normalised that are float32 (batch, channels, height, width) already."""
+        """Return images, float32 (batch, channels, height, width), normalised in the same shape and dtype."""
         pixels = images * self._scale
         pixels += self._shift  # torch adds in place: the page faults of another large array take longer than the sum
         return pixels
 
 
 def scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[npt.NDArray[np.float32], ...]:
-    """Return float32 numbers for each channel, by which normalising it is x * scale + shift.
+    """Return `scale` and `shift`, float32 (channels,) each: x * scale + shift normalises the values x of a channel.
 
     A channel whose standard deviation is 0 is only centred.
     """
@@ -367,7 +367,7 @@ def check_labels(labels: np.ndarray[Any, Any], settings: AugmentSettings | None,
         return
     if labels.ndim == 1 and labels.dtype.kind != "f" and labels.min(initial=0) < 0:
         raise UsageError(
-            "mixup and cutmix mix classes, and samples of this cache have none: leave mixup and cutmix out"
+            "mixup and cutmix mix classes, and some samples of this cache have no class: leave mixup and cutmix out"
         )
     if MASK in names:
         raise UsageError("mixup and cutmix mix labels, and this cache's targets are masks: leave mixup and cutmix out")

@@ -88,7 +88,7 @@ def _say_slow() -> None:
 class Decoder(nn.Module):
     """Decodes packed images, uint8 (batch, bytes) -> uint8 (batch, channels, height, width).
 
-    It has static shapes and no parameters.
+    The module has static shapes and no parameters.
     """
 
     def __init__(self, packed: PackedDecoder) -> None:

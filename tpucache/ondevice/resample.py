@@ -95,7 +95,7 @@ def resampled(pixels: Array, rows: Array, columns: Array, *, is_bytes: bool) -> 
 def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
     """Return the largest distance, in columns and in rows, by which one shear of a rotation moves pixels.
 
-    Raises UsageError where that is more than the image has.
+    Raises UsageError if the distance is as large as the image's width or height.
     """
     angle = math.radians(degrees)
     reach = math.ceil(math.tan(angle / 2) * (height - 1) / 2), math.ceil(math.sin(angle) * (width - 1) / 2)

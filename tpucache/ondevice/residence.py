@@ -39,7 +39,9 @@ class ResidentDecision:
             if free is not None and planned_bytes > free:
                 never = f"the device has {free / 1e9:,.2f} GB left"
             if never:
-                raise UsageError(f"resident=yes would keep {self._gigabytes} of records on the device, but {never}")
+                raise UsageError(
+                    f"resident=yes would keep {self._gigabytes} of records on the device, but {never}: use resident=no"
+                )
             self.is_resident = True
         elif choice == "auto":
             self._is_open = not (never or not_auto)
@@ -48,7 +50,7 @@ class ResidentDecision:
     def decide(self) -> bool:
         """Decide for the choice "auto"; return whether records stay on the device from now on and did not before.
 
-        Call this after the first steps have allocated their memory. If there is nothing left to decide, it returns
+        Call this after the first steps have allocated their memory. If there is nothing left to decide, the result is
         False.
         """
         if not self._is_open:

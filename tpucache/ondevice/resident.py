@@ -1,6 +1,6 @@
 """Resident: the records of a dataset in an accelerator's memory, uploaded while the first epoch uses them.
 
-After that, the host sends only row numbers for a batch, and the device gathers the rows.
+After the first epoch, the host sends only row numbers for a batch, and the device gathers the rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ResidentTable(Protocol):
     """One field of all records, in a device's memory."""
 
     def write(self, number: Any, chunk: Any) -> None:
-        """Write `chunk` to its rows of the table. Both `chunk` and its number are on the device."""
+        """Write the records `chunk` to the rows of chunk number `number`. Both arguments are on the device."""
         ...
 
     def take(self, slots: Any) -> Any:
@@ -79,7 +79,10 @@ class ResidentMemory(Protocol):
         ...
 
     def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels) with their dimensions as in this library's batches."""
+        """Return images (batch, height, width, channels) as batches have them.
+
+        For torch, these are (batch, channels, height, width). For JAX, the images do not change.
+        """
         ...
 
 
@@ -139,8 +142,8 @@ class Resident:
     def of(cls, loader: Any, memory: ResidentMemory) -> Resident:
         """Return a Resident that keeps records in the form in which `loader` reads them.
 
-        Its records are packed only if the loader reads packed records; `Resident(dataset, device)` keeps them packed
-        whenever that is possible.
+        Records are packed only if the loader reads packed records. In contrast, `Resident(dataset, device)` packs
+        records whenever their codec has a packed form.
         """
         resident = cls(loader.dataset, memory)
         resident.dataset = loader.dataset
@@ -272,7 +275,8 @@ class Resident:
         """Write the records that were sent with a batch to their rows; call this in the thread that computes.
 
         `written` is called after each chunk. If writing is interrupted or fails, all records are uploaded again when
-        they are needed. Raises DeviceFullError if the records do not fit into the device's memory.
+        they are needed. Raises DeviceFullError if the records do not fit into the device's memory, and UsageError
+        before the first iteration.
         """
         if self._slots is None:
             raise UsageError("a batch was received before an iteration had begun: call iterate or batches first")
@@ -323,7 +327,7 @@ class Resident:
         return (fields[IMAGE], fields[LABEL]) if self._is_pair else fields
 
     def _check(self, loader: Any) -> None:
-        """Raise UsageError unless `loader` reads the samples of this Resident, in the form in which it keeps them."""
+        """Raise UsageError unless `loader` reads this Resident's samples, in the form that this Resident keeps."""
         own, other = self.dataset, loader.dataset
         if other.record_fields != own.record_fields:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The settings of augmentation on the device. Importing this does not import torch."""
+"""The settings of augmentation on the device. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class AugmentSettings:
     `erase` and `grey` are probabilities. `mixup` and `cutmix` are the alpha of Beta(alpha, alpha); with both, each view
     of a batch gets one of the two at random. `crop` is RandomResizedCrop with torchvision's distribution, and `zoom` is
     the smallest share of the image's area that it keeps. `tilt` is in degrees, `hue` in whole turns of the colour
-    circle, and `blur` is the largest standard deviation of a Gaussian in pixels. With `views`, each sample takes
-    several neighbouring rows of the batch, each with its own random changes. `rand_augment` is RandAugment's number of
-    operations and `magnitude` their strength, 0 to 30; `trivial_augment` is TrivialAugmentWide. Both have torchvision's
-    operations and distributions, interpolate bilinearly, and fill with black what comes in from outside the image.
+    circle, and `blur` is the largest standard deviation of a Gaussian in pixels. With `views` above 1, each sample
+    takes `views` neighbouring rows of the batch, each with its own random changes. `rand_augment` is RandAugment's
+    number of operations and `magnitude` their strength, 0 to 30; `trivial_augment` is TrivialAugmentWide. Both have
+    torchvision's operations and distributions, interpolate bilinearly, and fill with black what comes in from outside
+    the image.
     """
 
     flip: bool = option(False, "flip images left to right, each with probability 1/2")

@@ -41,7 +41,8 @@ def preview_batch(
     Images are augmented as on the device, and shown without normalisation; their longer sides have `side` pixels. Above
     each image is its label after augmentation; for two mixed images the label has the share of each class. Masks are
     moved and mixed with their image. Augmentation on the device does not move boxes and keypoints, so they are drawn
-    only if the settings `augment` neither move nor mix pixels. If a cache has augmented variants, the batch has these.
+    only if the settings `augment` neither move nor mix pixels. If a cache has augmented variants, the batch shows
+    augmented variants.
 
     Raises UsageError when there is nothing to show or a setting does not fit the images, and NotACacheError,
     FormatError or DamageError for the cache.

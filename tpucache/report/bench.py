@@ -100,7 +100,7 @@ def run_bench(
     check_device_rate(device_rate)
     if upload is not None and batch_size % upload.cores:
         raise UsageError(
-            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a --batch-size that does"
+            f"a batch of {batch_size} does not divide over {upload.cores} cores: give a --batch-size that divides"
         )
     if len(dataset) < batch_size:
         raise UsageError(
@@ -156,9 +156,9 @@ def measure_reading(
     seconds: float = 0.5,
     finish: Finish = "device",
 ) -> float:
-    """Return the rate of reading in images a second, measured as by `run_bench`.
+    """Return the rate of reading in images a second: the median of `rounds` rounds of `seconds` each.
 
-    It is the median of `rounds` rounds of `seconds` each.
+    Batches are read as by `run_bench`.
     """
     loader = _warm_loader(dataset, batch_size, threads, seconds, finish)
     return statistics.median(count_rate(_batches(loader), batch_size, seconds) for _ in range(rounds))
@@ -167,9 +167,9 @@ def measure_reading(
 def _warm_loader(
     dataset: CachedDataset, batch_size: int, threads: int, seconds: float, finish: Finish, pin_memory: bool = False
 ) -> CachedLoader:
-    """Return a loader of shuffled batches that has read for a while.
+    """Return a loader of shuffled batches that has read for `seconds`.
 
-    This has filled the page cache, the records that are kept in memory, and the buffers of batches.
+    So the page cache, the records that are kept in memory and the buffers of batches are filled.
     """
     loader = CachedLoader(
         dataset, batch_size, shuffle=True, drop_last=True, threads=threads, finish=finish, pin_memory=pin_memory

@@ -264,7 +264,7 @@ def _skipped(records: Records) -> dict[str, Any] | None:
     if not skipped:
         return None
     return {
-        "note": f"{len(skipped):,} were found in the source, but cannot be used.",
+        "note": f"{len(skipped):,} samples were found in the source, but cannot be used.",
         "rows": [(skip.path, skip.reason) for skip in skipped[:_MOST]],
         "more": f"{len(skipped) - _MOST:,}" if len(skipped) > _MOST else "",
     }

@@ -1,4 +1,4 @@
-"""Finds out what this machine has for tpucache, and what to fix. `doctor` shows this.
+"""Finds out what this machine has for tpucache, and what to fix, for the command `doctor`.
 
 Separate processes ask XLA and torch for their devices: if this process started XLA, every later fork would fail.
 """
@@ -57,7 +57,7 @@ _VARIABLES: Final = (
 #: Where notebooks mount data.
 _MOUNTS: Final = (Path("/kaggle/input"), Path("/kaggle/working"), Path("/content"))
 
-#: The distributions that tpucache uses, and for what; "" for those that are only shown where they are installed.
+#: The distributions that tpucache uses, and for what; "" for distributions that are only shown if they are installed.
 _USES: Final = {
     "numpy": "everything",
     "torch": "training; batches as tensors, without it as arrays",
@@ -300,7 +300,7 @@ def _reading(path: str) -> str:
 
 @dataclass(frozen=True)
 class Xla:
-    """The device that XLA finds and the number of its cores, or the error if it finds none.
+    """The device that XLA finds and the number of its cores, or the error if XLA finds no device.
 
     `seconds` is the time that the start of XLA took. `upload` is the number of bytes a second that can be sent to the
     device, None if it was not measured.
@@ -315,7 +315,7 @@ class Xla:
 
 @dataclass(frozen=True)
 class TorchDevices:
-    """The devices that plain torch finds, the preferred one first, or the error why it finds none.
+    """The devices that plain torch finds, the preferred device first, or the error if torch finds none.
 
     `broken` has the devices on which torch cannot run, each with the reason.
     """
@@ -394,7 +394,7 @@ def _check_environment(facts: Facts) -> Iterator[Advice]:
     if facts.environment.get(name) == value:
         yield Advice(
             f"{name}={value} is set, and libtpu would wait for peers that are not there",
-            f'`tpucache train` removes it; in your own code os.environ.pop("{name}") before torch_xla is imported',
+            f'`tpucache train` unsets it; in your own code, os.environ.pop("{name}") before importing torch_xla',
         )
     device = facts.environment.get("PJRT_DEVICE")
     if facts.tpu is not None and device is not None and device != "TPU":

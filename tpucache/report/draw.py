@@ -77,7 +77,7 @@ def _fonts(size: int) -> tuple[ImageFont.FreeTypeFont, ...]:
 
 
 def font_for(text: str, size: int) -> ImageFont.FreeTypeFont:
-    """Return the first font that has all characters of a text, or else the last font; `size` is in pixels."""
+    """Return the first of `_fonts` that has all characters of a text, or the last if none has; `size` is in pixels."""
     fonts = _fonts(size)
     return next((font for font in fonts if not any(_is_missing(font, one) for one in set(text))), fonts[-1])
 
@@ -120,7 +120,7 @@ def draw_text(
 
 @calling("Pillow")
 def draw_record(fields: Mapping[str, Array], classes: Sequence[str], side: int, dense: int = 1) -> Image.Image:
-    """Return a record's image with its other fields drawn over it; its longer side has `side` pixels.
+    """Return a record's image with its other fields drawn over it; the image's longer side has `side` pixels.
 
     Lines and letters are `dense` times as large, for pictures that are shown smaller by this factor. `classes` are the
     names of the boxes' classes.

@@ -1,4 +1,4 @@
-"""Describes a cache: its contents, its size, and how it was made. `inspect` shows this."""
+"""Describes a cache for the command `inspect`: its contents, its size, and how it was made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return, as JSON values, each version of a cache and its changes since the version before, the oldest first.
 
-    `times` has the creation times of versions by their identities; a time that it lacks is None.
+    `times` has the creation times of versions by their identities; a version that is not in `times` has the time None.
     """
     found = []
     for at, manifest in enumerate(versions):
@@ -98,7 +98,7 @@ def version_lines(versions: Sequence[Mapping[str, Any]]) -> list[str]:
 def _frequency_lines(manifest: Manifest) -> list[str]:
     """Return a line with the image sizes that can be read from fewer bands; no line for a cache without bands.
 
-    For each size, it has the bytes of an image and the quality in dB.
+    For each size, the line has the bytes of an image and the quality in dB.
     """
     image, known = manifest.fields[0], manifest.statistics.frequencies
     if not image.bands or not known:
@@ -140,7 +140,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
     lines += [f"{name:12} {text}" for name, text in annotation_texts(manifest).items()]
     if manifest.parents:
         gone = f", {count_text(len(manifest.deleted), 'sample')} deleted since" if manifest.deleted else ""
-        lines.append(f"version      {manifest.number}{gone}: `inspect --versions` lists all")
+        lines.append(f"version      {manifest.number}{gone}: `inspect --versions` lists all versions")
     if manifest.skipped:
         lines.append(f"skipped      {len(manifest.skipped):,}")
         lines += [f"  {skipped.path!r}: {printable(skipped.reason)}" for skipped in manifest.skipped]
@@ -238,7 +238,7 @@ def annotation_texts(manifest: Manifest) -> dict[str, str]:
             continue
         text = f"{given:,} in the source, {given - clean:,} of them out of view in the clean images"
         if left and None not in left:
-            text += f"; of {clean * len(left):,}, {clean * len(left) - sum(left):,} out of view in the augmented ones"
+            text += f"; of {clean * len(left):,}, {clean * len(left) - sum(left):,} out of view in augmented images"
         texts["masks" if name == MASK else printable(name)] = text
     return texts
 
@@ -274,7 +274,7 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return the manifest's description of labels; empty if it has none."""
+    """Return the manifest's description of labels; {} if the manifest has none."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

@@ -46,7 +46,7 @@ def preview_cache(
         names = ", ".join(field.name for field in records.manifest.fields)
         raise UsageError(f"{records.directory} holds no image to show, only the fields {names}: give a cache of images")
     if not chosen:
-        raise UsageError(f"{records.directory} holds no sample of this choice: ask for at least one, or another class")
+        raise UsageError(f"no sample of {records.directory} is chosen: ask for at least one sample, or another class")
     shown = records.manifest.variants[: max(1, variants)]
     classes, size = records.manifest.classes, fitted_size(records.image.shape, side)
     heads = [variant_name(variant) for variant in shown] if len(shown) > 1 else []
@@ -103,7 +103,7 @@ def variant_name(variant: int) -> str:
 def headline(records: Records, shown: Sequence[int]) -> str:
     """Return one line about a cache: its samples, classes, variants, image size and codec.
 
-    `shown` are the variants that are shown, if these are not all.
+    `shown` are the variants that are shown, which may be fewer than the cache has.
     """
     manifest, image = records.manifest, records.image
     parts = [f"{manifest.samples:,} samples"]

@@ -27,7 +27,7 @@ class Records:
     def __init__(self, cache: str | Path | CachedDataset) -> None:
         """Open the cache in a folder, or take the cache of a CachedDataset with the dataset's samples.
 
-        Raises NotACacheError, FormatError or DamageError.
+        Raises NotACacheError, FormatError or DamageError for the cache.
         """
         self.cache = open_cache(cache) if isinstance(cache, (str, Path)) else cache.cache
         self.directory: Path = self.cache.directory
@@ -70,8 +70,8 @@ class Records:
     def choose(self, count: int, seed: int = 0, class_name: str | None = None) -> list[int]:
         """Return the positions in the cache of at most `count` samples, chosen at random, in ascending order.
 
-        If each sample has one label, they are chosen from each class in turn. With `class_name`, only samples of that
-        class are chosen. Raises UsageError where no class has that name.
+        If each sample has one label, samples are chosen from each class in turn. With `class_name`, only samples of
+        that class are chosen. Raises UsageError if no class has that name.
         """
         positions = np.unique(self.positions if class_name is None else self._of_class(class_name))
         labels = self.table.labels

@@ -29,7 +29,7 @@ def check_jinja() -> None:
         import jinja2  # noqa: F401  # only a check
     except ImportError as error:
         raise DependencyError(
-            f"pages and cards are filled in by jinja2: {error}. `pip install jinja2`, or install tpucache[report]"
+            f"jinja2 fills in pages and cards: {error}. `pip install jinja2`, or install tpucache[report]"
         ) from error
 
 

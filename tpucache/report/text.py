@@ -19,8 +19,8 @@ _NAMED: Final = 4  # classes of a mask that a text names, at most
 def cut(text: str, fits: Callable[[str], bool], *, keep_end: bool = False) -> str:
     """Return the longest beginning of a text (or end, with `keep_end`) that fits, with an ellipsis for the rest.
 
-    `fits` says whether a text fits. If it is True for a text, it must be True for every shorter one. If not even one
-    character fits, only the ellipsis is left.
+    `fits` says whether a text fits. If `fits` is True for a text, it must be True for every shorter text. If not even
+    one character fits, only the ellipsis is left.
     """
     if fits(text):
         return text

@@ -134,7 +134,7 @@ def test_a_settings_file_names_no_code_for_the_cache(
     (tmp_path / "run.toml").write_text('build = "--variants 1 --augment tpucache_tests_evil:change"\n')
     with pytest.raises(SystemExit):
         main(["train", str(photos), "--run", str(tmp_path / "run"), "--config", str(tmp_path / "run.toml")])
-    assert "names code, which a file may not" in capsys.readouterr().err
+    assert "names code, which a file may not do" in capsys.readouterr().err
 
 
 def test_what_is_a_source(photos: Path, tmp_path: Path) -> None:

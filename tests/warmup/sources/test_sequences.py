@@ -146,7 +146,7 @@ def test_the_command_line_says_how_many_were_cut_and_rates_are_in_samples(tmp_pa
     write_module("reviews_by_test", "def make():\n    return [([1] * (1 + n % 6), n % 2) for n in range(12)]\n")
     words = ["warmup", "reviews_by_test:make", str(tmp_path / "cache"), "--jobs", "1", "--pad", "4", "--truncate"]
     assert main(words) == 0
-    assert "cut to 4 numbers: 4 samples" in capsys.readouterr().out
+    assert "truncated to 4 numbers: 4 samples" in capsys.readouterr().out
     assert main(["bench", str(tmp_path / "cache"), "--batch-size", "4"]) == 0
     shown = capsys.readouterr().out
     assert "samples/s" in shown

@@ -1,1 +1,1 @@
-"""Records into the buffers of batches, from files or from memory. Needs numpy alone."""
+"""Reads records into the buffers of batches, from files or from memory. Needs numpy only."""

@@ -44,7 +44,8 @@ class Buffer:
         except (MemoryError, ValueError) as error:  # ValueError: more bytes than the address space has
             gigabytes = batch * sum(field.nbytes for field in fields) / 1e9
             raise UsageError(
-                f"a batch of {batch:,} samples takes {gigabytes:,.1f} GB, more than there is: make batches smaller"
+                f"a batch of {batch:,} samples takes {gigabytes:,.1f} GB, more than there is in memory: make batches "
+                "smaller"
             ) from error
         #: For each field: the size of a row in bytes, and the addresses of all rows, int64 (batch,).
         self.lengths = [field.nbytes for field in fields]
@@ -114,7 +115,7 @@ class BufferPool:
         """Allocate free buffers until there are `buffers`, and touch the memory of their first `rows` rows.
 
         The first write to new memory is slow, so it is done before the first batch is read. If there is too little
-        memory, this stops without an error; `take` raises it later.
+        memory, this method stops without an error; `take` raises the error later.
         """
         while len(self._free) < buffers and not self._taken:
             try:

@@ -220,8 +220,8 @@ def _reducing_taps(
 def half_taps(taps: Taps, half: int) -> Taps:
     """Return the filter for a side of a chroma plane, which has `half` samples.
 
-    It gives the same result as upsampling the side to the size of luma and then applying `taps`. Its weights sum to 4
-    times the sum of the weights in `taps`.
+    The filter gives the same result as upsampling the side to the size of luma and then applying `taps`. Its weights
+    sum to 4 times the sum of the weights in `taps`.
     """
     most = taps.weights.shape[2]
     counts = np.minimum(taps.counts // 2 + 3, half)
@@ -243,7 +243,6 @@ def _crop_by_loop(
     loop: Callable[..., None], form: Form, boxes: Boxes, rows: Taps, columns: Taps, sources: Addresses,
     targets: Addresses, normal: Normal | None,
 ) -> None:  # fmt: skip
-    """Make the crops by the compiled loop."""
     left, widths = boxes.left.astype(np.int64), boxes.width.astype(np.int64)
     left = np.where(boxes.columns_reversed > 0, form.width - left - widths, left)
     pixel = 1 if form.is_planar else form.channels
@@ -311,7 +310,7 @@ def _crop_by_numpy(
 
 
 def _matrix(taps: Taps, at: int, side: int) -> Numbers:
-    """Return an image's filter as a matrix from source pixels to result pixels: int64 (size, side)."""
+    """Return the filter of image `at` as a matrix from source pixels to result pixels: int64 (size, side)."""
     count = int(taps.counts[at])
     matrix = np.zeros((taps.firsts.shape[1], side), np.int64)
     np.put_along_axis(matrix, taps.firsts[at][:, None] + np.arange(count), taps.weights[at, :, :count], 1)
@@ -337,7 +336,7 @@ def _to_colours(luma: Numbers, blue: Numbers, red: Numbers) -> Numbers:
 
 
 def crop_loop() -> Callable[..., None] | None:
-    """Return the compiled loop, whose arguments are CropWork; None, logged once, if it cannot be compiled."""
+    """Return the compiled loop, which takes CropWork. If it cannot be compiled, log a warning once and return None."""
     with compiling:  # other threads wait for the one that compiles
         return _compiled()
 
@@ -347,7 +346,7 @@ def _compiled() -> Callable[..., None] | None:
     try:
         loop: Callable[..., None] = compile_functions(write_crop)("crop", len(CropWork._fields))
     except Exception as error:  # noqa: BLE001  # whatever llvmlite raises
-        _log.warning("images are cropped by numpy: with `pip install llvmlite` it is faster (%s)", error)
+        _log.warning("numpy crops images; a compiled loop is faster: `pip install llvmlite` (%s)", error)
         return None
     return loop
 
@@ -430,8 +429,8 @@ def _splat(code: FunctionWriter, value: Any, lanes: int) -> Any:
 def _write_blend(ir: Any, module: Any) -> Any:
     """Emit the function blend(first, row_bytes, length, weights, count, target), and return it.
 
-    It writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address `target`. The first row
-    is at the address `first`, and each next one `row_bytes` later.
+    The emitted function writes the weighted sum of `count` rows, of `length` bytes each, as int32 to the address
+    `target`. The first row is at the address `first`, and each next row `row_bytes` later.
     """
     code = FunctionWriter(ir, module, "blend", 6, returns=False)
     build, word = code.build, code.word
@@ -462,9 +461,9 @@ def _write_blend(ir: Any, module: Any) -> Any:
 def _write_colour(ir: Any, module: Any) -> Any:
     """Emit the function colour(luma, blue, red, left, width, half_left, half_width, last, target), and return it.
 
-    It converts a row of luma and chroma to RGB, int32 each. The rows begin at pixel `left` and at chroma sample
-    `half_left`; `last` is the number of the last chroma sample of a whole row. The amounts that chroma adds overwrite
-    the row `blue`, which has memory for four numbers per sample.
+    The emitted function converts a row of luma and chroma to RGB, int32 each. The rows begin at pixel `left` and at
+    chroma sample `half_left`; `last` is the number of the last chroma sample of a whole row. The amounts that chroma
+    adds overwrite the row `blue`, which has memory for four numbers per sample.
     """
     code = FunctionWriter(ir, module, "colour", 9, returns=False)
     build, word = code.build, code.word
@@ -511,8 +510,9 @@ def _write_colour(ir: Any, module: Any) -> Any:
 def _write_resize(ir: Any, module: Any, is_normalised: bool) -> Any:
     """Emit the function resize(row, firsts, weights, step, count, width, channels, target, scale, shift); return it.
 
-    It resizes the blended row at the address `row` to `width` pixels, which it writes to the address `target`: as
-    bytes, or, if `is_normalised`, as float32, times the numbers at the address `scale`, plus those at `shift`.
+    The emitted function resizes the blended row at the address `row` to `width` pixels. It writes them to the address
+    `target`: as bytes, or, if `is_normalised`, as float32, times the numbers at the address `scale`, plus those at
+    `shift`.
     """
     code = FunctionWriter(ir, module, "normalised" if is_normalised else "resize", 10, returns=False)
     build, half, word = code.build, code.half, code.word

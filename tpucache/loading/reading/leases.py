@@ -33,11 +33,11 @@ Reason = Literal["other_owner", "open_for_writing", "not_local", "too_many_files
 #: The reasons in words.
 REASONS: Final[dict[Reason, str]] = {
     "other_owner": "another user owns the files",
-    "open_for_writing": "a program has them open for writing",
-    "not_local": "their file system may be one that other machines change",
+    "open_for_writing": "a program has the files open for writing",
+    "not_local": "other machines may be able to change files on this file system",
     "too_many_files": "this process may open too few files",
     "no_leases": "this system gives no read leases",
-    "given_back": "a program wanted to change them",
+    "given_back": "a program wanted to change the files",
 }
 
 _EVERY: Final = 0.2  # seconds between two checks of all leases
@@ -135,7 +135,7 @@ class LeasedMap:
         weakref.finalize(owner, self.end).atexit = False
 
     def _take(self, original: os.stat_result) -> None:
-        """Take the lease, then map the file. Raises OSError, NoLeaseError."""
+        """Take the lease, then map the file. Raises OSError or NoLeaseError if that is not possible."""
         fcntl = system.fcntl
         # By default the kernel would send a signal that ends the process. SIGURG is ignored by default, and without an
         # owner no signal is sent. Taking the lease sets the owner, so it is unset afterwards.
@@ -160,7 +160,10 @@ class LeasedMap:
         return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
 
     def end(self) -> None:
-        """Unmap the file and release the lease, if that was not done before. It takes no lock: finalizers call it."""
+        """Unmap the file and release the lease, unless that was done before.
+
+        This method takes no lock, because finalizers call it.
+        """
         if not _WATCH.remove(self):
             return
         if self.base:
@@ -185,12 +188,10 @@ class _Watch:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant, because finalizers put into it
 
     def add(self, leased: LeasedMap) -> None:
-        """Start watching a map."""
         self.maps[leased] = None
         self._start()
 
     def remove(self, leased: LeasedMap) -> bool:
-        """Stop watching a map. Returns whether it was watched."""
         was_watched = self.maps.pop(leased, self) is None
         self._ending.pop(leased, None)
         if was_watched and not self.maps:
@@ -216,7 +217,6 @@ class _Watch:
             thread.join()
 
     def resume(self) -> None:
-        """Start the thread again after a fork."""
         self._is_paused = False
         if self.maps:
             self._start()
@@ -268,7 +268,10 @@ def look_if_needed() -> None:
 
 
 def refusal(path: Path, original: int) -> Reason | None:
-    """Return why the file at a path cannot be leased; None if it can. The descriptor `original` has it open."""
+    """Return why the file at a path cannot be mapped under a lease; None if it can.
+
+    The descriptor `original` has the file open.
+    """
     nobody = _Nobody()
     try:
         LeasedMap(path, original, nobody, 0).end()

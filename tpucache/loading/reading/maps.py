@@ -51,7 +51,7 @@ TEXTS: Final[dict[How, str]] = {
     "read_only": "mapped: no program can truncate it",
     "lease": "mapped under a read lease",
     "no_maps": "read from files: this system cannot read maps ahead",
-    "being_fetched": "read from files: it comes over a network",
+    "being_fetched": "read from files: the cache comes over a network",
     **{reason: f"read from files: {text}" for reason, text in REASONS.items()},
 }
 
@@ -87,7 +87,7 @@ class ShardMaps:
         self._find_shards()
 
     def _look_for_shards(self) -> bool:
-        """Prepare to map the shards of a cache that was still being built before. Return whether one may be mapped."""
+        """Prepare to map the shards of a cache that was still being built before. Return whether any may be mapped."""
         if not self._may_map and len(self._bases) == 1 and self._reader.shards:
             with self._lock:
                 if len(self._bases) == 1:
@@ -95,7 +95,7 @@ class ShardMaps:
         return self._may_map
 
     def _find_shards(self) -> None:
-        """Prepare to map the reader's shards. While a cache is being built, it has none."""
+        """Prepare to map the reader's shards. While a cache is being built, the reader has no shards."""
         reader = self._reader
         # Addresses of the maps. The last one stands for shards that do not exist; reading these raises an error.
         self._bases = np.zeros(len(reader.shards) + 1, np.int64)
@@ -169,7 +169,7 @@ class ShardMaps:
         """Map shards, and enter their pages in the page table, in at most 0.5 s. `rows` has one index row per shard.
 
         Pages that are not in the page cache, or for which the time is too short, are read when they are needed. Raises
-        StoreError.
+        StoreError if a shard cannot be opened or is damaged.
         """
         self._look_for_shards()
         end = time.monotonic() + PREPARE_SECONDS
@@ -279,9 +279,9 @@ class ShardMaps:
         self._reader.check(row[0], zlib.crc32(_bytes_at(int(found[0]), int(row["length"][0])).data))
 
     def _read_pages(self, addresses: Addresses, rows: Rows) -> None:
-        """Read the pages of records into memory, or whole pieces of 2 MiB if these are in the page cache.
+        """Read the pages of records into memory, or whole pieces of 2 MiB if the pieces are in the page cache.
 
-        Raises DamageError.
+        Raises DamageError for rows that point outside their shard, and for pages that cannot be read.
         """
         self._reader.check_inside(rows)
         shards, lengths = rows["shard"].astype(np.int64), rows["length"].astype(np.int64)

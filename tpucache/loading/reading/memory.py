@@ -195,7 +195,7 @@ class RecordMemory:
             self._granted += step
         elif self._granted < self._most:
             kept = self.granted / 1e9
-            _log.info("%.1f of %.1f GB of records are kept, the others are read each time", kept, self.wanted / 1e9)
+            _log.info("%.1f of %.1f GB of records are kept, the rest is read each time", kept, self.wanted / 1e9)
 
     def _reserve(self, records: int) -> bool:
         """Reserve addresses, which take no memory until they are written. Returns whether the system allows it."""

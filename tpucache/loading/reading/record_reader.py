@@ -109,13 +109,13 @@ class RecordReader:
 
         `in_memory=True` keeps each record that is read, and raises UsageError if there is no room for all. "auto" keeps
         records that a loader reads, as far as there is room, if their shards cannot be mapped. `is_packed` leaves
-        fields in their codecs' packed form, for a device to decode. `shown` are the fields at the size at which they
-        are decoded. Raises FormatError for a field whose length varies.
+        fields in their codecs' packed form, for a device to decode. `shown` has the fields in the shapes to which they
+        are decoded, by default the stored fields. Raises FormatError for a field whose length varies.
         """
         if not isinstance(in_memory, bool) and in_memory != "auto":
             raise UsageError(f'in_memory is True, False or "auto", not {in_memory!r}')
         if any(CODECS[field.codec].has_any_length for field in cache.manifest.fields):
-            raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: it has no tensor")
+            raise FormatError(f"{cache.directory} holds a field of bytes, whose length varies: tensors cannot hold it")
         self.cache = cache
         self.in_memory: InMemory = in_memory
         self._layouts = cache.manifest.layouts
@@ -155,9 +155,9 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return an array of flags, all False: was this record compared with its checksum?
+        """Return an array of flags, all False, which say whether a record was compared with its checksum.
 
-        It has one flag per record in each frequency band, and none if no field is stored in bands.
+        The array has one flag per record in each frequency band, and is empty if no field is stored in bands.
         """
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
@@ -173,9 +173,9 @@ class RecordReader:
         return None if arriving is None else arriving.network(self._bands)
 
     def packing(self) -> RecordReader:
-        """Return a reader that leaves fields packed: this reader if no field changes, else another reader.
+        """Return a reader that leaves fields packed: this reader if no field changes, otherwise a second reader.
 
-        The other reader keeps records in memory of its own.
+        The second reader keeps records in memory of its own.
         """
         if all(field.packed == form for field, form in zip(self._shown, self.fields, strict=True)):
             return self
@@ -184,7 +184,7 @@ class RecordReader:
         return self._packed
 
     def plan(self, records: int, shards: Sequence[ShardEntry]) -> ReadingPlan:
-        """Return how this many records of these shards will probably be read."""
+        """Return how `records` records of the shards `shards` will probably be read."""
         needed = records * self._record_bytes
         first = self.cache.manifest.shards.index(shards[0]) if shards else 0
         if self.in_memory is True:
@@ -200,7 +200,7 @@ class RecordReader:
         return 0 if self._is_decoded or not self.in_memory else _MOST_PREPARED // max(1, self._record_bytes)
 
     def prepare(self, records: int, shards: Sequence[ShardEntry], first: Numbers, threads: int) -> None:
-        """Prepare to read this many records of these shards: map the shards, or keep the `first` records.
+        """Prepare to read `records` records of `shards`: map the shards, or keep the records `first` in memory.
 
         Only records in the page cache are read, for at most half a second. Missing or damaged records raise their error
         later, when they are read.
@@ -215,7 +215,7 @@ class RecordReader:
                 self._keep_present(first[self._memory.addresses(first) == 0], threads)
 
     def _keep_present(self, rows: Numbers, threads: int) -> None:
-        """Keep records in memory, if they are in the page cache. Raises StoreError."""
+        """Keep records in memory, if they are in the page cache, for at most half a second."""
         end = time.monotonic() + PREPARE_SECONDS
         batch = max(1, _BATCH_BYTES // max(1, self._record_bytes))
         pool = BufferPool(self.fields, batch)
@@ -362,7 +362,7 @@ class RecordReader:
         if not self._memory.promise():
             raise UsageError(
                 f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
-                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or say "auto"'
+                f'{max(0, BUDGET.free) / 1e9:,.1f} GB are free: leave in_memory out, or give in_memory="auto"'
             )
 
     def _find(self, rows: Numbers) -> _Places:
@@ -401,7 +401,7 @@ class RecordReader:
     def _named(self, error: DamageError, numbers: Numbers, found: Rows) -> DamageError:
         """Return an error that names the sample of the record that does not decode.
 
-        If each record decodes when it is read alone, return the error itself.
+        If each record decodes when it is read alone, return `error`.
         """
         single = Buffer(self.fields, 1)
         nothing = np.zeros(1, np.int64)
@@ -422,7 +422,7 @@ class RecordReader:
         path, variant = cache.samples.paths[position], cache.manifest.variants[place]
         return DamageError(
             f"Shard {shard} in {cache.directory}, the record of {path!r} in variant {variant}: {reason}. "
-            f"Run `tpucache verify {cache.directory}`, or copy it again."
+            f"Run `tpucache verify {cache.directory}`, or copy the cache again."
         )
 
     def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
@@ -436,7 +436,7 @@ class RecordReader:
             copy_rows(targets + offset, starts[rows[chosen]], length, past_caches=buffer.is_large)
 
     def _read(self, buffer: Buffer, places: Indices, numbers: Numbers, found: Rows, mapped: Addresses) -> None:
-        """Read records from files, or decode mapped records, into rows of a buffer."""
+        """Read records from files, or decode the records mapped at the addresses `mapped`, into rows of a buffer."""
         if self._is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
@@ -509,7 +509,7 @@ class RecordReader:
         _decode(layout, targets, block, starts, lengths)
 
     def _prove(self, numbers: Numbers, found: Rows, records: list[memoryview]) -> None:
-        """Compare records with their checksums, if that was not done before. Raises DamageError."""
+        """Compare records with their checksums, unless that was done before. Raises DamageError for a difference."""
         for at in np.flatnonzero(~self._is_proven[numbers]).tolist():
             if zlib.crc32(records[at]) != found["crc32"][at]:
                 raise self._damage(int(numbers[at]), found[at], "its bytes do not match its checksum")
@@ -549,7 +549,7 @@ class RecordReader:
 
 
 class _Target(NamedTuple):
-    """The destination of a field of some records: rows of an array, for packed or decoded values."""
+    """The rows of an array to which a field of some records is written, packed or decoded."""
 
     field: Field
     is_packed: bool
@@ -557,7 +557,6 @@ class _Target(NamedTuple):
     rows: Numbers
 
     def of(self, chosen: Indices) -> _Target:
-        """Return the destination of some of the records."""
         return self._replace(rows=self.rows[chosen])
 
 
@@ -612,6 +611,6 @@ class RecordScratch(threading.local):
             except MemoryError as error:
                 raise DamageError(
                     f"{len(ends)} encoded records take {size / 1e9:,.1f} GB by the index, more memory than there is: "
-                    "it is damaged (`tpucache verify`), or a batch is too large"
+                    "the index is damaged (run `tpucache verify`), or a batch is too large"
                 ) from error
         return self._block, ends - lengths

@@ -40,7 +40,7 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
             least = min(side * image.bands[-1] // BLOCK for side in image.shape[:2])
             raise UsageError(
                 f"this copy of the cache has the lowest {image.bands[-1]} of {BLOCK} frequencies: give resolution=, "
-                f"such as {least}, or fetch all of it"
+                f"such as {least}, or fetch the whole cache"
             )
         return manifest
     if image is None or not CODECS[image.codec].has_frequencies:
@@ -60,7 +60,7 @@ def in_resolution(manifest: Manifest, size: int | tuple[int, int] | None, freque
         if not enough:
             raise UsageError(
                 f"{resize.height}x{resize.width} pixels need {frequencies} of {BLOCK} frequencies, and this copy of "
-                f"the cache has {image.bands[-1]}: give a smaller resolution=, or fetch more of it"
+                f"the cache has {image.bands[-1]}: give a smaller resolution=, or fetch more frequencies"
             )
         frequencies = enough[0]
         image = dataclasses.replace(image, bands=tuple(band for band in image.bands if band <= frequencies))
@@ -87,7 +87,10 @@ def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statist
 
 
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
-    """Return how many frequency bands images of a size need; 1 for a cache without bands. Raises UsageError."""
+    """Return how many frequency bands images of a size need; 1 for a cache without bands.
+
+    Raises UsageError like `in_resolution`.
+    """
     return len(in_resolution(manifest, size, None).layouts)
 
 
@@ -104,7 +107,7 @@ def frequencies_for(resize: Resize, image: Field) -> int:
 
 
 def _share(resize: Resize, image: Field) -> float:
-    """Return the scale from the stored images to images of a size, along the side that shrinks less."""
+    """Return the scale, such as 0.5, from stored images to the size of `resize`, along the side that shrinks less."""
     place = _placement(image.shape, resize)
     left, top, right, bottom = place.box
     return max(place.size[0] / (right - left), place.size[1] / (bottom - top))
@@ -126,7 +129,10 @@ def decode_view(field: Field, stored: Field, block: Array, spans: Numbers, out: 
 
 
 def decode_packed(field: Field, packed: Array, out: Array, rows: Numbers) -> None:
-    """Decode packed images, uint8 (n, m), into the rows `rows` of `out`. Raises DamageError."""
+    """Decode packed images, uint8 (n, m), into the rows `rows` of `out`.
+
+    Raises DamageError for an image that cannot be decoded, UsageError for a codec without a packed form.
+    """
     if field.view is not None:
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
