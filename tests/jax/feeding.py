@@ -241,7 +241,7 @@ def test_processes_along_the_batch_have_slices_and_others_the_same(monkeypatch):
     assert [found([[0, 1]] * 4, own) for own in (0, 1)] == [(0, 1), (0, 1)]
     assert [found([[0, 1], [0, 1], [2, 3], [2, 3]], own) for own in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     for hosts in ([[0], [1], [0], [1]], [[0], [0, 1], [1], [1]], [[0], [0], [0], [1]]):
-        with pytest.raises(UsageError, match="share a part of their samples"):
+        with pytest.raises(UsageError, match="equal slices of consecutive samples"):
             found(hosts, 0)
     with pytest.raises(UsageError, match="has no device of process"):
         found([[0], [0], [1], [1]], 2)

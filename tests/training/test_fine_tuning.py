@@ -139,7 +139,7 @@ def test_a_range_test_begins_with_the_weights_too(dataset, first, tmp_path, monk
 
 
 def test_more_epochs_of_a_finished_run_are_a_new_run_from_its_weights(dataset, first):
-    with pytest.raises(UsageError, match=f"epochs 1, now 2. It is finished.*--run OTHER --weights {first}"):
+    with pytest.raises(UsageError, match=f"epochs 1, now 2. The run is finished.*--run OTHER --weights {first}"):
         run(first, dataset, epochs=2)
 
 

@@ -251,7 +251,7 @@ def test_training_uses_the_new_labels_and_does_not_continue_with_others(
     assert main(["train", str(copy), *flags]) == 0
     relabel_cache(copy, table, KIND)
     assert main(["train", str(copy), *flags, "--resume"]) == 2
-    assert "the training data are others (their records, labels, selection or order)" in capsys.readouterr().err
+    assert "the training data have changed (their records, labels, selection or order)" in capsys.readouterr().err
     assert main(["train", str(copy), *flags[:1], str(tmp_path / "new"), *flags[2:]]) == 0
     assert load_checkpoint(tmp_path / "new" / LAST_NAME)["classes"] == ["x", "y", "z"]
 

@@ -38,7 +38,7 @@ _UNCOUNTED: Final = 2
 _AXIS: Final = "data"
 
 _Dtype = Literal["float32", "bfloat16"]
-Batch = Any  # (images, labels), or a dict of arrays where a record has more fields than an image
+Batch = Any  # (images, labels), or a dict of arrays where an image is not the only field of a record
 
 IS_SAMPLE: Final = "is_sample"  # the key in a dict that says which rows are samples, not padding
 
@@ -64,38 +64,40 @@ def feed(
 ) -> Feed:
     """Return an iterator of (images, labels) as sharded arrays. Each iteration is one epoch of the loader.
 
-    Images are (batch, height, width, channels): uint8, or float32 with `normalise`, which uses the cache's statistics
-    (those of the first cache of a MixedLoader). `augment` normalises, too, and augments with random numbers that depend
-    only on (seed, step), as in training with torch. Packed images (`CachedLoader(finish="device")`) are decoded on the
-    device. Labels are int32 (batch,), or float32 (batch, outputs) where the cache has vectors or labels are mixed.
-    Records with more fields than an image give a dict of arrays, with the labels under "label". With `views`, all
-    arrays have one row for each view of a sample, and the views of a sample are neighbours. JAX keeps numbers of 64
-    bits as 32 unless it is set to 64.
+    Images are (batch, height, width, channels), in the cache's dtype, such as uint8. With `normalise` they are
+    normalised by the cache's statistics (those of the first cache of a MixedLoader), computed in float32, and returned
+    as `dtype`. `augment` normalises, too, and augments with random numbers that depend only on `seed` and the step, as
+    in training with torch. Packed images (`CachedLoader(finish="device")`) are decoded on the device. Labels are int32
+    (batch,), or float32 (batch, outputs) where the cache has vectors or labels are mixed. If an image is not the only
+    field of a record, a batch is a dict of arrays, with the labels under "label". If `augment.views` is above 1, all
+    arrays have one row for each view of a sample, and the views of a sample are neighbours. Unless JAX is set to 64
+    bits, it keeps 64-bit numbers as 32-bit numbers.
 
     With `pad_last`, a short batch is filled up with zeros, so that every batch has one shape and can be divided evenly.
     Each batch then has one more array, which says which of its rows are samples: bool (batch,), the last of (images,
-    labels, is_sample), or "is_sample" in a dict. This is for evaluation: each sample comes once.
-
-    Normalised images have the type `dtype`; earlier computations are float32.
+    labels, is_sample), or "is_sample" in a dict.
 
     With `resident` "yes", records stay packed in the memory of the devices. Each record is uploaded once, when it is
     first needed. After that the host sends only the numbers of the rows in which the devices store the records, and the
-    function that finishes a batch gathers these rows. Batches are the same as without. Each core holds its share of the
-    records; with `CachedLoader(shuffle="local", cores=…)` a core needs no records of other cores. With "auto", records
-    stay on the devices from the second iteration on, if the devices say how much memory they have and the records fit
-    into 80 % of the memory that is left after the first two steps. A `Resident` may serve several feeds, one after
-    another. If the records do not fit after all, batches are sent as with `resident` "no", and a warning says so.
+    function that finishes a batch gathers these rows. Batches are the same as with "no". Each core holds its share of
+    the records; with `CachedLoader(shuffle="local", cores=…)` a core needs no records of other cores. With "auto",
+    records stay on the devices from the second iteration on, if the devices say how much memory they have and the
+    records fit into 80 % of the memory that is left after the first two steps. Several feeds may use one `Resident`,
+    one feed at a time. If the devices have too little memory after all, DeviceFullError is raised; with "auto", batches
+    are then sent as with "no", and a warning says so.
 
     `sharding` says how the first axis is divided; by default, evenly over all devices. With several processes, each has
     a loader with the rank and world size that `process_slice(sharding)` returns, and the arrays are global batches;
     processes to which a mesh gives the same samples have the same rank. A thread uploads `depth` batches ahead. The
-    caller's thread starts the computations, so that all processes start them in the same order. Raises UsageError, also
-    for whole numbers that do not fit into 32 bits.
+    caller's thread starts the computations, so that all processes start them in the same order.
+
+    Raises UsageError where the arguments do not fit together; the iteration raises it for integers that do not fit into
+    32 bits.
     """
     if dtype not in get_args(_Dtype):
         raise UsageError(f"dtype is one of {', '.join(get_args(_Dtype))}, not {dtype!r}")
     if dtype != "float32" and augment is None and not normalise:
-        raise UsageError(f"images that are not normalised stay bytes: add normalise=True for {dtype}")
+        raise UsageError(f"images that are not normalised keep their dtype: add normalise=True for {dtype}")
     if not isinstance(resident, Resident) and resident not in get_args(ResidentChoice):
         raise UsageError(f'resident is "auto", "yes", "no" or a Resident, not {resident!r}')
     sharding = of_first_axis(sharding or _all_devices())
@@ -104,7 +106,7 @@ def feed(
         raise UsageError('pad_last is for evaluation, and shuffle="local" for training: leave one of them out')
     settings = AugmentSettings() if augment is None and normalise else augment
     if pad_last and settings is not None and settings.mixes:
-        raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave one of them out")
+        raise UsageError("mixup and cutmix would mix samples with the padding of pad_last: leave them or pad_last out")
     kept = KeptRecords(loader, sharding, resident)
     return Feed(_Epochs(loader, sharding, settings, seed, depth, pad_last, dtype, kept))
 
@@ -112,10 +114,13 @@ def feed(
 def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, int]:
     """Return `rank` and `world_size` for a loader that reads only the samples that this process's devices need.
 
-    Use it as `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`,
+    An example is `CachedLoader(dataset, batch // slice["world_size"], **slice)` with `slice = process_slice(sharding)`,
     where `batch` is the size of the global batch. The default is a sharding over all devices. Processes whose devices
     need the same samples have the same rank: this happens if the mesh has an axis that does not divide the batch.
-    Raises UsageError if the samples of two processes overlap in part, or if the sharding has no device of this process.
+
+    Raises UsageError unless the samples of each process are consecutive in the batch, and the slices of two processes
+    are equal, or of one size and without a common sample. It also raises UsageError if the sharding has no device of
+    this process.
     """
     sharding = of_first_axis(sharding or _all_devices())
     count = len(sharding.device_set)
@@ -125,12 +130,13 @@ def process_slice(sharding: jax.sharding.Sharding | None = None) -> dict[str, in
     slices = sorted({tuple(sorted(each)) for each in rows.values()})
     if [row for each in slices for row in each] != list(range(count)) or len({*map(len, slices)}) > 1:
         raise UsageError(
-            "the mesh divides a batch so that some processes share a part of their samples: order the mesh's devices "
-            "so that the devices of one process are neighbours along the axis of the batch"
+            "the mesh does not divide a batch into equal slices of consecutive samples, one for each process: order "
+            "the mesh's devices so that the devices of one process are neighbours along the axis of the batch"
         )
     if jax.process_index() not in rows:
         raise UsageError(
-            f"the sharding has no device of process {jax.process_index()}: give one over the devices of all processes"
+            f"the sharding has no device of process {jax.process_index()}: give a sharding over the devices of all "
+            "processes"
         )
     return {"rank": slices.index(tuple(sorted(rows[jax.process_index()]))), "world_size": len(slices)}
 
@@ -186,9 +192,10 @@ class Feed:
     def metrics(self) -> dict[str, Any]:
         """Return the loader's metrics, and under the key `upload` the metrics of the feed.
 
-        In the loader's metrics, waiting is that of the thread that uploads. Under `upload`, `waited_seconds` and
-        `waited` are those of the caller, `sent_bytes` is the number of bytes sent to the devices, `cpu_seconds` the CPU
-        time of the uploading thread, and `resident` says whether records stay on the devices, and why.
+        The loader's metrics count how long the uploading thread waited for the loader. Under `upload`, `waited_seconds`
+        and `waited` are this Feed's properties of these names, `sent_bytes` is the number of bytes sent to the devices,
+        `cpu_seconds` the CPU time of the uploading thread, and `resident` says whether records stay on the devices, and
+        why.
         """
         epochs = self._epochs
         upload: dict[str, Any] = {"waited_seconds": self.waited_seconds, "waited": self.waited}
@@ -245,7 +252,6 @@ class _Epochs:
 
     @property
     def resident(self) -> str:
-        """Whether records stay on the devices, and why."""
         return self._kept.describe()
 
     def run(self) -> Generator[Batch, None, None]:
@@ -277,7 +283,7 @@ class _Epochs:
         return int(place["epoch"]) * len(self.loader) + int(place["position"]) // whole
 
     def _finished(self, fields: Any, labels: Any, draws: Any) -> tuple[dict[str, Any], Any]:
-        """Decode, normalise and augment an uploaded batch on the devices. This is called in the caller's thread."""
+        """Return an uploaded batch's fields and labels, decoded, normalised and augmented by the devices."""
         if not isinstance(labels, _SentRows):
             return self._finish(fields, labels, draws)
         resident, sent = labels
@@ -309,7 +315,7 @@ class _Epochs:
         return {name: self._put(array) for name, array in arrays.items()}, self._put(labels), draws, is_sample
 
     def _upload_rows(self, resident: Resident, read: RecordBatch, number: int) -> tuple[Any, Any, Any, Any]:
-        """Send the row numbers of a batch, and the records that the devices do not have yet. Returns as `_upload`."""
+        """Send a batch's row numbers, and the records that the devices lack; return what `_upload` returns."""
         is_sample = self._put_is_sample(len(read.slots)) if self._pads else None
         read, before = self._padded_rows(resident, read), resident.uploaded_bytes
         sent = resident.put(read)
@@ -317,7 +323,7 @@ class _Epochs:
         return None, _SentRows(resident, sent), self._put_draws(number, len(read.slots)), is_sample
 
     def _upload_together(self, batches: Sequence[Any], number: int) -> list[tuple[Any, Any, Any, Any]]:
-        """Send several batches that have only row numbers by one call. Returns what `_upload` returns for each."""
+        """Send several batches that have only row numbers by one call; return what `_upload` returns for each batch."""
         resident, counts = batches[0][0], [len(read.slots) for _, read in batches]
         padded = [self._padded_rows(resident, read) for _, read in batches]
         self.sent_bytes += sum(read.slots.nbytes for read in padded)
@@ -329,7 +335,8 @@ class _Epochs:
     def _padded_rows(self, resident: Resident, read: RecordBatch) -> RecordBatch:
         """Return a batch of row numbers; if batches are padded, fill it up to the loader's batch size.
 
-        The padding is a row number beyond the table, for which the devices give zeros.
+        The padding is a row number beyond the table, for which the devices give zeros. Raises UsageError if the labels
+        cannot be mixed by mixup or cutmix.
         """
         self._kept.check_labels(read, self._draws)
         if not self._pads or resident.slots is None:
@@ -449,7 +456,7 @@ def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool
 
 @dataclass(frozen=True)
 class FinishOptions:
-    """What the device does to a batch. For equal options, one function is compiled.
+    """What the device does to a batch.
 
     `image` is the field of images, None for records without images. `is_packed` is whether images are sent packed.
     `augment` is None if images are neither normalised nor augmented. `mean` and `std` are those of each channel, in the
@@ -468,10 +475,10 @@ class FinishOptions:
 
 @functools.lru_cache(maxsize=16)
 def make_finish(options: FinishOptions) -> Finish:
-    """Return the jitted function that finishes a batch by these options. Equal options give the same function.
+    """Return the jitted function, as `Finish` describes it, that finishes a batch by these options.
 
-    The function takes images (batch, height, width, channels), or packed images, uint8 (batch, n), which it decodes.
-    With `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std. Raises
+    Images are (batch, height, width, channels), or packed, uint8 (batch, n): the function decodes packed images. With
+    `augment`, it returns images as `dtype` (batch, height, width, channels), normalised by mean and std. Raises
     UsageError if the augmentations do not fit the images.
     """
     # On a TPU, matrix multiplication rounds operands to bfloat16; the decoder splits its operands to allow for that.

@@ -26,39 +26,41 @@ class JaxMemory:
     tile = XLA_TILE
 
     def __init__(self, sharding: jax.sharding.Sharding) -> None:
-        """Store a sharding that divides the first axis of a batch. Raises UsageError for any other sharding.
+        """Store `sharding`, which divides the first axis of a batch over devices of this process.
 
-        The devices must all belong to this process.
+        Raises UsageError if it also divides other axes, has devices of other processes, or divides a batch and is not a
+        NamedSharding.
         """
         self.sharding = of_first_axis(sharding)
         count = len(self.sharding.device_set)
         self.cores = len({*map(str, self.sharding.devices_indices_map((count,)).values())})
         if self.cores > 1 and not isinstance(self.sharding, NamedSharding):
-            raise UsageError(f"resident data are divided along axes of a mesh: give a NamedSharding, not {sharding}")
+            raise UsageError(f"resident records are divided along axes of a mesh: give a NamedSharding, not {sharding}")
         if not self.sharding.is_fully_addressable:
             raise UsageError(
-                "resident data lie on the devices of one process, and this sharding has devices of several processes: "
-                'use resident="no"'
+                "resident records lie on the devices of one process, and this sharding has devices of several "
+                'processes: use resident="no"'
             )
 
     def put(self, array: Any, name: str = "rows") -> jax.Array:
         """Send a host array or tensor to the devices, divided along its first axis.
 
-        JAX's settings decide whether 64-bit integers become 32-bit integers. `name` is for messages. Raises UsageError
-        for numbers that do not fit.
+        Unless `jax_enable_x64` is set, 64-bit integers become 32-bit. Raises UsageError, with `name` in the message,
+        for integers that do not fit into 32 bits.
         """
         # JAX keeps the array, and so the pooled buffer, until it has copied it.
         return jax.device_put(to_jax_dtype(name, np.asarray(array)), self.sharding)
 
     def put_all(self, arrays: Sequence[Array]) -> list[jax.Array]:
-        """Send arrays of one shape and dtype by one call."""
+        """Send arrays of one shape and dtype to the devices by one call; return them divided along their first axes."""
         sent: list[jax.Array] = jax.device_put([*arrays], self.sharding)
         return sent
 
     def reserve(self, slots: RecordSlots, chunk: jax.Array) -> JaxTable:
         """Return a table of zeros on the devices, with one row for each slot.
 
-        It is written in chunks of the shape and dtype of `chunk`, which is on the devices. Raises DeviceFullError.
+        The table is written in chunks of the shape and dtype of `chunk`, which is on the devices. Raises
+        DeviceFullError if the devices do not have enough memory.
         """
         return JaxTable(TableForm(self.sharding, self.cores, slots.rows_a_core, slots.is_local, chunk), len(chunk))
 
@@ -67,7 +69,7 @@ class JaxMemory:
         return int(jax.dtypes.canonicalize_dtype(dtype).itemsize)
 
     def free_bytes(self) -> int | None:
-        """Return the free bytes of the fullest device, times the number of parts into which batches are divided.
+        """Return the free bytes of the device with the least, times the number of parts into which batches are divided.
 
         Returns None if a device does not report its memory.
         """
@@ -82,10 +84,7 @@ class JaxMemory:
 
 
 class JaxTable:
-    """A table on the devices with one row per record. The bits of a row are stored as unsigned integers.
-
-    A row is gathered by a sum over the cores: the core that has the row adds the row's bits, and all others add 0.
-    """
+    """A table on the devices with one row for each record. The bits of a row are stored as unsigned integers."""
 
     def __init__(self, form: TableForm, chunk: int) -> None:
         """Reserve memory for the rows. `chunk` is the number of rows in a chunk.
@@ -98,8 +97,8 @@ class JaxTable:
             self.rows.block_until_ready()
         except RuntimeError as error:
             raise DeviceFullError(
-                f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): leave "
-                f"the argument resident out ({str(error).splitlines()[0]})"
+                f"{form.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {form.cores} device(s): use "
+                f'resident="no" ({str(error).splitlines()[0]})'
             ) from error
 
     def write(self, number: jax.Array, chunk: jax.Array) -> None:
@@ -165,7 +164,7 @@ class TableForm:
     def taken(self, rows: jax.Array, slots: jax.Array) -> jax.Array:
         """Return the rows in these slots, with the shape and dtype of the records. This is called in a jitted function.
 
-        A slot after the last row gives zeros, unless each core takes only its own rows.
+        A slot after the last row gives zeros, unless each of several cores takes only its own rows.
         """
 
         def take_own(own: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -173,7 +172,10 @@ class TableForm:
             return own.at[places].get(mode="fill", fill_value=0)
 
         def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
-            """Send the other cores the rows that they need, and receive those that this core needs."""
+            """Send the other cores the rows that they need, and return the rows that this core needs.
+
+            A row is the sum over all cores: the core that has the row adds its bits, and the other cores add 0.
+            """
             axes = _axes(self.sharding)
             everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
             found = take_own(own, everybodys)
@@ -210,10 +212,7 @@ def _taker(form: TableForm) -> Callable[..., jax.Array]:
 
 
 def _shard_map(function: Callable[..., jax.Array], mesh: Any, spec: PartitionSpec) -> Callable[..., jax.Array]:
-    """Return a function that runs on each core's part of its arguments.
-
-    Devices along other axes of the mesh compute the same from their copies.
-    """
+    """Return a function that calls `function` on each core, with this core's part of all arguments."""
     mapped: Callable[..., jax.Array]
     if hasattr(jax, "shard_map"):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
@@ -238,7 +237,10 @@ def of_first_axis(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
     if not isinstance(sharding, NamedSharding):
         return sharding
     if any(axis is not None for axis in sharding.spec[1:]):
-        raise UsageError(f"batches are divided along the first axis only, and {sharding.spec} also divides other axes")
+        raise UsageError(
+            f"batches are divided along the first axis only, and {sharding.spec} also divides other axes: give a "
+            "PartitionSpec of one entry"
+        )
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
 
 

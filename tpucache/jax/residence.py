@@ -26,7 +26,10 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Plan the memory for the loader's records. Raises UsageError for "yes" if they cannot be kept."""
+        """Plan the memory for the loader's records.
+
+        Raises UsageError for `resident` "yes" if the devices cannot keep the records.
+        """
         self._loader, self._resident, self._decision = loader, None, None
         self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):
@@ -42,7 +45,7 @@ class KeptRecords:
     _decision: ResidentDecision | None
 
     def decide(self) -> None:
-        """Decide for "auto", after the steps have allocated their memory."""
+        """Decide, if `resident` is "auto", by the memory that is free now, after the first steps."""
         if self._decision is not None:
             self._decision.decide()
 
@@ -73,8 +76,8 @@ class KeptRecords:
     def check_labels(self, read: RecordBatch, settings: AugmentSettings | None) -> None:
         """Raise UsageError if a batch's labels cannot be mixed by mixup or cutmix.
 
-        Does nothing if records do not stay on the devices, or if `settings` do not mix. A record's label is looked at
-        when the record is uploaded, and remembered for later batches.
+        Does nothing if records do not stay on the devices, or if `settings` do not mix. A record's label is checked
+        when the record is uploaded, and the result is remembered for later batches.
         """
         if settings is None or not settings.mixes or self._resident is None or self._resident.slots is None:
             return
@@ -92,7 +95,7 @@ class KeptRecords:
 
 
 def table_bytes_of(loader: CachedLoader, memory: JaxMemory) -> int:
-    """Return the bytes that a loader's records take on the devices, in the form in which the loader reads them."""
+    """Return the bytes that a loader's records take on all devices together, packed if the loader reads them so."""
     dataset = loader.dataset
     return rows_of(dataset.records, loader.batch_size, memory.cores, memory.tile) * bytes_a_row(dataset, memory)
 
@@ -102,14 +105,14 @@ def _problem(loader: CachedLoader, sharding: jax.sharding.Sharding) -> str:
     if not getattr(loader.dataset, "is_finished", True):
         return "the cache is not built yet"
     if not sharding.is_fully_addressable:
-        return "that is not possible with the devices of several processes"
+        return "records cannot stay on the devices of several processes"
     if not isinstance(sharding, jax.sharding.NamedSharding) and len(sharding.device_set) > 1:
-        return "with several devices that takes a NamedSharding"
+        return "records that stay on several devices need a NamedSharding"
     return ""
 
 
 def _problem_of_auto(memory: JaxMemory | None) -> str:
-    """Return the reason why "auto" keeps no records on the devices; "" if the memory that steps leave decides."""
+    """Return the reason why "auto" keeps no records on the devices; "" if that depends on the free memory."""
     if memory is None or all(device.platform == "cpu" for device in memory.sharding.device_set):
         return "the devices' memory is the host's"
     if memory.free_bytes() is None:

@@ -29,8 +29,7 @@ class RunData:
     """The training samples of a run, its validation samples, and the task that it learns.
 
     In both sets, a sample includes the `columns` of the samples table that are inputs of the model, and images have the
-    size of the evaluation. The run's files describe the data in this form. If the cache has soft labels, the training
-    samples have them in place of their labels.
+    size of the evaluation. If the cache has soft labels, the training samples have soft labels in place of labels.
     """
 
     task: Task
@@ -94,8 +93,8 @@ def prepare_data(
 def with_own_size(settings: TrainSettings, dataset: CachedDataset) -> TrainSettings:
     """Return the settings with an image size for training.
 
-    If they give only a size for the evaluation, `size` becomes the side of the dataset's images; otherwise they are not
-    changed. Raises UsageError for images that are not square.
+    If the settings give `valid_size` but neither `size` nor `grow`, `size` becomes the side of the dataset's images;
+    otherwise the settings are not changed. Raises UsageError for images that are not square.
     """
     if settings.valid_size is None or settings.size is not None or settings.grow is not None:
         return settings
@@ -135,7 +134,8 @@ def check_fit(
     """Raise UsageError unless settings, data and device fit together.
 
     Both sets must have samples whose labels fit the task, and the same classes and fields. The settings must be
-    compatible. The training samples must fill one execution, whose batches divide evenly over the cores.
+    compatible. The training samples must fill one execution, which is `steps_per_execution` batches, and a batch must
+    divide evenly over the cores.
     """
     decide_precision(settings, device)
     for name, dataset in (("training", train_set), ("validation", valid_set)):
@@ -159,7 +159,10 @@ def check_fit(
         )
     _check_combination(settings, train_set)
     if settings.head_epochs and device.processes.world_size > 1:
-        raise UsageError("--head-epochs is for one process, which may use all cores of XLA: leave --processes out")
+        raise UsageError(
+            "--head-epochs is for one process, which may use all cores of XLA: leave --head-epochs out, or train in "
+            "one process"
+        )
     if settings.grad_checkpointing and device.name == "xla":
         raise UsageError(
             "torch's gradient checkpointing does not run on --backend xla: leave --grad-checkpointing out, and split "
@@ -174,8 +177,8 @@ def check_fit(
     batch, part = settings.batch, settings.part_size
     if len(train_set) < batch * settings.steps_per_execution:
         raise UsageError(
-            f"{len(train_set)} training samples do not make one execution of {settings.steps_per_execution} x {batch}: "
-            "give a smaller --batch-size or --steps-per-execution"
+            f"{len(train_set)} training samples do not make one execution of {settings.steps_per_execution} x {batch} "
+            "samples (--steps-per-execution x --batch-size): give a smaller value of one of the two"
         )
     processes = device.processes.world_size
     if part % (device.cores * processes):
@@ -208,10 +211,7 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError when one setting would disable another one.
-
-    Raise it also when augmentation on the device would make targets wrong.
-    """
+    """Raise UsageError when one setting would disable another, or the device's augmentation make targets wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(
@@ -241,13 +241,15 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
     if settings.balance and settings.class_weights != "none":
         raise UsageError("--balance and --class-weights would both make up for rare classes: leave one of them out")
     if settings.balance and settings.order != "full":
-        raise UsageError("--balance decides the order itself: leave --order out")
+        raise UsageError("--balance decides the order of the samples itself: leave --order out")
     if settings.balance:
         make_sampled_order(train_set, balance=True)
     if settings.loss and settings.train_step:
         raise UsageError(f"--loss {settings.loss} would not be used: {own} computes the loss. Leave one of them out")
     if settings.inputs and settings.augment.mixes:
-        raise UsageError("--mixup and --cutmix mix images, not the columns of --inputs: leave one of them out")
+        raise UsageError(
+            "--mixup and --cutmix mix images, not the columns of --inputs: leave --inputs out, or --mixup and --cutmix"
+        )
     points = [name for name in _POINTS if name in train_set.names]
     if settings.train_step and settings.augment.moves and points and IMAGE in train_set.names:
         raise UsageError(
@@ -258,7 +260,7 @@ def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> Non
 
 
 def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDataset | None) -> None:
-    """Raise UsageError when the settings name metrics that cannot be computed from these samples and this task."""
+    """Raise UsageError when the settings need metrics that cannot be computed from these samples and this task."""
     wanted = {"metric": settings.metric, "watch": settings.watch, "patience": settings.patience}
     given = [f"--{name}" for name, value in wanted.items() if value]
     if given and valid_set is None:
@@ -266,8 +268,8 @@ def _check_watching(settings: TrainSettings, task: Task, valid_set: CachedDatase
     own = [metric for metric in settings.metric if ":" in metric]
     if own and task.form != "values":
         raise UsageError(
-            f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} has "
-            f"maps: leave --metric {own[0]} out, and compute the metric from what `predict` writes"
+            f"--metric {own[0]} needs a row of predictions for each sample, and the task {task.name!r} predicts a map "
+            f"for each sample: leave --metric {own[0]} out, and compute the metric from what `predict` writes"
         )
 
 

@@ -56,9 +56,7 @@ def decide_epochs(
     each = device.processes.largest(step * learner.settings.steps_per_epoch(len(data.train_set)) + evaluation)
     left = device.processes.on_main(lambda: stop.seconds_left or 0.0) / runs
     epochs = max(1, int(_PLANNED_SHARE * left / max(each, 1e-9)))
-    late = (
-        "" if each <= left else ": not even one epoch, so that the time limit will stop the run; --resume continues it"
-    )
+    late = "" if each <= left else ", not even one epoch: the time limit will stop the run, and --resume continues it"
     if device.processes.is_main:
         note(
             f"train: {epochs} epoch{'s' * (epochs > 1)}, as an epoch takes about {duration_text(each)} and "

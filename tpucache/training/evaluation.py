@@ -51,7 +51,7 @@ def evaluate(learner: Learner, dataset: CachedDataset, check: Callable[[], None]
     not depend on the batch size or on the number of cores or processes. `check` is called between batches; if it
     raises, the evaluation ends and the learner is unchanged.
 
-    Raises TrainingError when the loss is not finite.
+    Raises TrainingError when the loss is not finite, and where the model fails.
     """
     scores = score(learner, dataset, check)
     return measure(learner, dataset, scores)
@@ -238,7 +238,7 @@ def _own_share(dataset: CachedDataset, processes: Processes) -> tuple[CachedData
     """Return the samples that this process evaluates, and the slice of the dataset whose results count.
 
     All processes evaluate equally many samples, so that all run the same programs: a process with fewer samples repeats
-    the dataset's last one, and the repetitions do not count.
+    the dataset's last sample, and the repetitions do not count.
     """
     share, most = processes.share(len(dataset)), -(-len(dataset) // processes.world_size)
     if processes.world_size == 1:

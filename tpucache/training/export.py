@@ -112,7 +112,7 @@ def export_runs(
 
 
 def check_export(folder: Path, kind: Kind) -> None:
-    """Raise an error if models cannot be exported to a folder; call this before training them.
+    """Raise an error if models cannot be exported to a folder.
 
     Raises UsageError for an unknown kind and for a folder with files that are not an export; DependencyError without
     the libraries that the kind needs; TrainingError where the folder cannot be read.
@@ -125,7 +125,7 @@ def check_export(folder: Path, kind: Kind) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise DependencyError(
-                f"{name} cannot be imported: {error}. `pip install {' '.join(names)}` to export models"
+                f"{name} cannot be imported: {error}. Run `pip install {' '.join(names)}` to export models"
             ) from error
     try:
         if folder.exists() and any(folder.iterdir()) and not _is_export(folder):
@@ -185,7 +185,9 @@ def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
         data: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]  # given dynamo
     except Exception as error:  # torch's exporter raises errors of many types
         reason = " ".join(str(error).split())[:300]
-        raise TrainingError(f"the model of {run} cannot be exported by torch {torch.__version__}: {reason}") from error
+        raise TrainingError(
+            f"the model of {run} cannot be exported by torch {torch.__version__}: {reason}. Export it as safetensors"
+        ) from error
     finally:
         log.setLevel(level)
     return data
@@ -196,7 +198,7 @@ def _safetensors(model: nn.Module) -> bytes:
 
     # safetensors refuses tensors that share memory.
     tensors = {name: each.detach().clone().contiguous() for name, each in model.state_dict().items()}
-    with calling("safetensors", TrainingError, "Export as onnx, or install another version of it"):
+    with calling("safetensors", TrainingError, "Export as onnx, or install another version of safetensors"):
         data: bytes = save(tensors)
     return data
 

@@ -58,14 +58,15 @@ def train(
 ) -> TrainResult:
     """Train a model on a cache, and return it with its best weights, its history and its report.
 
-    `model` is a module, a callable that returns a module with N outputs, or a name as in `TrainSettings.model`. `valid`
-    is a dataset, a cache, or a fraction of `dataset`. `optimizer` is the name of a class of `torch.optim`, or a
-    callable of (parameter groups, lr); without it the settings choose the optimizer. The schedule of the settings sets
-    the optimizer's learning rate. `device` is an opened device, or the name of a backend or of a device, as
-    `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain torch on a GPU or the CPU; a line on
-    standard error says which of them, and why. `run` is the folder that the run writes to; without it only the result
-    is kept. In a notebook with matplotlib, the curves are shown during training. When an epoch ends, a line about it
-    goes to `options.on_epoch`, or else to standard error. To resume a run, give the same model and optimizer.
+    `model` is a module, a callable that takes the number of outputs and returns a module, or a name as in
+    `TrainSettings.model`. `valid` is a dataset, a cache, or a fraction of `dataset`. `optimizer` is an optimizer's name
+    as in `TrainSettings.optimizer`, or a callable of (parameter groups, lr); without it the settings choose the
+    optimizer. The schedule of the settings sets the optimizer's learning rate. `device` is an opened device, or the
+    name of a backend or of a device, as `open_device` takes them. "auto" is XLA with all cores on a TPU, else plain
+    torch on a GPU or the CPU; a line on standard error says which, and why. `run` is the folder that the run writes to;
+    without it only the result is kept. In a notebook with matplotlib, the curves are shown during training. When an
+    epoch ends, a line about it goes to `options.on_epoch`, or else to standard error. A resumed run needs the same
+    model and optimizer.
 
     Raises UsageError when these arguments do not fit together, and the errors of `tpucache.training.loop.train`.
     """

@@ -21,7 +21,7 @@ _LATE, _SIGNALLED = 1, 2
 
 
 class Stopped(UnfinishedError):
-    """Raised between two batches, where nothing is half done, when a run has to stop."""
+    """Raised when a run has to stop: between two batches, or while it waits for data, where nothing is half done."""
 
 
 class StopRequest:
@@ -44,9 +44,9 @@ class StopRequest:
     def share(self, largest: Callable[[int], float], *, is_alone: bool = False) -> None:
         """From now on, let all processes stop together when one of them has a reason to stop.
 
-        `largest` takes this process's number and returns the largest number of all processes, from this call or from
-        the call before. All processes must ask equally often whether they have to stop, unless there is only one
-        process (`is_alone`).
+        `largest` takes a number, and returns the largest number of all processes, from this call or from the call
+        before. All processes must ask equally often whether they have to stop, unless there is only one process
+        (`is_alone`).
         """
         self._largest, self._is_alone = largest, is_alone
 

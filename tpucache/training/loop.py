@@ -148,7 +148,7 @@ def train(
 
 
 def _write_info(run: Path, settings: TrainSettings, learner: Learner, data: RunData, name: str) -> None:
-    """Write `run.json`, unless the cache is still being built: then the first checkpoint does."""
+    """Write `run.json`, unless the cache is still being built: then it is written with the first checkpoint."""
     if data.is_finished:
         write_info(run, learner, data)
     elif settings.normalise == "auto" and learner.settings.normalise == "imagenet":
@@ -312,7 +312,8 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 def _compile_validation(run: _Loop, residence: Residence) -> None:
     """Evaluate a few samples, so that the evaluation is compiled.
 
-    While the cache is being built, these are training samples, because validation samples may not exist yet.
+    While a cache with both sets is being built, training samples are evaluated, because validation samples may not
+    exist yet.
     """
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:
@@ -378,10 +379,7 @@ def _end_epoch(run: _Loop, pace: Pace, residence: Residence) -> None:
 def _evaluate(
     run: _Loop, valid_set: CachedDataset | None, residence: Residence
 ) -> tuple[dict[str, float], Scores | None]:
-    """Return the validation metrics and the scores that they are computed from.
-
-    They are {} and None for a run without validation samples.
-    """
+    """Return the validation metrics, and the scores that they are computed from; ({}, None) without validation."""
     if valid_set is None:
         return {}, None
     with run.account.part("evaluation"):
@@ -412,7 +410,7 @@ def _save(run: _Loop) -> None:
 def _save_place(run: _Loop) -> None:
     """Save the run in the middle of an epoch.
 
-    While its cache is being built, nothing is saved, because a checkpoint could not describe the cache.
+    While the cache is being built, nothing is saved, because a checkpoint could not describe the cache.
     """
     if run.data.is_finished:
         _save(run)

@@ -97,7 +97,10 @@ def range_test(
     impossible rates, TrainingError when the loss never falls, and UnfinishedError when `stop` is due between two steps.
     """
     if not 0 < lowest < highest < math.inf or steps < 2:
-        raise UsageError(f"rates rise in 2 steps or more from above 0, not from {lowest} to {highest} in {steps}")
+        raise UsageError(
+            f"learning rates rise from above 0 to a finite rate in at least 2 steps, not from {lowest} to {highest} in "
+            f"{steps}"
+        )
     rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
     with preserved(learner), learner.device.fast_products():
         losses = _losses(learner, train_set, rates, stop or StopRequest())

@@ -66,9 +66,9 @@ def report_run(run: str | Path, samples: int = SAMPLES, *, cache: str | Path | N
     """Return a page about a run: curves, seconds, idle time, confusion, wrong samples and settings.
 
     The page of a run of all folds shows the scores, curves and seconds of all folds, then a part for each fold. The run
-    may be unfinished. At most `samples` wrong samples are shown. They are read from the cache that the run has used, or
-    from the one at `cache`; if this cache is gone, the page says so and has no pictures. The page has no script and
-    loads no other file.
+    may be unfinished. At most `samples` wrong samples are shown. They are read from the cache at `cache`, or else from
+    the cache that the run has used; if this cache is gone, the page says so and has no pictures. The page has no script
+    and loads no other file.
 
     Raises UsageError for a folder without a run, TrainingError for files that cannot be read, DependencyError without
     jinja2.
@@ -214,7 +214,7 @@ def _run_values(run: RunFiles, samples: int, cache: str | Path | None) -> dict[s
 def _state(summary: Mapping[str, Any], best: int) -> str:
     parts = ["Finished." if summary.get("finished") else "Not finished."]
     if summary.get("stopped_early"):
-        parts.append("It stopped early.")
+        parts.append("The run stopped early.")
     if best:
         parts.append(f"Epoch {best} was best by {summary.get('watched', '')}; the figures are those of that epoch.")
     if summary.get("advice"):
@@ -276,7 +276,6 @@ def _is_metric(name: str) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """Return a metric's name without the prefix `valid_`."""
     return name.removeprefix(_VALID)
 
 
@@ -365,7 +364,7 @@ class _Wrong(NamedTuple):
 def _worst(run: RunFiles, count: int, cache: str | Path | None) -> Sheet:
     """Return pictures of the `count` most wrong validation samples, or a note that says why there are none.
 
-    Their cache is at `cache`, or else where it was during the run. Only the pictures need Pillow.
+    The samples' cache is at `cache`, or else where it was during the run. Only the pictures need Pillow.
     """
     if "errors" not in run.arrays:
         reason = "The run has no validation samples"

@@ -46,8 +46,8 @@ _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabili
 class RunFiles:
     """The contents of a run's files; a file that is missing counts as empty.
 
-    `info` is run.json. `summary` is report.json or, before that exists, account.json. `rows` are those of history.csv,
-    and `arrays` those of validation.npz, by name.
+    `info` is run.json. `summary` is report.json or, before that exists, account.json. `rows` are the rows of
+    history.csv, and `arrays` the arrays of validation.npz, by name.
     """
 
     folder: Path

@@ -35,7 +35,7 @@ class PredictOptions:
 
     flip_tta: bool = option(False, "average with the predictions of images that are mirrored left to right")
     crops: Crops = option(
-        "none", "five: average over crops in the corners and the middle, each side 7/8 of the image's"
+        "none", "five: average over crops in the corners and the middle, each 7/8 as high and wide as the image"
     )
     sizes: Sequence[int] = ()
     average: Average = option(

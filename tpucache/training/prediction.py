@@ -136,7 +136,7 @@ def predict(
 
     With several processes, each process predicts its share of the samples, and the main process writes the files.
     Raises UsageError when cache, batch, task and device do not fit together, or `output` is a file of a cache or a run;
-    TrainingError when a file cannot be written.
+    TrainingError when predictions are not finite, or a file cannot be written; DependencyError for maps without Pillow.
     """
     output, dataset, task = Path(output), datasets[0], predictor.task
     processes, options = predictor.device.processes, predictor.options
@@ -401,7 +401,7 @@ def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None
         raise TrainingError(
             f"the predictions of {len(bad):,} samples are not finite, the first that of "
             f"{dataset.paths[first + int(bad[0])]!r}: the run has diverged, or its model does not take such "
-            "images"
+            "images. Predict with another run"
         )
 
 

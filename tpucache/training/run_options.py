@@ -1,4 +1,4 @@
-"""How a run is carried out, as opposed to what it computes. Importing this does not import torch."""
+"""How a run is carried out, as opposed to what it computes. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunOptions:
     records stay on the device. `replay`: when training has ended, repeat some steps on data that is already on the
     device, for at most 2 % of the run's time or 2 s, whichever is longer, to measure how fast they could have been.
     `curves` writes the curves as a picture, however the run ends. `profile` is the folder for a trace of a few
-    executions after the warm-up; the trace slows these executions down. `watchers` are notified of losses and epochs.
+    executions after the first two; the trace slows these executions down. `watchers` are notified of losses and epochs.
     `on_epoch` is called with a line of text when an epoch has ended; a resumed run first repeats the lines of its
     earlier epochs. Progress is shown under the run's `name`. `following` is the number of runs of the same length that
     come after this one. `chosen` is the reason why this backend was chosen, for the report.

@@ -98,7 +98,7 @@ class TrainSettings:
         (), "keep the weights of these modules or parameters as they are, such as 'layer[12]'", metavar="PATTERN"
     )
     head_epochs: int = option(
-        0, "train the last layer alone in the first N epochs; the others keep --weights", metavar="N", minimum=0
+        0, "train the last layer alone in the first N epochs; other layers keep --weights", metavar="N", minimum=0
     )
     layer_decay: float | None = option(
         None, "give each layer X times the learning rate of the layer after it, such as 0.75", metavar="X"
@@ -122,7 +122,7 @@ class TrainSettings:
     steps_per_execution: int = option(1, "compile K steps into one graph", metavar="K", minimum=1)
     optimizer: str | None = option(
         None,
-        "sgd: SGD with Nesterov momentum; adamw: AdamW; or another one of torch.optim or timm, such as nadam, "
+        "sgd: SGD with Nesterov momentum; adamw: AdamW; or another optimizer of torch.optim or timm, such as nadam, "
         "torch:NAdam or timm:lamb; by task and model if not given",
         metavar="NAME",
     )
@@ -190,7 +190,7 @@ class TrainSettings:
     precision: Precision = option(
         "auto",
         "precision of matrix products and convolutions; fp16 scales the loss, and is for GPUs; auto: bf16 on a TPU and "
-        "on a GPU that has it, fp16 on other GPUs, elsewhere float32; mixed: the same, but always bf16 on XLA",
+        "on a GPU that has bf16, fp16 on other GPUs, elsewhere float32; mixed: as auto, but always bf16 on XLA",
     )
     normalise: Literal["auto", "cache", "imagenet", "model"] = option(
         "auto",

@@ -90,10 +90,7 @@ class _ImageView:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product.
-
-    Each operand is split into two bfloat16 parts that add up to it, as a TPU rounds operands.
-    """
+    """Return a matrix product, with each operand split into two bfloat16 parts, because a TPU rounds operands."""
     first: torch.Tensor = sum(a @ b for a in split(left, 2) for b in split(right, 2))
     return first
 

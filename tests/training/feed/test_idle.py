@@ -129,8 +129,8 @@ def test_what_compiles_after_the_warm_up_is_counted(world):
     [
         ({"steps": 0}, "Too few steps"),
         ({"compiles": 3}, "3 graphs"),
-        ({"waited": 0.4, "device_idle": 0.4}, r"Data limits the run \(the device has none 40% of the time"),
-        ({"waited": 0.96, "device_idle": 0.33}, r"Data limits the run \(the device has none 33% of the time"),
+        ({"waited": 0.4, "device_idle": 0.4}, r"Data limits the run \(the device has no data 40% of the time"),
+        ({"waited": 0.96, "device_idle": 0.33}, r"Data limits the run \(the device has no data 33% of the time"),
         ({"waited": 0.91}, "The device limits the run"),  # the loop was blocked, but the device had work all the time
         ({"waited": 0.06, "device_idle": 0.3}, "--steps-per-execution 4"),
         ({"device_idle": 0.3}, "--steps-per-execution 4"),

@@ -163,7 +163,7 @@ def test_a_task_of_ones_own_does_not_take_the_losses_of_the_task_that_it_is_made
     class Own(Classes):
         """Another loss than its base's."""
 
-    with pytest.raises(UsageError, match="no loss but its own"):
+    with pytest.raises(UsageError, match="only its default loss"):
         Own(3, "own").with_loss("focal")
     outputs, labels = example("classes")
     torch.testing.assert_close(Own(3, "own").losses(outputs, labels), Classes(3).losses(outputs, labels))

@@ -339,7 +339,7 @@ def test_named_metrics_of_nothing_of_one_class_and_of_what_is_not_finite_are_nan
      ("multilabel", 2, "f0"), ("multilabel", 2, "f2_weighted"), ("multilabel", 2, "quadratic_kappa")],
 )  # fmt: skip
 def test_a_metric_that_a_task_does_not_have_is_refused_with_those_that_it_has(task, outputs, name):
-    with pytest.raises(UsageError, match="use one of them, or module:name"):
+    with pytest.raises(UsageError, match="use a metric of the task, or module:name"):
         make_task(task, outputs).named_metric(name)
 
 

@@ -44,7 +44,7 @@ def test_a_run_is_not_resumed_with_another_fold_of_the_same_size(cache, tmp_path
     (train_set, valid_set), (other_train, other_valid) = fold(cache, 0), fold(cache, 1)
     run_once(tmp_path, train_set, valid_set)
     others = (other_train, valid_set) if part == "training" else (train_set, other_valid)
-    with pytest.raises(UsageError, match=f"the {part} data are others"):
+    with pytest.raises(UsageError, match=f"the {part} data have changed"):
         run_once(tmp_path, *others)
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_not_resumed_with_data_that_differ_otherwise(cache, tmp_path, k
         train_set = CachedDataset(cache, 1, [n for n in range(150) if n % 5])
     else:
         valid_set = None
-    with pytest.raises(UsageError, match="data are others"):
+    with pytest.raises(UsageError, match="data have changed"):
         run_once(tmp_path, train_set, valid_set)
 
 

@@ -121,8 +121,8 @@ def test_a_time_limit_is_obeyed_in_copying_and_in_the_range_test(cache, tmp_path
     ("batch", "executions", "dropped", "by_execution", "text"),
     [
         (30, 1, 0, 0, None),
-        (16, 1, 6, 0, "6 of 150 samples an epoch, others every time: 6 that do not fill a batch"),
-        (16, 4, 22, 16, "22 of 150 samples an epoch, others every time: 6 that do not fill a batch, 16 by --steps-per"),
+        (16, 1, 6, 0, "6 of 150 samples an epoch, different samples each time: 6 that do not fill a batch"),
+        (16, 4, 22, 16, "22 of 150 samples an epoch, different samples each time: 6 that do not fill a batch, 16 by"),
         (30, 3, 60, 60, "60 by --steps-per-execution"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Options of commands that compute on a device: which device, and how many processes. Also opens `bench --upload`."""
+"""Options of commands that compute on a device: which device, and how many processes."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _announce(label: str, choice: Choice) -> None:
 
 
 def launched(options: argparse.Namespace) -> bool:
-    """Return whether --processes has run the whole command in other processes.
+    """Run the whole command in several processes if --processes asks for that; return whether it has been run.
 
-    Each of these processes calls this function, too, and gets False. Raises UsageError where --processes does not fit,
-    and the error of the first process that failed.
+    Each of these processes calls this function, too, and gets False. Raises UsageError where --processes does not fit
+    the other options, and the error of the first process that failed.
     """
     from tpucache.training.device.processes import is_launched
 
@@ -75,7 +75,10 @@ def launched(options: argparse.Namespace) -> bool:
     if is_launched():
         raise UsageError("torchrun has started several processes already: leave --processes out")
     if options.backend != "torch":
-        raise UsageError(f"--processes is for the backend torch, and {options.backend} uses all --cores of a host")
+        raise UsageError(
+            f"--processes is for the backend torch, and {options.backend} uses all cores of a host in one process: "
+            "leave --processes out"
+        )
     if options.processes == 1:
         return False
     from tpucache.training.device.launch import launch
@@ -85,9 +88,9 @@ def launched(options: argparse.Namespace) -> bool:
 
 
 def open_upload() -> tuple[BatchUpload, str]:
-    """Return a function that sends batches to this machine's device, or else to XLA's CPU client.
+    """Return the way to send batches to this machine's accelerator, or else to XLA's CPU client, and its name.
 
-    Return with it the name of the device, as text.
+    Raises UsageError where there is neither an accelerator nor torch_xla.
     """
     from tpucache.errors import DependencyError
     from tpucache.report.bench import BatchUpload

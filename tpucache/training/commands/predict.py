@@ -61,7 +61,7 @@ def predict(options: argparse.Namespace) -> int:
             if processes.is_main and read_folds(run) is not None:
                 note(
                     f"if {run} was trained on this cache, all its models but one have seen fold {options.fold}: "
-                    f"{run / OUT_OF_FOLD_NAME} has the predictions of the one that has not"
+                    f"{run / OUT_OF_FOLD_NAME} has the predictions of the model that has not"
                 )
     shares = device.cores * processes.world_size
     batch_size = options.batch_size or -(-predictor.settings.part_size // shares) * shares
@@ -124,8 +124,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--export",
         choices=("onnx", "safetensors"),
-        help="also write the models for other programs, with a card on preprocessing, to a folder next to the CSV "
-        "(out_models for out.csv)",
+        help="also write the models for other programs, with a description of preprocessing, to a folder next to the "
+        "CSV (out_models for out.csv)",
     )
     command.add_argument(
         "--trust",

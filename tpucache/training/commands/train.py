@@ -124,7 +124,10 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop, or None where RUN is another kind of run."""
+    """Return the report of a run that has to stop.
+
+    The result is None if RUN has a run of folds and --folds is not given, or --folds is given and RUN has no such run.
+    """
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -196,7 +199,10 @@ def _run(
 
 
 def _source(options: argparse.Namespace) -> SourceArguments | None:
-    """Return the source to train on, and print where its cache is; None for a cache. Raises UsageError."""
+    """Return the source to train on, and print where its cache is; None for a cache.
+
+    Raises UsageError for options that do not fit a source, or do not fit a cache.
+    """
     if not is_source(options.cache):
         refuse_without_source(options)
         return None
@@ -235,7 +241,7 @@ def _open_source(options: argparse.Namespace, memory: InMemory, source: SourceAr
 
 
 def _finished_cache(options: argparse.Namespace, memory: InMemory) -> Path | None:
-    """Return the path of a source's cache, after building it if necessary; None where there is no source."""
+    """Return the path of a source's cache, after building it if necessary; None where the command has no source."""
     if options.source is None:
         return None
     data = _open_source(options, memory, options.source)
@@ -264,8 +270,9 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
             validates, trains, bits = leak.closest
             note(
                 f"{name}: {leak.alike:,} of {len(valid_set):,} samples look like training samples, such as "
-                f"{validates!r} like {trains!r} ({bits} of 256 bits of their hashes differ). If they show the same, "
-                "scores will be too good: `report CACHE --findings -o PAGE.html` shows such pictures side by side"
+                f"{validates!r} like {trains!r} ({bits} of 256 bits of their hashes differ). If they show the same "
+                "object, scores will be too good: `report CACHE --findings -o PAGE.html` shows such pictures side by "
+                "side"
             )
 
 
@@ -280,7 +287,7 @@ def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
 def _settings(options: argparse.Namespace, cores: int) -> TrainSettings:
     """Return the settings that the options describe; `cores` is the number of cores of all processes.
 
-    The learning rate stays open if a range test is to find it.
+    `lr` is None if a range test is to find the learning rate. Raises UsageError for settings that are not possible.
     """
     others: dict[str, Any] = {}
     if options.lr == FIND:
@@ -322,7 +329,8 @@ def _split(
 ) -> tuple[CachedDataset, CachedDataset | None]:
     """Return the training data and the validation data; None without validation.
 
-    Training data change the variant in each epoch if the cache has augmented ones. Validation data are not augmented.
+    Training data change the variant in each epoch if the cache has augmented variants. Validation data are not
+    augmented.
     """
     from tpucache.loading.dataset import CachedDataset
     from tpucache.loading.split import fold_split, stratified_split
@@ -346,14 +354,17 @@ def _split(
 
 
 def _kept_settings(run: Path) -> dict[str, Any]:
-    """Return the settings of a run as options of train, also those that the run has decided. Raises UsageError."""
+    """Return, by name, the settings of a run that differ from their defaults, for `--config RUN`.
+
+    Settings that the run has decided are among them. Raises UsageError where RUN has no settings of a run.
+    """
     from tpucache.store.files import read_file
     from tpucache.training.settings import settings_from, unusual_settings
 
     try:
         settings = settings_from(json.loads(read_file(run / INFO_NAME))["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"it has no {INFO_NAME} with settings: give the folder of one run") from error
+        raise UsageError(f"the folder has no {INFO_NAME} with settings: give the folder of one run") from error
     options = {**options_of(TrainSettings), **options_of(AugmentSettings)}
     return {name: value for name, value in unusual_settings(settings).items() if name in options}
 
@@ -386,14 +397,15 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--export",
         choices=("onnx", "safetensors"),
-        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a card on "
-        "preprocessing",
+        help=f"when the run has ended, write its best weights for other programs to RUN/{_EXPORTED}, with a "
+        "description of preprocessing",
     )
     command.add_argument("--folds", action="store_true", help="train one run in RUN for each fold of the cache")
     command.add_argument(
         "--refit",
         action="store_true",
-        help="after --folds also train a model on all samples, in RUN/refit, for the mean of the folds' best epochs",
+        help="after --folds also train a model on all samples, in RUN/refit; its number of epochs is the mean of the "
+        "folds' best epochs",
     )
     add_config(command, "RUN", _kept_settings)
     add_device(command)
@@ -413,7 +425,7 @@ def add(commands: Any) -> None:
     group.add_argument(
         "--recipe",
         choices=get_args(RecipeName),
-        help="take the settings of a recipe; other options replace its own, and --no-NAME turns a switch off",
+        help="take the settings of a recipe; other options replace the recipe's, and --no-NAME turns a switch off",
     )
     add_options(
         group,

@@ -1,6 +1,7 @@
-"""The devices that steps run on: one small interface, one file for each backend. Importing this does not import torch.
+"""The devices that steps run on: one small interface, and one file for each backend.
 
-Other packages add backends by entry points of the group `tpucache.devices`.
+Importing this package does not import torch. Other packages add backends by entry points of the group
+`tpucache.devices`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def open_device(
 
     `cores` is 1, or None for all; only xla has several cores. "auto" is xla on a TPU, and otherwise torch, on a GPU if
     there is one. For the backend torch, `device` is one of DEVICES, and `compile` asks for torch.compile. Raises
-    UsageError where there is no such backend, number of cores or device, DependencyError without torch_xla.
+    UsageError where there is no such backend, number of cores or device, and DependencyError for xla without torch_xla.
     """
     name = choose_backend(backend, device, compile=compile).backend
     if name not in BACKENDS:

@@ -24,9 +24,11 @@ MOST_AHEAD: Final = 2
 
 
 class Counters(NamedTuple):
-    """Totals since the process began: graphs compiled, seconds executing, bytes received, seconds compiling.
+    """Totals of a device.
 
-    The seconds executing are the time in which the device ran anything; executions that overlap count once.
+    `compiles` is the number of graphs compiled, and `compile_seconds` the time that XLA took for them.
+    `execute_seconds` is the time in which the device ran anything; executions that overlap count once.
+    `received_bytes` is the number of bytes sent to the device.
     """
 
     compiles: int
@@ -55,7 +57,7 @@ class BusyTime:
 class Device(Protocol):
     """An accelerator, or all accelerators of a host, behind one `torch.device`.
 
-    `cores` are those of this host; `processes` are the ones that train together.
+    `cores` is the number of cores of this host; `processes` are the processes that train together.
     """
 
     name: str
@@ -66,9 +68,9 @@ class Device(Protocol):
     pin_memory: bool
     #: Whether torch's optimizers have a fused step on this device: one kernel for many parameters.
     has_fused_optimizers: bool
-    #: Precisions of `TrainSettings` that it can compute in; the first one is its default.
+    #: Precisions of `TrainSettings` in which the device can compute; the first one is the default.
     precisions: Sequence[Precision]
-    #: The unit in which its memory is allocated: each resident record takes a whole number of tiles.
+    #: The unit in which the device's memory is allocated: each resident record takes a whole number of tiles.
     tile: Tile
 
     def put(self, batch: torch.Tensor) -> torch.Tensor:
@@ -90,7 +92,7 @@ class Device(Protocol):
     def free_bytes(self) -> int | None:
         """Return the free memory of all cores together, in bytes.
 
-        It is None if it is the host's memory, or the device does not report it.
+        The result is None if the device uses the host's memory, or does not report its memory.
         """
         ...
 
@@ -145,16 +147,16 @@ class Device(Protocol):
         ...
 
     def counters(self) -> Counters:
-        """Return the totals since the process began."""
+        """Return the device's totals so far."""
         ...
 
     def peak_bytes(self) -> int | None:
         """Return the peak memory of the fullest core, in bytes.
 
-        It is None if it is the host's memory, or the device does not report it.
+        The result is None if the device uses the host's memory, or does not report its memory.
         """
         ...
 
     def profile(self, folder: Path) -> AbstractContextManager[object]:
-        """Return a context whose steps are traced to a folder."""
+        """Return a context in which steps are traced; the trace is written to `folder`."""
         ...

@@ -26,10 +26,10 @@ _ERRORS: Final[Mapping[int, type[TpucacheError]]] = {2: UsageError, signals.STOP
 def launch(arguments: Sequence[str], processes: int, began: float) -> None:
     """Run `python -m tpucache ARGUMENTS` in several processes of this host, and return when all have ended.
 
-    They find each other as processes of torchrun do. `began` is the time when the command began, by `time.monotonic`,
-    from which their reports count seconds. A SIGINT or SIGTERM to this process is passed on to them; if this process is
-    killed, they get a SIGTERM. Raises the error of the first process that failed, by its exit status, and
-    KeyboardInterrupt after a signal.
+    The processes find each other as processes of torchrun do. `began` is the time when the command began, by
+    `time.monotonic`, from which their reports count seconds. A SIGINT or SIGTERM to this process is passed on to the
+    processes; if this process is killed, they get a SIGTERM. Raises the error of the first process that failed, by its
+    exit status; KeyboardInterrupt after a signal, if no process has reported an error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

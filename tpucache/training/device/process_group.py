@@ -40,7 +40,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def join_hosts(rank: int, hosts: int, address: str) -> Processes:
-    """Join the processes of a pod's hosts at "HOST:PORT", where the first one listens; return the group."""
+    """Join the processes of a pod's hosts at "HOST:PORT", where the first process listens; return the group."""
     return join(lambda: HostGroup(rank, hosts, address))
 
 
@@ -56,10 +56,7 @@ class HostGroup(Processes):
     """
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
-        """Join the other processes at "HOST:PORT", where the first process listens.
-
-        If the program has joined them already, this is left out.
-        """
+        """Join the other processes at "HOST:PORT", where the first process listens, unless this was done before."""
         with _stdout_to_stderr():
             if not dist.is_initialized():
                 dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=world_size)
@@ -78,7 +75,7 @@ class HostGroup(Processes):
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Begin a reduction in the hosts' memory in each call, and finish that of the call before; see Processes."""
+        """Return a function that begins a reduction, and returns that of the call before; see Processes."""
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -257,12 +254,15 @@ def _warn_of_batch_norm() -> None:
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
-    """Make the host's device with this number the current one, given torch's module for such devices."""
+    """Make device `number` of this host the current one; `module` is torch's module for such devices.
+
+    Raises UsageError where the host has fewer devices.
+    """
     count = module.device_count()
     if number >= count:
         raise UsageError(
-            f"this host has {count} of the devices {device!r}, and each process needs one: start it with "
-            f"--nproc-per-node {count}, or with --device cpu"
+            f"this host has {count} of the devices {device!r}, and each process needs a device: start {count} "
+            "process(es) on it, or use --device cpu"
         )
     module.set_device(number)
 

@@ -1,8 +1,8 @@
 """The processes that train one model together: this one alone, those of torchrun, or one on each host of a pod.
 
-Each is a rank, which reads its slice of every global batch. Processes of torchrun compute the gradients of their
-slices, and DistributedDataParallel averages them. Processes of a pod run one program on the global batch. Either way
-all ranks take the same steps. Only the main process, rank 0, writes files.
+Each process has a rank, and reads its slice of every global batch. Processes of torchrun compute the gradients of their
+slices, and DistributedDataParallel averages the gradients. Processes of a pod run one program on the global batch.
+Either way all processes take the same steps. Only the main process, rank 0, writes files.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Processes:
         return value
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function to call in every step with a value, which never waits for a slower process.
+        """Return a function that takes a number in each call, and returns the largest number of the call before.
 
-        It returns the largest of the values that all processes gave in the call before, and 0 in the first call. With
-        one process it returns the value that it is given.
+        That is the largest of all processes' numbers, and 0 in the first call. So the function does not wait for a
+        process that has not made the present call yet. With one process the function returns its argument.
         """
         return lambda value: value
 
@@ -76,7 +76,7 @@ class Processes:
         return value
 
     def gather(self, value: Result) -> list[Result]:
-        """Return the values of all processes in rank order on the main process, and an empty list on the others."""
+        """Return the values of all processes in rank order, on the main process; on others, return an empty list."""
         return [value]
 
     def on_main(self, call: Callable[[], Result]) -> Result:
@@ -90,7 +90,7 @@ class Processes:
     def replicate(self, model: nn.Module, compute: Loss) -> SharedLoss:
         """Return a function that computes the loss, and whose backward pass averages gradients over the processes.
 
-        It takes a part of a step's batch, and whether it is the step's last part: only then are the accumulated
+        The function takes a part of a step's batch, and whether this is the last part: only then are the accumulated
         gradients averaged. All processes begin with the main process's weights.
         """
         return lambda batch, _: compute(batch)
@@ -103,7 +103,7 @@ class Processes:
         return part.roll(rows, 0)
 
     def check_gradients(self, model: nn.Module) -> None:
-        """Raise UsageError if gradients are averaged over processes and a learned parameter has none."""
+        """Raise UsageError if gradients are averaged over processes and a learned parameter has no gradient."""
 
     def share_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         """Overwrite a model's buffers with the main process's values."""

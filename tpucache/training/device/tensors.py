@@ -50,7 +50,7 @@ class DeviceBatch:
     rows: ResidentRows | None = None
 
     def gathered(self) -> DeviceBatch:
-        """Return the batch with its fields and labels; rows that stay on the device are copied by the step's graph."""
+        """Return the batch with its fields and labels; records that stay on the device are copied in the graph."""
         if self.rows is None:
             return self
         fields = self.rows.resident.take(self.rows.sent.slots)
@@ -71,7 +71,7 @@ class DeviceBatch:
 
 
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of one shape and dtype on the device, sent in one transfer where it can; see `Device.put`."""
+    """Return tensors of one shape and dtype on the device, in one transfer if it has `put_all`; see `Device.put`."""
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)
 
@@ -85,7 +85,6 @@ def to_host(value: Any, *, copy: bool = False) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a tree."""
     if isinstance(value, torch.Tensor):
         yield value.detach()
     elif isinstance(value, (dict, list, tuple)):

@@ -187,7 +187,7 @@ class CpuDevice(TorchDevice):
         """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, if it is used, and the time spent within steps."""
+        """Return the number of torch.compile's graphs, the time spent within steps, and the bytes put."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -257,7 +257,7 @@ class AcceleratorDevice(TorchDevice):
         """Do nothing: the batches are on the device."""
 
     def step_begin(self, seed: int) -> None:
-        """Seed torch's generators on host and device, and mark the beginning of the execution."""
+        """Seed torch's generators on host and device, and record an event at the beginning of the execution."""
         torch.manual_seed(seed)
         if self._began is None:
             self._began = self._record()
@@ -273,7 +273,7 @@ class AcceleratorDevice(TorchDevice):
             self._module.set_rng_state(state, self.torch_device)
 
     def step_end(self) -> None:
-        """Mark the end of the execution; wait until no more than two executions are queued."""
+        """Record an event at the end of the execution; wait until no more than two executions are queued."""
         if self._began is None:
             return
         self._executions.append((self._began, self._record()))
@@ -287,7 +287,7 @@ class AcceleratorDevice(TorchDevice):
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, if it is used, and the time of ended executions."""
+        """Return the number of torch.compile's graphs, the time of ended executions, and the bytes put."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
@@ -327,8 +327,8 @@ class CudaDevice(AcceleratorDevice):
 
     pin_memory = True
     has_fused_optimizers = True
-    #: Whether float32 products use TF32 within `fast_products`, on a GPU that has it: 10 bits of the fraction instead
-    #: of 23. Convolutions use it by torch's default. False turns it off for both.
+    #: Whether float32 matrix multiplications use TF32 within `fast_products`, on a GPU that has TF32: 10 bits of the
+    #: fraction instead of 23. Convolutions use TF32 by torch's default. False turns TF32 off for both.
     tf32 = True
     layout = torch.channels_last
 
@@ -399,8 +399,8 @@ class CudaDevice(AcceleratorDevice):
     def fast_products(self) -> Iterator[None]:
         """Use TF32 or not, as `tf32` says, and let cuDNN choose the fastest convolutions by trial.
 
-        torch has these settings for all threads, so the earlier ones are restored afterwards. If the program has
-        changed the precision of products itself, it is not changed here.
+        torch has these settings for all threads, so the earlier settings are restored afterwards. If the program has
+        set the precision of matrix multiplications itself, that precision is kept.
         """
         cudnn, benchmark = torch.backends.cudnn, torch.backends.cudnn.benchmark
         cudnn.benchmark = True  # all batches have one shape, so one trial is enough
@@ -434,7 +434,7 @@ class CudaDevice(AcceleratorDevice):
 
 
 def _products() -> tuple[str, bool] | None:
-    """Return torch's precision of float32 products, and whether convolutions may use TF32.
+    """Return torch's precision of float32 matrix multiplications, and whether convolutions may use TF32.
 
     Return None where the program uses the newer settings of torch 2.9, which cannot be mixed with these.
     """
@@ -453,7 +453,7 @@ def _set_products(precision: str, allow_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def _no_warning() -> Iterator[None]:
-    """Hide torch 2.9's warnings about its older settings of precision: its compiler does not read the newer yet."""
+    """Hide torch 2.9's warnings about its older settings of precision: its compiler reads no newer settings yet."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

@@ -67,7 +67,10 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
-    """Return the device that PJRT_DEVICE names. Raises UsageError for another `device`, and for `compile`."""
+    """Return the device that PJRT_DEVICE names; `cores` is as in XlaDevice.
+
+    Raises UsageError for a `device` other than "auto", for `compile`, and where `XlaDevice` raises it.
+    """
     if device != "auto":
         raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
     if compile:
@@ -85,18 +88,21 @@ class XlaDevice:
     tile = XLA_TILE
 
     def __init__(self, cores: int = 1) -> None:
-        """Take 1 core, or for 0 all cores of this host; on a pod all cores. Call this before anything else uses XLA.
+        """Open XLA on 1 core, or on all cores of this host or pod if `cores` is 0, before anything else uses XLA.
 
-        Raises UsageError for another number of cores, and under torchrun.
+        Raises UsageError for another number of cores, under torchrun, and where XLA does not start.
         """
         if is_launched():
             raise UsageError(
-                "--backend xla uses all cores of a host from one process: start it without torchrun, with --cores"
+                "--backend xla uses all cores of a host from one process: start it without torchrun (--cores 1 uses "
+                "one core)"
             )
         if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
             # Kaggle's image sets it although there are no peers.
             del os.environ["TPU_PROCESS_ADDRESSES"]
-            _log.warning("TPU_PROCESS_ADDRESSES=local taken out of the environment: libtpu would wait for peers")
+            _log.warning(
+                "TPU_PROCESS_ADDRESSES=local was removed from the environment: libtpu would wait for other processes"
+            )
         keep_freed_blocks()  # torch_xla copies each batch to a new block, and the CPU client copies it again
         self.cores, self.processes = cores, ALONE
         self._mesh: Any = None
@@ -125,7 +131,7 @@ class XlaDevice:
             self._own_shards = self._find_shards()
 
     def _open_mesh(self, hosts: int) -> None:
-        """Split batches over all cores of all hosts. Raises UsageError where a host has not `self.cores` cores."""
+        """Split batches over all cores of all hosts. Raises UsageError where a host has another number of cores."""
         if not xr.is_spmd():
             xr.use_spmd()
         available, everywhere = xr.addressable_runtime_device_count(), xr.global_runtime_device_count()
@@ -133,11 +139,12 @@ class XlaDevice:
         if self.cores != available:
             raise UsageError(
                 f"cores is {'1 or ' * (hosts == 1)}all: this machine has {available} ({xr.device_type()}), not "
-                f"{self.cores}. XLA's CPU client has as many as CPU_NUM_DEVICES says"
+                f"{self.cores}. XLA's CPU client has as many cores as CPU_NUM_DEVICES says"
             )
         if everywhere != available * hosts:
             raise UsageError(
-                f"the {hosts} hosts have {everywhere} cores, and this one {available}: all need equally many"
+                f"the {hosts} hosts have {everywhere} cores, and this host has {available}: use hosts with the same "
+                "number of cores"
             )
         self._mesh = xs.Mesh(np.arange(everywhere), (everywhere,), ("data",))
         self._is_sliced = hosts == 1 and self._can_slice()
@@ -164,12 +171,11 @@ class XlaDevice:
     def put(self, batch: torch.Tensor) -> torch.Tensor:
         """Send a host batch, split along its first dimension, wait for the copy, and return it.
 
-        This is called in the upload thread, where no step waits for it. So an execution never waits for its batch,
-        which the runtime would count as execution time. Raises UsageError when the batch does not divide over the
-        cores.
+        As the copy has ended before a step uses the batch, the runtime does not count it as execution time. Raises
+        UsageError when the batch does not divide over the cores.
         """
         if self._mesh is not None and len(batch) % self.cores:
-            raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores")
+            raise UsageError(f"a batch of {len(batch)} does not divide over {self.cores} cores: use a multiple of them")
         if self._is_sliced and len(batch):
             sent = self._put_slices(batch)
         else:
@@ -214,19 +220,19 @@ class XlaDevice:
         """Do nothing: XLA orders computations by the data that they need."""
 
     def fetch(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that copies the tensor: XLA waits until it is computed, and for nothing sent later."""
+        """Return a function that copies the tensor to the host once it is computed; it waits for nothing sent later."""
         return tensor.cpu
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Send the weights; XLA chooses layouts itself."""
+        """Return the model with its weights on the device; XLA chooses layouts itself."""
         return model.to(self.torch_device)
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the images: XLA chooses layouts itself."""
+        """Return the images unchanged: XLA chooses layouts itself."""
         return images
 
     def fetch_rows(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Return a function that copies a tensor gathered on every core; a host of a pod keeps its own rows."""
+        """Gather a tensor on every core; return a function that copies this host's rows of the tensor."""
         gathered, shards = self._gathered(tensor), self._own_shards
         if shards is None:
             return gathered.cpu
@@ -328,8 +334,9 @@ class XlaDevice:
 def keep_compiled(kind: str) -> None:
     """Keep compiled graphs on disk for later processes, if the runtime of this kind of device can read them.
 
-    A TPU's runtime can; XLA's CPU client writes them and refuses to read them. They contain code, so the folder must
-    belong to this user alone; a warning says why nothing is kept. XLA_PERSISTENT_CACHE_PATH names another folder.
+    A TPU's runtime can; XLA's CPU client writes them and refuses to read them. As graphs contain code, the folder must
+    belong to this user alone; a warning says why nothing is kept. If XLA_PERSISTENT_CACHE_PATH is set, nothing is done
+    here, because torch_xla uses that folder.
     """
     if kind != "TPU" or _CACHE_PATH in os.environ or torch_xla._XLAC._xla_computation_cache_is_initialized():
         return
@@ -353,7 +360,7 @@ class XlaTable:
     """
 
     def __init__(self, slots: RecordSlots, chunk: torch.Tensor, mesh: Any) -> None:
-        """Reserve the memory, divided over the cores from the start, in the way in which chunks are divided.
+        """Reserve memory for the rows of `slots`, divided over the cores of `mesh` in the way in which chunks are.
 
         Raises DeviceFullError where the memory is not enough.
         """
@@ -371,7 +378,7 @@ class XlaTable:
         except RuntimeError as error:
             raise DeviceFullError(
                 f"{self.rows.nbytes / 1e9:,.2f} GB of records do not fit into the memory of {slots.cores} core(s): "
-                f"leave resident out ({str(error).splitlines()[0]})"
+                f"use resident=no ({str(error).splitlines()[0]})"
             ) from error
 
     def write(self, number: torch.Tensor, chunk: torch.Tensor) -> None:
@@ -388,7 +395,7 @@ class XlaTable:
     def take(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the rows `slots`, divided over the cores as a batch is.
 
-        The cores exchange rows until each core has the rows of its samples.
+        Unless `slots.is_local`, the cores exchange rows until each core has the rows of its samples.
         """
         rows = self._taken_locally(slots) if self._slots.is_local else self.rows.flatten(0, 1).index_select(0, slots)
         if self._filled:

@@ -49,7 +49,7 @@ class Building:
     def text(self) -> str:
         """The share of the cache that is built, and the share of the time spent waiting, for the progress bar.
 
-        It is "" once the cache is built.
+        It is "" in the epochs that begin after the cache is built.
         """
         if not self._is_needed or self._is_over:
             return ""

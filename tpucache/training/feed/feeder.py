@@ -36,8 +36,8 @@ Execution = Sequence[Sequence[DeviceBatch]]
 class Feeder(Ahead[DeviceBatch]):
     """Iterates over device batches, which a thread uploads ahead of the loop (see Ahead).
 
-    `state_dict` and `load_state_dict` are those of the CachedLoader that it reads; the state counts the batches that
-    the feeder has yielded, not those read ahead.
+    `state_dict` and `load_state_dict` are those of the CachedLoader that the Feeder reads. The state counts the batches
+    that the Feeder has yielded, not the batches that were read ahead.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Feeder(Ahead[DeviceBatch]):
     def _loader(self) -> BatchLoader[Any]:
         if not isinstance(self._batches, BatchLoader):
             raise UsageError(
-                f"a Feeder has the state of the CachedLoader that it reads, and this one reads a "
+                f"a Feeder has the state of the CachedLoader that it reads, and this Feeder reads a "
                 f"{type(self._batches).__name__}: give the Feeder the loader itself, or count the batches that you took"
             )
         return self._batches
@@ -148,10 +148,8 @@ def parts(
     """Yield the parts of all batches from step `first_step` on, on the host; without end if `epochs` is None.
 
     Each part is this process's slice. `pin_memory` is as in CachedLoader. If `residence` keeps the records on the
-    device, the parts have the records' row numbers in its memory instead.
-
-    One stream has all epochs, so that the next epoch's first batches are uploaded during the evaluation. The settings
-    say how large the images of each epoch are.
+    device, the parts have the records' row numbers in the device's memory instead. The settings say how large the
+    images of each epoch are.
     """
 
     cores = local_cores(settings, processes.world_size)

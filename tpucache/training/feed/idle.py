@@ -30,9 +30,9 @@ _SHOWN_SECONDS: Final = 1.0  # the shown idle share is updated this often
 class Pace:
     """The speed of the steps after the warm-up.
 
-    `device_idle` is the share of the steps' time in which the device ran nothing, by the backend's own times. It is the
-    figure that counts; two others are hints at the reason. `waited` is the share in which the loop was blocked on data,
-    even while the device still ran earlier steps. `ceiling_idle` compares the rate with the rate of the same steps
+    `device_idle` is the share of the steps' time in which the device ran nothing, by the backend's own times. `waited`
+    and `ceiling_idle` hint at the reason. `waited` is the share in which the loop was blocked on data, even while the
+    device still ran earlier steps. `ceiling_idle` is the share by which the rate is below that of the same steps
     repeated on batches that are on the device already (None where that was not measured).
 
     `compiles` counts the graphs that were compiled during these steps, `graphs` all graphs of the run, also those of
@@ -69,7 +69,7 @@ class Pace:
         return asdict(self)
 
     def with_ceiling(self, images_per_second: float) -> Pace:
-        """Return the pace with the rate that a replay on data on the device has reached."""
+        """Return the pace with its ceiling: the rate that steps on batches already on the device have reached."""
         idle = max(0.0, 1 - self.images_per_second / images_per_second) if self.steps else None
         return replace(self, ceiling_images_per_second=images_per_second, ceiling_idle=idle)
 
@@ -77,7 +77,8 @@ class Pace:
     def slowest(paces: Sequence[Pace]) -> Pace:
         """Return one pace for several processes that took the same steps.
 
-        It has the worst of each figure, and the received bytes of all processes together.
+        It has the lowest rates, the largest `step_seconds`, `waited`, `device_idle` and `compiles`, and the received
+        bytes of all processes together. All other fields are those of the first process.
         """
         ceilings = [each.ceiling_images_per_second for each in paces if each.ceiling_images_per_second is not None]
         pace = replace(
@@ -98,7 +99,7 @@ class Pace:
         """
         settings = settings or TrainSettings()
         if not self.steps:
-            return "Too few steps to tell what limits the run: it needs more than the two that may compile."
+            return "Too few steps to tell what limits the run: the first two, which may compile, do not count."
         if self.compiles:
             return (
                 f"{self.compiles} graphs were compiled after the warm-up, so some shape or Python number changes from "
@@ -108,7 +109,7 @@ class Pace:
             remedies = "" if in_memory else "keep the cache in memory (--in-memory yes), stage it to a faster disk "
             remedies += "" if in_memory else "(--stage), or "
             return (
-                f"Data limits the run (the device has none {self.device_idle:.0%} of the time): {remedies}give more "
+                f"Data limits the run (the device has no data {self.device_idle:.0%} of the time): {remedies}give more "
                 f"than {settings.threads} --threads."
             )
         if self.device_idle > _MUCH:
@@ -277,9 +278,9 @@ def _share(executing: float, seconds: float) -> float:
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return the images a second of an execution of `images` images that is repeated without waiting for data.
+    """Return the images a second that `execute`, which runs an execution of `images` images, reaches when repeated.
 
-    It is repeated for `seconds`, which are limited to 2 s, and at least 5 times.
+    It is repeated for `seconds`, at most 2, and at least 5 times.
     """
     execute()
     device.wait()

@@ -113,7 +113,7 @@ class Residence:
         return self._decision.planned_bytes
 
     def decide(self) -> bool:
-        """Decide for the choice "auto", after the steps have allocated their memory.
+        """Decide for the choice "auto", by the memory that is free now, after the first steps.
 
         Return whether batches will become row numbers, after a few batches that are queued already.
         """
@@ -127,7 +127,7 @@ class Residence:
         """Do nothing: records are uploaded when the first batch is read."""
 
     def end(self) -> None:
-        """Free the records when the loop ends."""
+        """Free the memory of all records."""
         if self._resident is not None:
             self._resident.end()
         self._resident = self._valid = None  # frees their memory
@@ -150,7 +150,7 @@ class Residence:
     def keep(self, loader: CachedLoader) -> Resident | None:
         """Return the Resident that keeps the records of an evaluation's loader on the device.
 
-        The result is None where each evaluation uploads them.
+        The result is None where each evaluation uploads its records.
         """
         if not self._decision.is_resident or not self._keeps_valid:
             return None

@@ -118,7 +118,8 @@ class Custom:
 class Decided:
     """The settings of a run with nothing left open, and its new model, on which some of them depend.
 
-    `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` are texts: the decisions and reasons.
+    `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` are texts that say what was decided,
+    and why.
     """
 
     settings: TrainSettings
@@ -178,7 +179,8 @@ def decide_length(settings: TrainSettings, samples: int, cores: int = 1, process
     if not most:
         raise UsageError(
             f"{samples} training samples are too few for one on each of {cores} cores, in {processes} processes, "
-            f"{settings.accumulate} parts and {settings.steps_per_execution} steps: give fewer of these"
+            f"{settings.accumulate} parts and {settings.steps_per_execution} steps: use fewer cores, --processes, "
+            "--accumulate or --steps-per-execution"
         )
     epochs = _EPOCHS if settings.epochs == AUTO else settings.passes
     wanted = 2 ** int(math.log2(max(1.0, samples * epochs / _STEPS)))
@@ -244,7 +246,8 @@ def find_defaults(
 
     For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
 
-    Raises UsageError if `needs_rate` and `make_optimizer` has no default learning rate.
+    Raises UsageError if `needs_rate` and `make_optimizer` has no default learning rate, and if neither the settings nor
+    `make_optimizer` say which optimizer it is.
     """
     if make_optimizer is not None:
         return _own_defaults(make_optimizer, needs_rate)

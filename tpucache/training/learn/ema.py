@@ -88,7 +88,9 @@ class Ema:
         average = state.get(_AVERAGE, {})
         shapes = {name: tensor.shape for name, tensor in average.items()}
         if shapes != {name: tensor.shape for name, tensor in self._average.items()} or _STEPS not in state:
-            raise TrainingError("the moving average belongs to another model: resume with the model of the checkpoint")
+            raise TrainingError(
+                "the checkpoint has no moving average of this model's weights: resume with the same model and --ema"
+            )
         self._steps.copy_(state[_STEPS])
         for name, tensor in average.items():
             self._average[name].copy_(tensor)

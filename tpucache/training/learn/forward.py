@@ -56,7 +56,10 @@ def has_given_up(state: dict[str, Any]) -> bool:
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return the function that decodes a dataset's packed batches to images, uint8 (batch, height, width, channels)."""
+    """Return the function that decodes packed images of a batch to images (batch, height, width, channels).
+
+    If the dataset's images are not packed, the function returns batches unchanged.
+    """
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
@@ -70,7 +73,7 @@ def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Call a model with the image, and the columns if there are any; without an image, with all fields by name."""
+    """Return a model's outputs for the image, and the columns if any; without an image, for all fields by name."""
     given = [inputs[name] for name in (IMAGE, COLUMNS) if name in inputs]
     outputs: torch.Tensor = model(*given) if IMAGE in inputs else model(**inputs)
     return outputs
@@ -177,9 +180,9 @@ def channel_statistics(
 
 
 def describe_differences(settings: TrainSettings, dataset: CachedDataset, model: nn.Module) -> str:
-    """Return a text on how images are prepared in another way than those that timm's weights were trained on.
+    """Return a text on how a run prepares images in another way than timm did when it trained the model's weights.
 
-    It is "" if there is no difference, and for other weights.
+    It is "" if there is no difference, and for a model that is not timm's.
     """
     known = _model_statistics(model)
     if known is None or IMAGE not in dataset.names or _misfit(known, dataset):
@@ -207,7 +210,7 @@ def _known_statistics(
     known = IMAGENET if settings.normalise == "imagenet" else _model_statistics(model)
     whose = {"imagenet": "ImageNet", "model": f"the model {settings.model!r}"}[settings.normalise]
     if reason := _misfit(known, dataset):
-        raise UsageError(f"{whose} has {reason}: use the cache's own, --normalise cache")
+        raise UsageError(f"{whose} has {reason}: use the cache's own statistics, --normalise cache")
     return known or IMAGENET
 
 
@@ -218,7 +221,7 @@ def _misfit(known: Statistics | None, dataset: CachedDataset) -> str:
     channels = image_channels(dataset)
     if len(known[0]) != channels:
         return f"statistics of {len(known[0])} channels, and the cache's images have {channels}"
-    return "statistics of 8-bit images, and the cache's are deeper" if _image_field(dataset).is_deep else ""
+    return "statistics of 8-bit images, and the cache has other images" if _image_field(dataset).is_deep else ""
 
 
 def _pretrained(model: nn.Module) -> Mapping[str, Any]:
@@ -239,7 +242,10 @@ def _model_statistics(model: nn.Module) -> Statistics | None:
 def make_augment(
     settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
 ) -> Augment | None:
-    """Return the object that normalises and augments images, None for records without an image. Raises UsageError."""
+    """Return the object that normalises and augments images; None for records without an image.
+
+    Raises UsageError for augmentations that do not fit the images.
+    """
     if IMAGE not in dataset.names:
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")

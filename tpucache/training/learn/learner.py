@@ -79,7 +79,8 @@ class Learner:
     ) -> None:
         """Take the model that `decide_settings` made, and make its optimizer and averages.
 
-        `weights`, if given, are loaded into the model. Settings that are still open are decided. Raises UsageError.
+        `weights`, if given, are loaded into the model. Settings that are still open are decided. Raises UsageError
+        where settings, data, task and model do not fit together.
         """
         self.device = device
         decided = settings if isinstance(settings, Decided) else decide_settings(settings, dataset, task, device)
@@ -175,7 +176,7 @@ class Learner:
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch does not type it
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
-            raise UsageError("a step needs a batch")
+            raise UsageError("a step needs at least one part of a batch, and none was given")
         if shares:
             factor = 1 / processes.mean_on_device(torch.stack(shares).mean()).clamp(min=_LEAST_SHARE)
             scale_gradients(self.model.parameters(), factor)
@@ -409,17 +410,17 @@ def _call_loss(
 def balanced_weights(task: Task, dataset: CachedDataset) -> torch.Tensor | None:
     """Return the weights that balance a dataset's classes, float32 (outputs,) on the host.
 
-    The labels are read batch by batch.
+    Raises UsageError for a task without classes.
     """
     counts = functools.reduce(np.add, (task.count(labels) for labels in task.label_batches(dataset)))
     return task.weights("balanced", counts)
 
 
 def step_seed(seed: int, number: int, rank: int = 0) -> int:
-    """Return the seed of the device's generator for one step; it differs between processes."""
+    """Return the seed of the device's random number generator for step `number`; it differs between ranks."""
     return int(np.random.SeedSequence((seed, number, *([rank] if rank else []))).generate_state(1)[0])
 
 
 def named_callable(name: str | None) -> Callable[..., Any] | None:
-    """Return the callable that a setting names; None without a name. Raises UsageError."""
+    """Return the callable that a setting names; None without a name. Raises UsageError if it cannot be imported."""
     return None if name is None else load_callable(name)

@@ -24,7 +24,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.T
 
 
 def focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the cross-entropy times (1 - p)^2, so that easy samples count less (Lin et al., arXiv:1708.02002)."""
+    """Return the cross-entropy times (1 - p)^2, where p is the class's predicted probability (arXiv:1708.02002)."""
     log = outputs.float().log_softmax(1)
     each = -targets * (1 - log.exp()).square() * log
     return (each if weights is None else each * _per_class(weights, each)).sum(1)
@@ -40,7 +40,7 @@ def binary_cross_entropy(
 
 
 def binary_focal(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the binary cross-entropy times (1 - p)^2, as torchvision does: the mean over classes.
+    """Return each sample's binary cross-entropy times (1 - p)^2, the mean over classes, as torchvision does.
 
     p is the predicted probability of the true value.
     """
@@ -72,7 +72,7 @@ def dice_cross_entropy(
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
-    """Return a loss of numbers: the mean over columns of a function of torch, such as `mse_loss`."""
+    """Return a loss for regression: each sample's mean over columns of `compute`, which is such as `mse_loss`."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         each = compute(outputs.float(), targets, reduction="none")

@@ -36,10 +36,10 @@ Metric = Callable[[Array, Array], float]
 
 
 def class_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
-    """Return accuracy, macro F1 and one-vs-rest macro AUC of (n, classes) against class numbers (n,).
+    """Return accuracy, macro F1 and one-vs-rest macro AUC of probabilities (n, classes) against class numbers (n,).
 
     F1 is over the classes among the labels or the predictions. AUC is over the classes that some samples have and
-    others do not. Samples with the label -1 have no class and do not count.
+    others do not, and is left out if there is no such class. Samples with the label -1 have no class and do not count.
     """
     labelled = labels >= 0
     if not labelled.all():
@@ -62,7 +62,7 @@ def multilabel_metrics(probabilities: Array, labels: Array) -> dict[str, float]:
     """Return the accuracy at 0.5, macro F1 and AUC of probabilities (n, classes) against labels of 0 and 1.
 
     F1 is 0 for a class that is neither among the labels nor predicted. AUC is over the classes that some samples have
-    and others do not.
+    and others do not, and is left out if there is no such class.
     """
     if not _is_measurable(probabilities):
         return _unknown("accuracy", "f1", "auc")
@@ -128,7 +128,7 @@ def quadratic_kappa(predictions: Array, labels: Array) -> float:
 
 
 def log_loss(probabilities: Array, labels: Array) -> float:
-    """Return the mean cross-entropy of (n, classes) against class numbers (n,), or against 0 and 1 (n, classes).
+    """Return the mean cross-entropy of probabilities (n, classes) against class numbers (n,), or 0 and 1 (n, classes).
 
     Probabilities are clipped to at least 2^-23, as scikit-learn does for float32. Samples with the label -1 do not
     count.
@@ -292,7 +292,7 @@ def _f(hit: Array, predicted: Array, true: Array, beta: float) -> Array:
 def _best_f_beta(name: str, predictions: Array, labels: Array, beta: float, average: str) -> dict[str, float]:
     """Return the highest F-beta over `THRESHOLDS`, and its threshold.
 
-    If labels are class numbers, there are two classes, and it is the F-beta of the second one.
+    If labels are class numbers, there are two classes, and the F-beta is that of the second class.
     """
     if labels.ndim == 1:
         predictions, labels = predictions[labels >= 0, 1:], labels[labels >= 0, None]

@@ -91,7 +91,7 @@ def conv_bn(inputs: int, outputs: int, stride: int, kernel: int = 3) -> nn.Seque
 
 
 def cnn(outputs: int, inputs: int = 3) -> nn.Module:
-    """Return four strided convolutions, 16 to 128 channels: 0.1 M parameters, for small images and quick trials."""
+    """Return four convolutions, 16 to 128 channels: 0.1 M parameters, for small images and quick trials."""
     layers: list[nn.Module] = []
     channels = inputs
     for width, stride in ((16, 1), (32, 2), (64, 2), (128, 2)):
@@ -103,9 +103,9 @@ def cnn(outputs: int, inputs: int = 3) -> nn.Module:
 def resnet9(outputs: int, inputs: int = 3) -> nn.Module:
     """Return a ResNet-9 for images of 64 to 96 pixels on a small CPU: 1.9 M parameters.
 
-    D. Page's network ("How to train your ResNet", 2018): ever wider convolutions, each pooled, and residual blocks.
-    Here the first convolution is strided, there are half as many channels, and each of the other three has a residual
-    block, which begins as the identity (Goyal et al., arXiv:1706.02677).
+    D. Page's network ("How to train your ResNet", 2018) has ever wider convolutions, pooling, and residual blocks. Here
+    the first convolution is strided, and there are half as many channels. Each of the other three convolutions is
+    followed by a residual block that begins as the identity (Goyal et al., arXiv:1706.02677).
     """
     layers: list[nn.Module] = [conv_bn(inputs, 32, 2), nn.ReLU()]
     channels = 32
@@ -159,11 +159,11 @@ def build_model(
     """Return a new model with this number of outputs: built in, `timm:NAME`, or from `module:callable`.
 
     The name of a timm model may have keywords, `timm:NAME?drop_path_rate=0.1&img_size=256`: numbers, booleans and
-    words. Built-in models and those of timm take images with this number of channels. A callable is called with the
-    number of outputs, and with `columns`, the number of input columns, unless it is 0. `build` is such a callable, and
-    replaces the one that is named.
+    words. Built-in models and those of timm take images of `channels` channels. A callable is called with the number of
+    outputs, and with `columns`, the number of input columns, unless it is 0. `build` is such a callable; if it is
+    given, `name` is not used.
 
-    Raises UsageError for an unknown name or keyword, and for a callable that fails or returns no module;
+    Raises UsageError for an unknown name or keyword, and for a named callable that fails or returns no module;
     DependencyError for a timm model without timm.
     """
     if build is not None:
@@ -226,9 +226,9 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
     try:
         import timm
     except ImportError as error:
-        raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
+        raise DependencyError(f"timm cannot be imported: {error}. Run `pip install timm`") from error
     name, _, query = text.partition("?")
-    with calling("timm", TrainingError, "Install another version of it, or choose another model"):
+    with calling("timm", TrainingError, "Install another version of timm, or choose another model"):
         if not timm.is_model(name):
             close = ", ".join(timm.list_models(f"*{name}*")[:5])
             raise UsageError(f"timm has no model {name!r}" + (f": did you mean {close}?" if close else ""))
@@ -242,7 +242,7 @@ def _timm_model(text: str, outputs: int, channels: int) -> nn.Module:
 
 
 def _keywords(text: str, query: str) -> dict[str, bool | int | float | str]:
-    """Return the keywords in `key=value&key=value`. Raises UsageError with the whole text."""
+    """Return the keywords in `key=value&key=value`. Raises UsageError, whose message names the model, for others."""
     found: dict[str, bool | int | float | str] = {}
     for part in query.split("&"):
         key, _, value = part.partition("=")
@@ -353,7 +353,7 @@ def adapt_channels(weight: torch.Tensor, channels: int) -> torch.Tensor:
     """Return a convolution's weight (outputs, inputs, height, width) for this number of input channels, as timm does.
 
     For one channel the inputs are summed: a grey image then gives the outputs that its copy in each channel gave
-    before. For more, the inputs are repeated in order and scaled by the ratio of the numbers.
+    before. For other numbers, the inputs are repeated in order and multiplied by inputs / `channels`.
     """
     before = weight.shape[1]
     if channels == 1:

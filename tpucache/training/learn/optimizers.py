@@ -140,7 +140,7 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
         from timm.models import group_parameters
 
         matcher: Callable[..., Any] = model.group_matcher  # type: ignore[assignment]  # torch: may be a tensor
-        with calling("timm", TrainingError, "Install another version of it, or leave --layer-decay out"):
+        with calling("timm", TrainingError, "Install another version of timm, or leave --layer-decay out"):
             layers = group_parameters(model, matcher(coarse=False), reverse=True)
         return {name: int(layer) for name, layer in layers.items()}
     names = [name for name, _ in model.named_parameters()]
@@ -151,7 +151,7 @@ def layer_numbers(model: nn.Module, *, use_matcher: bool = True) -> dict[str, in
 def is_matched(groups: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether the layers of an optimizer's groups come from the model's `group_matcher`.
 
-    Version 0.2 of tpucache did not use it.
+    In checkpoints of tpucache 0.2, layers do not come from it.
     """
     return any(group.get(_MATCHED) for group in groups)
 
@@ -209,12 +209,13 @@ def make_optimizer(
     run one kernel for many parameters, which torch has for CUDA; AdamW's count of steps is then on the device. With
     `capturable`, torch's other optimizers keep their count of steps on the device if they can, so that XLA compiles no
     further graphs. Biases, scales of normalisation layers and parameters that the model names have no weight decay; see
-    `parameter_groups`. Raises UsageError.
+    `parameter_groups`. Raises UsageError for an unknown `kind`, a rate or decay that is not possible, a model without
+    parameters to train, and a callable that fails.
     """
     if isinstance(kind, str) and kind not in OPTIMIZERS:
         raise UsageError(f"there is no optimizer {kind!r}: use {', '.join(OPTIMIZERS)}")
     if not lr > 0 or not weight_decay >= 0:
-        raise UsageError(f"the rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
+        raise UsageError(f"the learning rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
@@ -229,10 +230,12 @@ def make_optimizer(
         except Exception as error:  # optimizers raise any error for parameters that they do not take
             raise UsageError(
                 f"the optimizer {optimizer_name(kind)} cannot be made for this model: {type(error).__name__}: {error}. "
-                "Use another one"
+                "Use another optimizer"
             ) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"the optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+            raise UsageError(
+                f"the optimizer is a {type(optimizer).__name__}: let your function return a torch.optim.Optimizer"
+            )
         return optimizer
     is_fused = True if fused and all(map(torch.is_floating_point, parameters)) else None
     if kind == "sgd":
@@ -253,17 +256,17 @@ def make_optimizer(
 
 
 def find_optimizer(name: str) -> str | OptimizerMaker:
-    """Return the optimizer with this name: "sgd" or "adamw", or a function that makes another one.
+    """Return the name itself for "sgd" and "adamw", or else a function that makes the optimizer with this name.
 
-    `torch:NAME` is a class of torch.optim, `timm:NAME` one of timm's; for a name without a library torch's come first.
-    Names ignore case. Raises UsageError for an unknown optimizer or one that our training step cannot use,
-    DependencyError for `timm:` without timm.
+    `torch:NAME` is a class of torch.optim, and `timm:NAME` an optimizer of timm. A name without a library is looked up
+    in torch, then in timm. Names ignore case. Raises UsageError for an unknown optimizer, and for an optimizer that our
+    training step cannot use; DependencyError for `timm:` without timm.
     """
     library, _, key = name.lower().rpartition(":")
     if not library and key in OPTIMIZERS:
         return key
     if reason := _UNFIT.get(key):
-        raise UsageError(f"the optimizer {name} {reason}: use another one")
+        raise UsageError(f"the optimizer {name} {reason}: use another optimizer")
     found = None
     if library in ("", "torch"):
         found = _torch_optimizers().get(key)
@@ -296,13 +299,13 @@ def _timm_optimizer(key: str, is_asked: bool) -> OptimizerMaker | None:
     except ImportError as error:
         if not is_asked:
             return None
-        raise DependencyError(f"timm cannot be imported: {error}. `pip install timm`") from error
-    with calling("timm", TrainingError, "Install another version of it, or choose an optimizer of torch"):
+        raise DependencyError(f"timm cannot be imported: {error}. Run `pip install timm`") from error
+    with calling("timm", TrainingError, "Install another version of timm, or choose an optimizer of torch"):
         if key not in optim.list_optimizers():
             return None
         about = optim.get_optimizer_info(key)
         if about.second_order:
-            raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another one")
+            raise UsageError(f"the optimizer timm:{key} needs second derivatives: use another optimizer")
         maker: OptimizerMaker = optim.get_optimizer_class(key, bind_defaults=True)
     return functools.partial(maker, momentum=0.9) if about.has_momentum else maker
 
@@ -318,10 +321,10 @@ def _capturable() -> frozenset[OptimizerMaker]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of an optimizer with the same number of groups, from any device; `fused` stays as this one has it.
+    """Load the state of an optimizer with the same number of groups, from any device; `fused` is not changed.
 
-    State that belongs on the device, such as the count of steps of a fused AdamW, is copied to it. Raises ValueError or
-    KeyError for another optimizer's state.
+    State that belongs on the device, such as the count of steps of a fused AdamW, is copied to the device. Raises
+    ValueError or KeyError for another optimizer's state.
     """
     groups = [
         {**saved, **({"fused": own["fused"]} if "fused" in own else {})}

@@ -56,8 +56,8 @@ def one_cycle(
 ) -> Rates:
     """Return the rates of step 0 to `steps` - 1 of one cycle, by cosine (Smith and Topin, arXiv:1708.07120).
 
-    The rate rises from peak / `start_divisor` to the peak over the first `ramp` of the steps, and then falls to start /
-    `end_divisor`; momentum goes the other way. This equals torch's OneCycleLR with two phases.
+    The rate rises from `peak_lr` / `start_divisor` to `peak_lr` over the first `ramp` of the steps, and then falls to
+    its first value / `end_divisor`; momentum goes the other way. This equals torch's OneCycleLR with two phases.
     """
     low, high = momentum
     start = peak_lr / start_divisor

@@ -67,7 +67,7 @@ def short_name(metric: str) -> str:
 def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict[str, AnyMetric]:
     """Return the task's and the user's metrics by their short names.
 
-    Raises UsageError for a name that is given twice or is one of `taken`, and for one that the task does not have.
+    Raises UsageError for a name that is given twice or is in `taken`, and for a metric that the task does not have.
     """
     found: dict[str, AnyMetric] = {}
     for name in names:
@@ -81,7 +81,7 @@ def load_metrics(names: Sequence[str], taken: Sequence[str], task: Task) -> dict
 def compute_metrics(metrics: Mapping[str, AnyMetric], predictions: Any, labels: Any) -> dict[str, float]:
     """Return the values of metrics, given predictions and labels of all samples; the user's metrics get copies.
 
-    Raises TrainingError where a metric raises any error, UsageError where one returns no number.
+    Raises TrainingError where a metric of the user raises any error, UsageError where it does not return a number.
     """
     found: dict[str, float] = {}
     for name, metric in metrics.items():

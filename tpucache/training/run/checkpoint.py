@@ -40,14 +40,15 @@ def is_stored_whole(tensor: torch.Tensor) -> bool:
 
 
 class ContentError(ValueError):
-    """A file has something else than tensors and plain values, or is in another format."""
+    """A file is damaged, is in another format, or has more than tensors and plain values."""
 
 
 def read_saved(path: str | Path) -> Any:
     """Return tensors and plain values, on the host, that `torch.save` has written. No code in the file is run.
 
     Only this function reads files of torch. It reads only the zip format: files of torch before 1.6 are pickles, which
-    `weights_only` does not make safe in every version. Raises ContentError for other files, and OSError.
+    `weights_only` does not make safe in every version. Raises ContentError for other files, and OSError for a file that
+    cannot be opened.
     """
     try:
         with open_file(path) as file:
@@ -59,7 +60,7 @@ def read_saved(path: str | Path) -> Any:
             "it again by today's `torch.save`, or as safetensors"
         ) from error
     except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
-        raise ContentError("it holds something else than tensors and plain values, whose code would be run") from error
+        raise ContentError("it holds objects that are no tensors or plain values, and would run code") from error
     except (KeyboardInterrupt, MemoryError, OSError):
         raise
     except Exception as error:  # torch raises any error for a broken file

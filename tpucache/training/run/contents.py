@@ -51,9 +51,9 @@ def load_last(run: Path) -> dict[str, Any]:
 
 
 def read_values(path: Path, kind: type) -> dict[str, Any]:
-    """Return the object in a JSON file, after checking its values against the types of a dataclass's fields.
+    """Return the object in a JSON file, after checking its values against the types of the fields of `kind`.
 
-    Raises OSError, and TrainingError for any other content.
+    Raises OSError for a file that cannot be opened, and TrainingError for other content.
     """
     try:
         content = parse_object(read_file(path), path.name)
@@ -117,7 +117,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """A checkpoint's metadata, as `files` writes them: the run's settings, and a description of its training data."""
+    """A checkpoint's metadata: the run's settings, and a description of its task and training data."""
 
     settings: Mapping[str, Any]
     task: str

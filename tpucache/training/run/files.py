@@ -1,8 +1,8 @@
 """The folder of a run: its lock, the state to resume from, best weights, predictions, history, and their writer.
 
 `best.pt` is written first, then `last.pt`, whose state says that those weights are the best, and then `history.csv`,
-each atomically. If a run is killed between two of them, it repeats the steps that `last.pt` does not contain, with the
-same result.
+each atomically. If a run is killed between two of these writes, the resumed run repeats the steps that `last.pt` does
+not contain, with the same result.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _WAITING: Final = 2  # queued writes, the best weights and the state of one epoc
 def hold_run(run: Path, processes: Processes) -> Iterator[Callable[[], None]]:
     """Make a run's folder and hold its lock; yield a function that checks that the lock is still held.
 
-    The main process takes the lock for all processes. The function raises TrainingError where the lock was removed or
-    taken over. Raises UsageError when another program trains in the folder, or the folder is a cache; TrainingError
-    when it cannot be written.
+    The main process takes the lock for all processes. The yielded function raises TrainingError where the lock was
+    removed or taken over. `hold_run` raises UsageError when another program trains in the folder, or the folder is a
+    cache; TrainingError when the folder cannot be written.
     """
 
     def refusal(holder: str) -> UsageError:
@@ -102,7 +102,7 @@ def _remove_empty(run: Path) -> None:
 def continued_settings(run: Path, settings: TrainSettings, resume: bool) -> TrainSettings:
     """Return the settings; if they resume the run in the folder, undecided settings have the values of that run.
 
-    Raises TrainingError for a checkpoint that cannot be read, UsageError for a checkpoint of a later version.
+    Raises TrainingError for a checkpoint that cannot be read, UsageError for a checkpoint of another version.
     """
     is_known = not undecided(settings) or not resume or not (run / LAST_NAME).exists()
     return settings if is_known else as_decided(settings, settings_from(load_last(run)["settings"]))
@@ -139,8 +139,8 @@ def open_run(
             advice += ". If the cache has changed since, give the version that the run began on: --version N"
         if settings.epochs != before.epochs and make_plan(before, len(data.train_set)).is_finished(state):
             advice = (
-                "It is finished, and its learning rate has completed the schedule: for more epochs begin a new run "
-                f"with its weights, --run OTHER --weights {run}"
+                "The run is finished, and its learning rate has completed the schedule: for more epochs begin a new "
+                f"run with its weights, --run OTHER --weights {run}"
             )
         raise UsageError(f"{run} was begun with other options or data: {'; '.join(changed)}. {advice}")
     write_history(run, state.rows)
@@ -160,13 +160,13 @@ def check_folds(run: Path, names: Sequence[str], resume: bool) -> None:
         raise UsageError(f"{run} already contains a run: add --resume to continue it, or give another folder")
     if has_begun and before is not None and before != list(names):
         raise UsageError(
-            f"{run} has the folds {', '.join(before)}, the cache {', '.join(names)}: give the same cache to continue, "
-            "or another folder"
+            f"{run} has the folds {', '.join(before)}, and the cache has {', '.join(names)}: give the same cache to "
+            "continue, or another folder"
         )
 
 
 def open_folds(run: Path, names: Sequence[str]) -> None:
-    """Make the folder of a run of all folds that `check_folds` has accepted. Raises TrainingError."""
+    """Make the folder of a run of all folds that `check_folds` has accepted. Raises the errors of `hold_run`."""
     _make_folder(run)
     if read_folds(run) != list(names):
         write_folds(run, names)
@@ -222,7 +222,7 @@ def snapshot_validation(
 
     For all samples the file has `positions` in the cache, `errors`, float32, and the arrays of the task's `record`. For
     masks it also has `maps`, uint8 (shown, height, width), of some samples, and `shown`, their rows in the other
-    arrays. The function raises TrainingError.
+    arrays. The function raises TrainingError when the file cannot be written.
     """
     arrays: dict[str, Array] = {
         "positions": valid_set.positions,
@@ -235,7 +235,7 @@ def snapshot_validation(
 
 
 def _make_folder(run: Path) -> None:
-    """Make a run's folder, and remove temporary files that a killed process left. Raises the errors of `open_run`."""
+    """Make a run's folder, and remove temporary files that a killed process left. Raises the errors of `hold_run`."""
     _refuse_cache(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -254,7 +254,7 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
     if changed:
         return changed
     return [
-        f"the {name} data are others (their records, labels, selection or order)"
+        f"the {name} data have changed (their records, labels, selection or order)"
         for name, digest in data.digests.items()
         if content["digests"].get(name) != digest
     ]

@@ -20,8 +20,6 @@ _VALID: Final = "valid_"
 
 @dataclass(frozen=True)
 class _Names:
-    """The contents of `folds.json`."""
-
     version: int
     folds: list[str]
 
@@ -87,7 +85,7 @@ class FoldsReport:
             lines.append(f"all       {_shown(self.out_of_fold)}  out of fold: {self.output}")
         if self.refit_epochs:
             lines.append(
-                f"refit     on all samples for {self.refit_epochs} epochs, the mean of the folds' best: {REFIT_NAME}"
+                f"refit     on all samples for {self.refit_epochs} epochs, the mean of the best epochs: {REFIT_NAME}"
             )
         return [*lines, f"time      {self.wall_seconds:,.1f} s"]
 

@@ -33,7 +33,7 @@ class Watcher(Protocol):
     def epoch(self, row: Row) -> None:
         """Take an epoch's row of the history, with `images_per_second`, `waited` and `device_idle` of the run so far.
 
-        Pace describes these three.
+        `Pace` describes these three numbers.
         """
         ...
 

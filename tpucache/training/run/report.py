@@ -31,8 +31,6 @@ _log = logging.getLogger("tpucache")
 
 @dataclass(frozen=True)
 class _AccountFile:
-    """The contents of `account.json`."""
-
     seconds: dict[str, float]
     wall_seconds: float
 
@@ -44,15 +42,15 @@ class TrainReport:
     The `watched` metric was best in `best_epoch` (0 if unknown). A run that `stopped_early` is finished. `seconds` are
     those of each part of the run, and `wall_seconds` is the total, added up over the processes that resumed it. `unit`
     is what the rates count: images, or samples where there are no images. `device` is the kind of device, such as cpu
-    or cuda ("" if unknown). With several `processes`, the pace is that of the slowest one, the host's memory is the sum
-    over all, and the rest is the main process's. `rates` says in words which learning rate, weight decay and schedule
-    were used, and why; `batch` and `precision` say so for these two settings, and `chosen` for the backend. `recipe`
-    has the settings that a recipe has made. `network` has the figures of NetworkUse where the training samples come
-    from a URL, and is empty otherwise.
+    or cuda ("" if unknown). With several `processes`, `Pace.slowest` makes the pace, `host_peak_bytes` is the sum over
+    all processes, `device_peak_bytes` is the largest, and all other fields are the main process's. `rates` says in
+    words which learning rate, weight decay and schedule were used, and why. `batch`, `precision` and `chosen` say in
+    words which batch size, precision and backend were used, and why. `recipe` has the settings that a recipe has made.
+    `network` has the figures of NetworkUse where the training samples come from a URL, and is empty otherwise.
 
-    `steps` is the number for the whole run; a run that stopped before is not `finished`. Of the `samples`, each epoch
-    leaves out `dropped_samples`, different ones every time: those that do not fill a batch, and those in batches that
-    do not fill an execution of several steps, which are `dropped_by_execution`.
+    `steps` is the number for the whole run; a run that stopped before and can continue is not `finished`. Of the
+    `samples`, each epoch leaves out `dropped_samples`, other samples every time: samples that do not fill a batch, and
+    samples in batches that do not fill an execution of several steps, which are `dropped_by_execution`.
     """
 
     backend: str
@@ -183,7 +181,10 @@ class TrainReport:
             "by --steps-per-execution": self.dropped_by_execution,
         }
         text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        return f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, others every time: {text}"
+        return (
+            f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, different samples each time: "
+            f"{text}"
+        )
 
 
 def describe_device(backend: str, device: str, cores: int) -> str:
@@ -267,7 +268,7 @@ def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) ->
 
 
 def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
-    """Return the seconds of each part of a run so far, and their total.
+    """Return the seconds of each part of a run so far, and their total, from its account or else its report.
 
     Raises TrainingError for a file that cannot be read.
     """

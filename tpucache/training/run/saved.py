@@ -40,7 +40,7 @@ class SavedRun:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with its loss and its constants from the training labels. Raises TrainingError."""
+        """The task, with its loss and its constants from the training labels. Raises TrainingError if they misfit."""
         task, constants = make_task(self.content["task"], self.content["outputs"]), self.content.get("labels", {})
         try:
             return (task if self.settings.own_loss else task.with_loss(self.settings.loss)).with_constants(constants)
@@ -65,14 +65,14 @@ class SavedRun:
         return make_task(self.content["task"], self.content["outputs"]).inputs(self.fields)
 
     def check_trusted(self, trust: Collection[str]) -> None:
-        """Raise UsageError where the file names code of the user's that is not named in `trust`."""
+        """Raise UsageError where `best.pt` names code of a user, as `module:name`, that is not named in `trust`."""
         trust = {trust} if isinstance(trust, str) else trust  # `in` would find parts of a text
         called = [self.settings.model] if is_user_code(self.settings.model) else []
         called += [] if self.settings.eval_step is None else [self.settings.eval_step]
         if unknown := [name for name in called if name not in trust]:
             raise UsageError(
                 f"{self._path} names code, {' and '.join(map(repr, unknown))}, that would be imported and called: if "
-                f"you know it, add {' '.join(f'--trust {name}' for name in unknown)} (in Python trust={unknown})"
+                f"you trust it, add {' '.join(f'--trust {name}' for name in unknown)} (in Python trust={unknown})"
             )
 
     def load_model(self, build: Callable[..., nn.Module] | None = None) -> nn.Module:

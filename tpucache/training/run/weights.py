@@ -1,4 +1,4 @@
-"""The weights that a run begins with: from a file, a folder, another run, or the hub's cache on this machine."""
+"""The weights that a run begins with: from a file, a folder, another run, or Hugging Face's cache on this machine."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class InitialWeights(NamedTuple):
 
 
 def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> InitialWeights:
-    """Return the weights that a new run begins with, and its settings; `channels` is the number of its images'
-    channels.
+    """Return the weights that a new run begins with, and its settings; its images have `channels` channels.
 
     Raises UsageError for weights in the folder of the new run, and the errors of `find_weights` and `read_weights`.
     """
@@ -71,8 +70,9 @@ def initial_weights(run: str | Path, settings: TrainSettings, channels: int) -> 
 def find_weights(text: str, model: str) -> Path:
     """Return the path of weights; nothing is downloaded.
 
-    `text` is a path, `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION`, or `pretrained` for timm's weights of `model`. Raises
-    UsageError where this machine does not have the weights, DependencyError without the hub's package.
+    `text` is a path, `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION` for a repository in the cache of the Hugging Face
+    hub, or `pretrained` for timm's weights of `model`. Raises UsageError where this machine does not have the weights,
+    DependencyError if huggingface_hub is needed and missing.
     """
     if text.startswith(_HUB):
         name, _, revision = text.removeprefix(_HUB).partition("@")
@@ -98,7 +98,7 @@ def find_weights(text: str, model: str) -> Path:
 
 
 def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
-    """Return the path of one of these files of a repository in the hub's cache on this machine.
+    """Return the path of one of these files of a repository in the Hugging Face hub's cache on this machine.
 
     Raises the errors of `find_weights`.
     """
@@ -107,7 +107,8 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
         from huggingface_hub.errors import HFValidationError
     except ImportError as error:
         raise DependencyError(
-            f"the hub's cache cannot be read: {error}. `pip install huggingface_hub`, or give the file of the weights"
+            f"the Hugging Face hub's cache cannot be read: {error}. Run `pip install huggingface_hub`, or give the "
+            "file of the weights"
         ) from error
     with calling("huggingface_hub", TrainingError, _OTHER_WEIGHTS):
         try:
@@ -117,8 +118,9 @@ def _cached(name: str, files: tuple[str, ...], revision: str | None) -> Path:
     paths = [Path(path) for path in found if isinstance(path, str)]
     if not paths:
         raise UsageError(
-            f"the hub's cache, {constants.HF_HUB_CACHE}, has no weights of {name}, and nothing is downloaded: run `hf "
-            f"download {name}` where there is a network, or give the file or its folder to --weights"
+            f"the Hugging Face hub's cache, {constants.HF_HUB_CACHE}, has no weights of {name}, and nothing is "
+            f"downloaded: run `hf download {name}` where there is a network, or give the file or its folder to "
+            "--weights"
         )
     return paths[0]
 
@@ -146,8 +148,8 @@ def read_weights(source: str | Path) -> Tensors:
     """Return tensors by name, on the host, from a `.safetensors` file, a state dict saved by torch, or a folder.
 
     A checkpoint may have the state dict among other things. In a folder the file is a run's `best.pt`, a name that the
-    hub uses, or the only file of weights. No code in the file is run. Raises UsageError when there are no such weights,
-    DependencyError for a `.safetensors` file without safetensors.
+    Hugging Face hub uses, or the only file of weights. No code in the file is run. Raises UsageError when there are no
+    such weights, DependencyError for a `.safetensors` file without safetensors.
     """
     check_is_local(source)
     path = _weights_file(Path(source))
@@ -177,7 +179,7 @@ def _read_safetensors(path: Path) -> Any:
         from safetensors.torch import load_file
     except ImportError as error:
         raise DependencyError(
-            f"{path} cannot be read without safetensors: {error}. `pip install safetensors`, or save the "
+            f"{path} cannot be read without safetensors: {error}. Run `pip install safetensors`, or save the "
             "weights by torch"
         ) from error
     try:
@@ -199,7 +201,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def _find_tensors(content: Any) -> Tensors:
-    """Return the tensors of a mapping, or those in its first key of `_CONTAINERS` that has any."""
+    """Return the tensors of a mapping, or those under its first key of `_CONTAINERS` that has tensors."""
     if not isinstance(content, Mapping):
         return {}
     for name in _CONTAINERS:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tpucache")
 
 _WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
-_WINDOWS: Final = 20  # it averages over at most a run's steps divided by this number
+_WINDOWS: Final = 20  # a smoothed curve averages over at most a run's steps divided by this number
 _LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
 _MOST: Final = 20  # a curve of more points has no markers, which would hide the line
 
@@ -50,7 +50,7 @@ def try_png(name: str, size: tuple[float, float], paint: Callable[[Figure], None
     try:
         return to_png(size, paint)
     except ImportError:
-        warn_once(f"{name} is left out without matplotlib: `pip install matplotlib`")
+        warn_once(f"{name} is left out, because matplotlib is missing: run `pip install matplotlib`")
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # the run continues after any error of matplotlib

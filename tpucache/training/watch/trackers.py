@@ -55,12 +55,12 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raise DependencyError without TensorBoard. Nothing is written before the first loss."""
+        """Take the folder to write to, in which nothing is written yet. Raises DependencyError without TensorBoard."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise DependencyError(
-                f"TensorBoard cannot be imported: {error}. `pip install tensorboard`, or leave --tensorboard and "
+                f"TensorBoard cannot be imported: {error}. Run `pip install tensorboard`, or leave --tensorboard and "
                 "--watch-with tensorboard out"
             ) from error
         self._make: Any = SummaryWriter
@@ -222,7 +222,7 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise DependencyError(
-            f"{name} cannot be imported: {error}. `pip install {name}`, or leave --watch-with {name} out"
+            f"{name} cannot be imported: {error}. Run `pip install {name}`, or leave --watch-with {name} out"
         ) from error
 
 

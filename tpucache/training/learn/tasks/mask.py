@@ -83,7 +83,7 @@ class Mask(TaskBase):
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
         """Yield all masks in batches of some megabytes, without reading images.
 
-        If the dataset changes the variant in each epoch, the masks are those of the current one.
+        If the dataset changes the variant in each epoch, the masks are those of the current variant.
         """
         return map(_without_channel, dataset.field_batches(MASK))
 
@@ -106,7 +106,7 @@ class Mask(TaskBase):
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where nearly all pixels have no class, or some have none and the others class 0."""
+        """Raise UsageError where nearly no pixel has a class, or some pixels have none and all others class 0."""
         ignored = 1 - float(counts.sum()) / max(labels, 1)
         if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
             raise UsageError(
@@ -149,7 +149,7 @@ class Mask(TaskBase):
         return outputs.float().softmax(1)
 
     def scores(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each sample's confusion matrix."""
+        """Return each sample's confusion matrix; see `confusion`."""
         return self.confusion(outputs, labels)
 
     def confusion(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

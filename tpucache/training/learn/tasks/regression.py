@@ -152,7 +152,8 @@ def check_precision(values: Array) -> None:
         raise UsageError(
             f"float32, which models learn, cannot tell the labels of column {worst} apart: they reach from "
             f"{column.min():.10g} to {column.max():.10g} with a deviation of {spread[worst]:.3g}, and are rounded by "
-            f"up to {lost[worst]:.3g}. Subtract {column.min():.10g} from them in a .csv, and relabel the cache with it"
+            f"up to {lost[worst]:.3g}. Subtract {column.min():.10g} from them in a .csv, and relabel the cache with "
+            "that file"
         )
 
 
@@ -184,7 +185,7 @@ def _tensor_on(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def finite_numbers(values: object, count: int) -> tuple[float, ...] | None:
-    """Return the values as a tuple; None unless they are `count` finite numbers."""
+    """Return the values as a tuple; None unless they are a list or tuple of `count` finite floats."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
     is_good = all(isinstance(value, float) and math.isfinite(value) for value in values)

@@ -170,7 +170,7 @@ class Task(Protocol):
         ...
 
     def named_metric(self, name: str) -> NamedMetric:
-        """Return an additional metric of the task by its name. Raises UsageError for a metric that it lacks."""
+        """Return an additional metric of the task by its name. Raises UsageError for an unknown metric."""
         ...
 
     def inputs(self, fields: Mapping[str, Value]) -> dict[str, Value]:
@@ -178,7 +178,7 @@ class Task(Protocol):
         ...
 
     def class_names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of this task's classes, in the order of their numbers, given those of a cache."""
+        """Return the names of this task's classes by number, given the names of a cache's classes."""
         ...
 
     def label_batches(self, dataset: CachedDataset) -> Iterator[Array]:
@@ -186,7 +186,7 @@ class Task(Protocol):
         ...
 
     def labels(self, fields: Mapping[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        """Return this task's labels of a batch, given its records' fields and its labels from the samples table."""
+        """Return this task's labels of a batch, given the batch's `fields` and `labels` (of the samples table)."""
         ...
 
     def check(self, labels: Array) -> None:
@@ -198,7 +198,7 @@ class Task(Protocol):
         ...
 
     def with_loss(self, name: str | None) -> Task:
-        """Return the task with the loss of this name; None keeps its own. Raises UsageError for one that it lacks."""
+        """Return the task with the loss of this name; None changes nothing. Raises UsageError for an unknown loss."""
         ...
 
     def learned_from(self, labels: Array) -> Task:
@@ -304,13 +304,13 @@ class TaskBase:
     outputs: int
 
     def with_loss(self: Own, name: str | None) -> Own:
-        """Return the task with the loss of this name; None keeps its loss. Raises UsageError for an unknown loss."""
+        """Return the task with the loss of this name; None changes nothing. Raises UsageError for an unknown loss."""
         if name is None:
             return self
         known = vars(type(self)).get("named_losses", {})
         if name not in known:
-            has = f"has the losses {', '.join(known)}" if known else "has no loss but its own"
-            raise UsageError(f"the task {self.name!r} {has}, not {name!r}: use one of them, or module:name")
+            has = f"has the losses {', '.join(known)}" if known else "has only its default loss"
+            raise UsageError(f"the task {self.name!r} {has}, not {name!r}: use a loss of the task, or module:name")
         return replace(self, loss_name=name)  # type: ignore[type-var]  # all tasks that have losses are dataclasses
 
     @property
@@ -319,14 +319,15 @@ class TaskBase:
         return False
 
     def named_metric(self, name: str) -> NamedMetric:
-        """Return the metric with this name. Raises UsageError for one that the task lacks."""
+        """Return the metric with this name. Raises UsageError for an unknown metric."""
         metric = find_metric(name, self.named_metrics, self.has_thresholds)
         if metric is not None:
             return metric
         known = [*self.named_metrics, *["f2 (or another beta, and f2_micro, f2_samples)"] * self.has_thresholds]
-        has = f"has the metrics {', '.join(known)}" if known else "has no other metrics"
+        has = f"has the metrics {', '.join(known)}" if known else "has only its own metrics"
         raise UsageError(
-            f"the task {self.name!r} with {self.outputs} outputs {has}, not {name!r}: use one of them, or module:name"
+            f"the task {self.name!r} with {self.outputs} outputs {has}, not {name!r}: use a metric of the task, or "
+            "module:name"
         )
 
     @property
@@ -360,7 +361,9 @@ class TaskBase:
     def with_constants(self: Own, constants: Mapping[str, Sequence[float]]) -> Own:
         """Return the task itself. Raises UsageError unless there are no constants."""
         if constants != {}:
-            raise UsageError(f"the task {self.name!r} takes nothing from its labels, not {str(constants)[:80]}")
+            raise UsageError(
+                f"the task {self.name!r} has no constants from its labels, and the file has {str(constants)[:80]}"
+            )
         return self
 
 
