@@ -114,7 +114,7 @@ def test_without_an_identity_the_cache_of_before_is_removed(kept: Path, capsys: 
     assert [each.name for each in place.iterdir() if each.is_dir()] == ["1"]
     said = capsys.readouterr().err
     assert "Pictures: comparing all 40 pictures with its cache. To compare only a few, pass an identity=" in said
-    assert f"Pictures: sample {UNSEEN} is another one than in its cache" in said
+    assert f"Pictures: sample {UNSEEN} has another picture or label than in its cache" in said
     assert "Pictures has changed since its cache was made" in said
 
 
@@ -162,7 +162,7 @@ def test_what_another_process_made_meanwhile_is_compared(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(map_style.Kept, "build", late)
     with pytest.raises(
-        tpucache.SourceError, match=f"another process is building its cache, and sample {UNSEEN} is another one there"
+        tpucache.SourceError, match=f"another process is building its cache, and sample {UNSEEN} has another picture"
     ):
         opened(Pictures((UNSEEN,)))
 
@@ -210,7 +210,8 @@ def test_a_cache_without_what_it_was_made_of_is_made_anew() -> None:
     tpucache.CachedDataset(directory)
     assert CONTENT in tpucache.CachedDataset(directory).table
     source = MapStyleSource(Pictures(count=COUNT - 1))
-    assert source.difference(tpucache.CachedDataset(directory).cache, 1) == "it has other samples, 39 and not 40,"
+    found = source.difference(tpucache.CachedDataset(directory).cache, 1)
+    assert found == "it has other samples than its cache: 39, not 40"
 
 
 def test_workers_read_the_set_from_a_file_that_goes_with_it() -> None:

@@ -73,7 +73,7 @@ def test_a_file_that_was_left_out_is_named(bundle, kaggle):
 def test_a_file_that_was_cut_short_is_named(bundle, kaggle):
     kaggle.mode("short")
     size = bundle.files[max(bundle.files)]
-    with pytest.raises(PublishError, match=f"{max(bundle.files)} has {size - 1:,} bytes there and {size:,} here"):
+    with pytest.raises(PublishError, match=f"{max(bundle.files)} has {size - 1:,} bytes at Kaggle and {size:,} here"):
         send(bundle)
 
 
@@ -139,5 +139,5 @@ def test_a_listing_is_read_with_and_without_a_next_page():
 def test_what_is_left_out_is_found():
     assert find_differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 3, "d": 4}) == [
         "c is missing",
-        "b has 3 bytes there and 2 here",
+        "b has 3 bytes at Kaggle and 2 here",
     ]

@@ -71,7 +71,7 @@ def test_names_that_kaggle_unpacks_are_found(folder, name):
 @pytest.mark.parametrize("name", [".hidden", "dataset-cover-image.png", "kernel-metadata.json", "datapackage.json"])
 def test_names_that_the_client_leaves_out_are_found(folder, name):
     (folder / name).write_bytes(b"x")
-    assert breaches(folder) == [f"{name} is a name that the client leaves out"]
+    assert breaches(folder) == [f"{name} is a name that Kaggle's client leaves out"]
 
 
 def test_folders_and_empty_files_are_found(folder):
@@ -85,7 +85,7 @@ def test_one_file_more_than_allowed_is_found(folder):
         (folder / f"v00-{number:05d}.lmdb").write_bytes(b"x")
     assert breaches(folder) == []
     (folder / "more").write_bytes(b"x")
-    assert breaches(folder) == ["51 files are more than 50"]
+    assert breaches(folder) == ["51 files are more than 50, the limit"]
 
 
 @pytest.mark.parametrize(

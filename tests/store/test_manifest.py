@@ -309,7 +309,7 @@ TABLES: list[dict[str, Any]] = content()["tables"]
         refused(r"classes\[1\]' is 1, not a string", classes=["ant", 1]),
         refused("2 class counts for 3 classes", classes=["ant", "bee", "cat"]),
         refused("there are no fields", fields=[]),
-        refused("two of one name", fields=field() * 2),
+        refused("two fields have the same name", fields=field() * 2),
         refused("more than the limit", fields=[field(name=f"f{number}")[0] for number in range(65)]),
         *(refused("no field is", fields=field(name=name)) for name in ["", "Image", "1a", "a-b", "../a", "a\n", "é"]),
         *(refused("no field is", fields=field(dtype=dtype)) for dtype in ["|O", ">u2", "u1", "<U5", "<c8", "<u1,<u1"]),
@@ -325,8 +325,8 @@ TABLES: list[dict[str, Any]] = content()["tables"]
         *(refused("no image has shape", fields=field(shape=HUGE, codec=codec)) for codec in ["raw", "png", "zstd"]),
         refused("no image has shape", fields=field(name="mask", shape=HUGE, codec="png")),
         refused("a record of", fields=[field(name=f"f{number}", shape=[1 << 30])[0] for number in range(3)]),
-        refused("bytes are uint8 with no shape", fields=field(codec="bytes")),
-        refused("bytes are uint8 with no shape", fields=field(codec="bytes", shape=[], dtype="<u2")),
+        refused("the codec bytes is for uint8", fields=field(codec="bytes")),
+        refused("the codec bytes is for uint8", fields=field(codec="bytes", shape=[], dtype="<u2")),
     ],
 )  # fmt: skip
 def test_what_no_writer_says_is_refused(changes: dict[str, Any], reason: str) -> None:

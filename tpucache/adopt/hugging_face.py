@@ -45,8 +45,8 @@ def from_hf(
     if isinstance(dataset, (str, Path)):
         if not is_saved(dataset):
             raise SourceError(
-                f"{dataset} is not a folder that save_to_disk wrote: load the data set by datasets.load_dataset, and "
-                "give that"
+                f"{dataset} is not a folder that save_to_disk wrote: give such a folder, or the data set that "
+                "datasets.load_dataset returns"
             )
         dataset = load_saved(dataset)
     _check(dataset)
@@ -70,10 +70,7 @@ def from_hf(
 
 
 def _check(dataset: Any) -> None:
-    """Raise UsageError unless `dataset` is a `datasets.Dataset` with samples, and with no format or transform.
-
-    A dict of splits and a stream are refused, too.
-    """
+    """Raise UsageError unless `dataset` is a `datasets.Dataset` with samples, and with no format or transform."""
     if isinstance(dataset, dict):
         raise UsageError(
             f"the data set has the splits {', '.join(map(str, dataset))}: give one of them, dataset[SPLIT]"

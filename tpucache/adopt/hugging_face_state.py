@@ -70,5 +70,7 @@ def _files(dataset: Any) -> list[tuple[str, int, int, int]]:
     try:
         found = [(path, os.stat(path)) for path in sorted(paths)]
     except OSError as error:
-        raise SourceError(f"{error.filename}, a picture of the data set: {error.strerror}") from error
+        raise SourceError(
+            f"{error.filename}, a picture of the data set: {error.strerror}. Put the file there again"
+        ) from error
     return [(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for path, status in found]

@@ -42,12 +42,13 @@ class ImageFolder(PictureDataset):
     ) -> None:
         """Open the cache of a folder that has one subfolder for each class. Build the cache if there is none.
 
-        `transform` is called with a PIL image (RGB, of the cached size), and its result is the picture. Without it, the
-        picture is a tensor, uint8 (3, height, width). `target_transform` is called with the number of the class.
+        `transform` is called with a PIL image (RGB, of the cached size), and its result is the picture. Without a
+        transform, the picture is a tensor, uint8 (3, height, width). `target_transform` is called with the number of
+        the class.
 
         `size` is the size of the cached pictures in pixels, one number or (height, width): each picture is scaled until
-        it covers that size, and its middle is cut out. A `recipe` has more options; then its size is used instead of
-        `size`.
+        it covers that size, and its middle is cut out. A `recipe` has more options; if it is given, its size is used
+        instead of `size`.
 
         The cache is stored in a subfolder of `cache`; the default is TPUCACHE_DIR, or `tpucache` in the user's cache
         folder. A new cache is built for another path or recipe, and after a picture was added, removed or replaced, as
@@ -90,7 +91,7 @@ class ImageFolder(PictureDataset):
         return [self._position(path, at) for at, (path, _) in enumerate(self.samples)], labels
 
     def _position(self, path: str, guess: int) -> int:
-        """Return the position of a picture in the cache. `guess` is right unless the caller has changed `samples`.
+        """Return the position in the cache of the picture at `path`; `guess` is tried first.
 
         Raises UsageError for a path that was not in the folder.
         """

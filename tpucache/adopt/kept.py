@@ -62,7 +62,8 @@ class BuildChoices:
 class KeptFolder(NamedTuple):
     """The folder of the cache of a data set.
 
-    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk.
+    `name` is the data set's name, `directory` the folder, and `bytes` the size of its files on disk. `is_finished` is
+    whether the whole cache was built.
     """
 
     name: str
@@ -76,9 +77,9 @@ class KeptFolder(NamedTuple):
 
 
 def list_folders(below: str | Path | None = None) -> list[KeptFolder]:
-    """Return the caches of data sets below a folder (default: `default_directory`), finished or not, the largest first.
+    """Return the caches of data sets below a folder (by default `default_directory()`), the largest first.
 
-    Other folders are left out. Links are not followed.
+    Unfinished caches are in the list, too. Other folders are left out, and links are not followed.
     """
     base = (Path(below) if below is not None else default_directory()).expanduser().absolute()
     found = []
@@ -109,7 +110,7 @@ def clear_folder(kept: KeptFolder) -> None:
         if not any(map(is_held, locks)):
             _remove(directory)
     except OSError as error:
-        raise StoreError(f"{directory} cannot be removed: {error}") from error
+        raise StoreError(f"{directory} cannot be removed: {error}. Check the folder's permissions") from error
     if directory.exists():
         raise StoreError(
             f"{directory}, the cache of {kept.name}, is in use: end the process that reads or builds it (if there "
@@ -181,7 +182,7 @@ class Kept:
             return []
 
     def open(self, state: str, on_error: OnError) -> KeptCache | None:
-        """Return the finished cache of a state, or None if there is none. This needs no permission to write.
+        """Return the finished cache of a state, or None if there is no such cache. This needs no permission to write.
 
         Raises StoreError for a folder of another user and for a damaged cache. Raises SampleError if a sample was
         skipped when the cache was built, unless `on_error` is "skip".
@@ -210,7 +211,7 @@ class Kept:
     ) -> KeptCache:
         """Build the cache of a state, or continue a build that was killed. If another process is building it, wait.
 
-        `check` is called at the end; it raises an error if the source has changed, and then the cache is not finished.
+        `check` is called at the end: if the source has changed, it raises an error, and the cache stays unfinished.
         After a build, caches of other states are removed unless a process reads them. Raises the errors of
         `build_cache`, and BuildError when the folder cannot be written.
         """
@@ -270,7 +271,7 @@ class Kept:
 
     @contextlib.contextmanager
     def _alone(self, state: str) -> Iterator[None]:
-        """Wait until no other process builds the cache of a state, and keep others from building it in the block."""
+        """Wait until no other process builds the cache of a state, and let none begin during the `with` block."""
         has_noted = False
         while True:
             with contextlib.ExitStack() as stack:
@@ -395,12 +396,9 @@ def _remove(directory: Path) -> None:
 
 
 def _check_sizes(cache: Cache) -> None:
-    """Raise DamageError if a file of a cache is missing or has the wrong size.
-
-    A program or person that cleans up cache folders may have removed it.
-    """
+    """Raise DamageError if a file of a cache is missing or has the wrong size: somebody may have removed old files."""
     for entry in cache.manifest.files:
         path = cache.directory / entry.name
         found = path.stat().st_size if path.exists() else None
         if found != entry.bytes:
-            raise DamageError(f"{path} has {found or 0:,} bytes, and the manifest says {entry.bytes:,}")
+            raise DamageError(f"{path} has {found or 0:,} bytes, but the manifest says {entry.bytes:,}")

@@ -37,7 +37,7 @@ class MapStyleSource:
     loads_in_threads = False
 
     def __init__(self, dataset: Items) -> None:
-        """Read the data set's length and classes. Raises UsageError if it is not a map-style data set, or is empty."""
+        """Read the data set's length and classes. Raises UsageError for a data set that is empty or not map-style."""
         if is_stream(dataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise UsageError(
                 f"a {type(dataset).__name__} has no length, or no numbered items: build the cache of a stream by "
@@ -111,10 +111,9 @@ class MapStyleSource:
         return (count, *contents.values())
 
     def difference(self, cache: Cache, jobs: int | None) -> str | None:
-        """Compare all items with a cache. Returns a text about the first difference, or None if there is none.
+        """Compare all items with a cache. Returns a text about the first difference, or None without a difference.
 
-        `jobs` processes read the items, by default one for each core. The text is continued by the caller: "… than in
-        its cache".
+        `jobs` processes read the items, by default one for each core.
         """
         table, skipped = cache.samples, {each.number for each in cache.manifest.skipped}
         known: dict[int, Any] = dict(zip(table.numbers.tolist(), table.get(CONTENT, ()), strict=False))
@@ -122,7 +121,7 @@ class MapStyleSource:
         if len(known) + len(skipped) != len(numbers) or any(
             number not in known | dict.fromkeys(skipped) for number in numbers
         ):
-            return f"it has other samples, {len(numbers):,} and not {len(known) + len(skipped):,},"
+            return f"it has other samples than its cache: {len(numbers):,}, not {len(known) + len(skipped):,}"
         compared = [(number, str(content)) for number, content in known.items()]
         tasks: list[Task] = [
             (_differing, (self, compared[at : at + _SAMPLES_PER_TASK]))
@@ -131,7 +130,7 @@ class MapStyleSource:
         with Progress(len(compared), "compare", "samples") as progress:
             for done, wrong in Executor(jobs=jobs).run(iter(tasks), few=True):
                 if wrong is not None:
-                    return f"sample {wrong} is another one"
+                    return f"sample {wrong} has another picture or label than in its cache"
                 progress.advance(done)
         return None
 

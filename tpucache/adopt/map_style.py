@@ -82,11 +82,11 @@ def _compared(kept: Kept, source: MapStyleSource, choices: BuildChoices) -> Kept
         )
         if (changed := source.difference(found.cache, choices.jobs)) is None:
             return found
-        note(f"{kept.name}: {changed} than in its cache")
+        note(f"{kept.name}: {changed}")
         latest, found = latest + 1, None  # `build` removes the old cache only if nothing refers to it
     elif numbers:
         kept.remove(f"{latest:x}")
     found = kept.build(f"{latest:x}", source, choices)
     if not found.is_new and (changed := source.difference(found.cache, choices.jobs)) is not None:
-        raise SourceError(f"{kept.name}: another process is building its cache, and {changed} there. Run this again")
+        raise SourceError(f"{kept.name}: another process is building its cache, and {changed}. Run this again")
     return found

@@ -113,7 +113,7 @@ def list_pictures(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
-    """Return the listing of `list_pictures`, taken so late that any later write to a picture changes `state`.
+    """Return the listing of `list_pictures`, made so late that any later write to a picture changes its `state`.
 
     If a picture was written just now, this waits up to 20 ms, or up to two seconds if the file system's clock counts
     whole seconds, and lists the folder again.
@@ -126,7 +126,7 @@ def list_at_rest(root: str, *, allow_empty: bool = False) -> PictureFolder:
 
 
 def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = False) -> None:
-    """Raise SourceError if a folder's pictures have changed since it was listed."""
+    """Raise SourceError if the pictures in the folder `root` have changed since `folder`, its listing, was made."""
     now = list_pictures(os.path.realpath(root), allow_empty=allow_empty)
     if now.state != folder.state:
         raise SourceError(
@@ -138,8 +138,8 @@ def check_unchanged(root: str, folder: PictureFolder, *, allow_empty: bool = Fal
 def wait_a_tick(changed: Sequence[int], asked: int) -> bool:
     """Wait until any later change of a file gives the file another time. Returns whether this had to wait.
 
-    Then files may have changed meanwhile. `changed` has the times of the files' last changes, and `asked` is the time
-    at which these were read, all in ns.
+    `changed` has the times of the files' last changes, and `asked` is the time at which these times were read, all in
+    ns. If this had to wait, files may have changed meanwhile.
     """
     tick = _TICK_NS if any(each % _SECOND_NS for each in changed) else _LONG_TICK_NS
     left = max(changed, default=0) + tick - asked

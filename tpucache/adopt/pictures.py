@@ -79,14 +79,14 @@ class PictureDataset(Dataset[Any]):
                 raise UsageError(f"{type(self).__name__} has a {name}, which changes samples one by one: {_ADVICE}")
         if overrides(self, PictureDataset, "__getitem__"):
             raise UsageError(
-                f"{type(self).__name__} has a __getitem__ of its own, which changes samples: use DataLoader"
+                f"{type(self).__name__} has a __getitem__ of its own, which changes samples: use DataLoader instead"
             )
         chosen, labels = self._chosen()
         before = self._labels()
         if labels != [before[position] for position in chosen]:
             raise UsageError(
-                f"labels of this {type(self).__name__} were changed, and the cache in {self.directory} has other ones: "
-                "change them there by `tpucache relabel`, or read this dataset with DataLoader"
+                f"labels of this {type(self).__name__} were changed, and the cache in {self.directory} has the old "
+                "labels: change the cache by `tpucache relabel`, or read this dataset with DataLoader"
             )
         return self._cached if chosen == range(len(before)) else self._cached.select(list(chosen))
 

@@ -144,7 +144,10 @@ def make_bundle(
 
 
 def companions(dataset_id: str, manifest: Manifest) -> dict[str, bytes]:
-    """Return the card, without a licence, and tpucache's wheel, for a cache that is built directly at Kaggle."""
+    """Return the bytes, by file name, of the card (without a licence) and of tpucache's wheel.
+
+    They are added to a cache that is built directly at Kaggle.
+    """
     card = make_card(manifest, dataset_id.partition("/")[2], dataset_id, None, sheet=False)
     return {CARD_NAME: card.encode(), wheel_name(): wheel_bytes()}
 
@@ -190,12 +193,10 @@ def _written(cache: Cache, metadata: Metadata, packages: tuple[PackageWheel, ...
 
 
 def _times(source: Path) -> dict[str, bytes]:
-    """Return the name and bytes of the file with the times of versions, if the cache has one."""
     return {TIMES_NAME: read_file(source / TIMES_NAME)} if (source / TIMES_NAME).exists() else {}
 
 
 def _link(source: Path, folder: Path, files: Sequence[FileEntry]) -> None:
-    """Link the cache's files into the folder, or copy them where links fail."""
     copied: list[FileEntry] = []
     for entry in files:
         target, ours = folder / entry.name, (source / entry.name).resolve()
@@ -254,12 +255,12 @@ def _check_bundle(folder: Path, cache: Cache, claim: Claim) -> list[Path]:
 
 
 def _may_be_uploaded(name: str) -> bool:
-    """Return whether `publish` writes files with this name. Another program may have written this very file."""
+    """Return whether `publish` may write a file with this name. Other programs may, too."""
     return is_cache_file(name) or name_behind(name) in _UPLOADED or bool(_WHEEL.fullmatch(name_behind(name)))
 
 
 def _read_claims(folder: Path) -> list[Claim]:
-    """Return the claims that `publish` wrote into a folder, in the separate file and in the metadata: none to two."""
+    """Return up to two claims that `publish` wrote into a folder: in a file of its own, and in the metadata."""
     claims: list[Claim | None] = []
     if (folder / CLAIM_NAME).exists():
         claims.append(parse_claim(read_file(folder / CLAIM_NAME), str(folder / CLAIM_NAME)))
@@ -284,7 +285,7 @@ def _covers(claim: Claim, name: str) -> bool:
 def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
     """Return whether a file has the SHA-256 that a claim states, or is a hard link to the cache's file.
 
-    Also returns True for a file that no claim lists, such as the claim itself.
+    Returns True for a file that no claim lists: this is the file of the claim, or an unfinished file.
     """
     written = {claim.files.get(path.name) for claim in claims}
     if written == {None}:
@@ -298,7 +299,6 @@ def _is_as_written(path: Path, source: Path, claims: list[Claim]) -> bool:
 
 
 def _metadata_text(content: Mapping[str, Any]) -> bytes:
-    """Return the text of dataset-metadata.json before the claim is added."""
     return (json.dumps(content, indent=1) + "\n").encode()
 
 

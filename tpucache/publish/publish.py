@@ -44,7 +44,7 @@ _MOST_NAMED: Final = 10
 
 @dataclass(frozen=True)
 class Published:
-    """The result of `send`: the folder with its files, and the `command` that uploads it.
+    """The result of `send`: `bundle` is the folder to upload, and `command` the command that uploads the folder.
 
     `uploaded` is whether the command was run.
     """
@@ -92,10 +92,11 @@ def prepare(
 def send(
     bundle: Bundle, options: PublishOptions | None = None, announce: Callable[[str], None] = lambda command: None
 ) -> Published:
-    """Upload a folder with Kaggle's client, as a new dataset or as the dataset's next version; check what arrived.
+    """Upload a folder with Kaggle's client, as a new dataset or as the dataset's next version, and check what arrived.
 
     Nothing is uploaded on a dry run, or when the client is not on PATH. `announce` is called with the client's command,
-    before the command runs. Raises PublishError when the client is not signed in, fails, or does not send a file.
+    before the command runs. Raises PublishError when the client is not signed in or fails, or when Kaggle lists other
+    files than were sent.
     """
     options = options or PublishOptions()
     command = create_command(bundle.folder, public=options.public)
@@ -262,5 +263,5 @@ def find_differences(sent: Mapping[str, int], arrived: Mapping[str, int | None])
     for name, size in sent.items():
         there = arrived.get(name)
         if there is not None and there != size:
-            found.append(f"{name} has {there:,} bytes there and {size:,} here")
+            found.append(f"{name} has {there:,} bytes at Kaggle and {size:,} here")
     return found

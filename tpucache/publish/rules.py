@@ -70,10 +70,7 @@ def check_title(title: str) -> str:
 
 
 def check_license(name: str | None) -> str:
-    """Return the name of a licence if Kaggle knows it. There is no default.
-
-    Raises UsageError with all names if Kaggle does not know it.
-    """
+    """Return `name` if Kaggle has a licence of this name. Otherwise, raise UsageError, which lists all names."""
     if name not in LICENSES:
         given = f"{name!r} is not" if name else "there is no default: derived images keep their source's licence"
         raise UsageError(f"--license is one of {', '.join(LICENSES)}; {given}")
@@ -95,16 +92,16 @@ def breaches(folder: str | Path) -> list[str]:
     found = [f"{path.name} is not a plain file: folders are left out" for path in entries if not path.is_file()]
     for path in uploaded:
         if path.name.startswith(".") or path.name in _SKIPPED:
-            found.append(f"{path.name} is a name that the client leaves out")
+            found.append(f"{path.name} is a name that Kaggle's client leaves out")
         if path.name.lower().endswith(_UNPACKED):
             found.append(f"{path.name} is a name that Kaggle unpacks or converts")
         if path.is_file() and not path.stat().st_size:
             found.append(f"{path.name} is empty")
     if len(uploaded) > MAX_FILES:
-        found.append(f"{len(uploaded)} files are more than {MAX_FILES}")
+        found.append(f"{len(uploaded)} files are more than {MAX_FILES}, the limit")
     total = sum(path.stat().st_size for path in uploaded if path.is_file())
     if total > MAX_BYTES:
-        found.append(f"{total:,} bytes are more than {MAX_BYTES:,}")
+        found.append(f"{total:,} bytes are more than {MAX_BYTES:,}, the limit")
     return found + _metadata_breaches(folder / METADATA_NAME)
 
 
@@ -127,9 +124,9 @@ class Metadata:
     """The id, title and licence of a dataset. Raises UsageError for values that Kaggle does not accept."""
 
     dataset_id: str = option(MISSING, "owner and name of the Kaggle dataset", metavar="OWNER/SLUG", flag="id")
-    title: str = option(MISSING, "title, 6 to 50 characters")
+    title: str = option(MISSING, "title of the dataset, 6 to 50 characters")
     license_name: str = option(
-        None, "a license as Kaggle names it; leave it out to see the names", metavar="NAME", flag="license"
+        None, "a license as Kaggle names it; without this option, all names are shown", metavar="NAME", flag="license"
     )
 
     def __post_init__(self) -> None:
@@ -145,7 +142,7 @@ class Metadata:
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """The options of `publish`; the text of each says what it does. `patience` is in seconds.
+    """The options of the command `publish`, each with its help text. `patience` is in seconds.
 
     Raises UsageError if `wheels` is not the tag of a Python version.
     """
@@ -153,7 +150,7 @@ class PublishOptions:
     message: str | None = option(None, "message of a new version; default: what the cache contains", metavar="TEXT")
     version_notes: str | None = option(
         None,
-        "notes of a version: publish only files that no dataset has yet; as an add-on dataset SLUG-vN if it is smaller",
+        "notes of a new version; if that sends less, publish only the new files, as an add-on dataset SLUG-vN",
         metavar="TEXT",
     )
     public: bool = option(False, "make a new dataset public")
@@ -161,7 +158,7 @@ class PublishOptions:
     dry_run: bool = option(False, "make and check the folder, but upload nothing")
     wheels: str | None = option(
         None,
-        "add wheels of the packages that the codec may need (zstandard, lz4), for this Python on Linux x86-64",
+        "add the wheels that the codec needs (zstandard, lz4), for a Python version such as cp312, on Linux x86-64",
         metavar="cp312",
     )
     hashes: bool = option(False, "add the hashes of all pictures, which are used to find copies")

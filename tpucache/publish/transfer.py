@@ -109,7 +109,7 @@ def fetch_cache(
                 write_atomically(target / MANIFEST_NAME, text)
                 remove_claim(target)
         except OSError as error:
-            raise StoreError(f"{target} cannot be written: {error}") from error
+            raise StoreError(f"{target} cannot be written: {error}. Check the folder and its disk") from error
     return manifest
 
 
@@ -154,12 +154,12 @@ def push_cache(
             if hashed is not None:
                 remote.put(*hashed)
     except OSError as error:
-        raise StoreError(f"{remote.shown} cannot be written: {error}") from error
+        raise StoreError(f"{remote.shown} cannot be written: {error}. Check this place and its free space") from error
     return manifest
 
 
 def _bands(manifest: Manifest, resolution: Resolution | None, where: str) -> int:
-    """Return how many of a cache's frequency bands to copy for a resolution; all if it is None.
+    """Return how many of a cache's frequency bands to copy for a resolution; all bands if `resolution` is None.
 
     Raises UsageError for a resolution that the cache cannot give.
     """
@@ -249,7 +249,7 @@ def _fetch_times(remote: Remote, manifest: Manifest, target: Path) -> None:
 
 
 def _fetch_hashes(remote: Remote, manifest: Manifest, target: Path) -> None:
-    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists the file; its reader checks it.
+    """Copy the file with the hashes of pictures, if the URL has one. No manifest lists it; later readers check it.
 
     If the URL does not answer whether it has the file, nothing is copied: hashes are computed when they are needed.
     """
@@ -279,7 +279,7 @@ def _hold(source: Path, remote: Remote) -> AbstractContextManager[None]:
 
 
 def _check_place(remote: Remote, source: Path, manifest: Manifest, before: Sequence[Manifest]) -> bool:
-    """Return whether a URL already holds this manifest. Raises UsageError where the cache must not be written."""
+    """Return whether a URL already holds this manifest. Raises UsageError if the URL holds other files or caches."""
     names = remote.names() - OF_REPOSITORIES.get(remote.scheme, set())
     claims, existing = [], None
     if CLAIM_NAME in names:
@@ -386,10 +386,7 @@ def _push_file(remote: Remote, source: Path, entry: FileEntry, advance: Callable
 
 
 def _has_arrived(remote: Remote, entry: FileEntry) -> bool:
-    """Return whether the URL has the file with the right SHA-256.
-
-    Comparing sizes alone would prove little: many shards have the same size.
-    """
+    """Return whether the URL has a file with the name, size and SHA-256 of `entry`. The file is read completely."""
     if remote.size(entry.name) != entry.bytes:
         return False
     digest = hashlib.sha256()

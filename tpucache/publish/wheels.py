@@ -217,7 +217,6 @@ def _read_wheel(path: Path) -> PackageWheel:
 
 
 def _license(metadata: str) -> str:
-    """Return the licence that the metadata of a wheel states."""
     headers = email.parser.HeaderParser().parsestr(metadata)
     stated = headers.get("License-Expression") or headers.get("License") or ""
     classifiers = [name for name in headers.get_all("Classifier", []) if name.startswith(_LICENSE)]

@@ -35,11 +35,11 @@ _MOST_WAITING: Final = 0.05  # the largest share of a task's time in which it ma
 class Lateness:
     """Moving means of how long the storage takes to deliver one file, and how long the work on one file takes.
 
-    Both are in seconds. Concurrent threads may lose an update of a mean, which does no harm.
+    Both means are in seconds. Concurrent threads may lose an update of a mean, which does no harm.
     """
 
     def __init__(self, wait: float = 0.0) -> None:
-        """Begin with the time that the storage took for an earlier answer; 0 if there was none, or it came at once."""
+        """Begin with `wait`, the seconds that the storage took for an earlier answer; 0 if none is known."""
         self._wait: float | None = wait or None
         self._work: float | None = None
 
@@ -60,15 +60,12 @@ class Lateness:
 
     @property
     def samples_a_task(self) -> int:
-        """The least number of samples in a task. Then waiting for the first sample takes about 5 % of the task's time.
-
-        It is 1 if the storage answers fast.
-        """
+        """The least number of samples in a task, so that it waits at most 5 % of its time for its first sample."""
         return max(1, math.ceil(self._files_a_wait / _MOST_WAITING))
 
     @property
     def _files_a_wait(self) -> float:
-        """How many files could be processed during the mean wait; 0 if the mean wait is not late."""
+        """How many files could be processed during the mean wait for a file; 0 if the storage answers fast."""
         wait = self._wait or 0.0
         return wait / max(self._work or wait, 1e-4) if is_late(wait) else 0.0
 
@@ -131,11 +128,9 @@ class ReadAhead(Generic[Wanted, Loaded]):
 
     @property
     def _most(self) -> int:
-        """How many items to load ahead; 0 if the storage answers fast."""
         return self._lateness.files
 
     def _read_ahead(self) -> None:
-        """Start loading the next items, until `_most` items or `MOST_BYTES` bytes are loaded ahead."""
         files = self._most
         while self._left and len(self._ahead) < files:
             size = self._size(self._left[0])
@@ -164,7 +159,7 @@ class WholeFile:
     """One file that is read from its start to its end. Threads may read several pieces of it at once."""
 
     def __init__(self, path: Path, size: int) -> None:
-        """Open nothing yet. `size` is the number of bytes that the file should have."""
+        """Store the path, and open no file yet. `size` is the number of bytes that the file should have."""
         self.path, self.size = path, size
         #: The number of bytes that the file has; None before the first read.
         self.found: int | None = None
@@ -192,10 +187,10 @@ class WholeFile:
             self._opened = None
 
     def read(self, offset: int, *, is_late: bool = False) -> bytes:
-        """Return `CHUNK` bytes from `offset` on, fewer at the end of the file; none if the file's size is not `size`.
+        """Return 4 MiB (`CHUNK`) from `offset` on, fewer at the end of the file; b"" if the file's size is not `size`.
 
-        Raises OSError, and StoreError when too many files are open. If storage answers late, the kernel is asked for
-        the whole piece at once: it would ask for small parts of it, one after the other.
+        With `is_late`, the kernel is asked to read all these bytes from the storage at once, because it would otherwise
+        read one small part after another. Raises OSError, and StoreError when too many files are open.
         """
         file = self.open()  # stays open as long as this refers to it
         if file is None:
@@ -209,7 +204,7 @@ class WholeFile:
 
 
 class FilePiece:
-    """A piece of a file: `CHUNK` bytes from `offset` on, or fewer at the end of the file."""
+    """A piece of a file: 4 MiB (`CHUNK`) from `offset` on, or fewer at the end of the file."""
 
     __slots__ = ("file", "offset")
 

@@ -40,8 +40,8 @@ class Cache:
     def __init__(self, directory: str | Path, manifest: Manifest, opened: OpenVersion | None = None) -> None:
         """Store the folder and the manifest; no file is opened.
 
-        If `opened` is given, opening the index or a shard raises StoreError if the file was replaced after `opened` had
-        read the manifest.
+        `opened` is the version of the cache whose manifest this is. With it, opening the index or a shard raises
+        StoreError if that file was replaced after the manifest was read.
         """
         self.directory = Path(directory)
         self.manifest = manifest
@@ -56,10 +56,11 @@ class Cache:
 
     @classmethod
     def open(cls, directory: str | Path, version: int | None = None) -> Cache:
-        """Read a cache's manifest; nothing else is opened. Raises what `load_version` raises.
+        """Open the cache in the folder `directory`: read its manifest, and no other file.
 
-        `version` is the number of the version to open, by default the newest. "cache@2" also names version 2 of
-        "cache".
+        `version` is the number of the version to open, by default the newest. A `directory` "cache@2" also means
+        version 2 of "cache". Raises NotACacheError, FormatError or DamageError for a manifest that is missing, invalid
+        or unreadable, UsageError for a version that does not exist, StoreError when too many files are open.
         """
         folder, number = split_version(directory)
         number = one_version(version, number, str(directory))
@@ -79,8 +80,8 @@ class Cache:
     def versions(self) -> tuple[list[Manifest], dict[str, str]]:
         """Return the manifests of all versions up to this one, and when each version was created.
 
-        The times are UTC texts by the identity of the manifest; a time may be missing. Raises DamageError or
-        FormatError for a version whose manifest is missing or damaged.
+        The times are texts in UTC, such as "2024-05-01T12:30:00Z", by the identity of the version's manifest. A version
+        may have no time. Raises DamageError or FormatError for a version whose manifest is missing or damaged.
         """
         return [*versions_before(self.directory, self.manifest), self.manifest], read_times(self.directory)
 
@@ -122,7 +123,7 @@ class Cache:
         return self._samples
 
     def open_tables(self) -> None:
-        """Open the index and the samples table, both at once if the storage answers late.
+        """Open the index and the samples table, in parallel if the storage is slow, as a network mount is.
 
         Raises what `index` and `samples` raise.
         """
@@ -138,7 +139,7 @@ class Cache:
 
     @property
     def reader(self) -> ShardReader:
-        """The reader, which returns records for their index rows. It opens a shard when it first reads from it."""
+        """The reader, which reads records by their index rows. It opens each shard when it first needs the shard."""
         if self._reader is None:
             self._reader = ShardReader(self.directory, self.manifest.shards, self._check, self.latency)
         return self._reader
@@ -166,11 +167,11 @@ class Cache:
         return self.manifest.samples * len(self.manifest.variants)
 
     def rows_of(self, shard: ShardEntry) -> Numbers:
-        """Return the index row numbers of a shard's records, in the order of their keys."""
+        """Return the index row numbers of a shard's records, int64 (records,), in the order of the samples."""
         return self.rows(shard.variant, np.arange(shard.first, shard.first + shard.records), shard.band)
 
     def index_of(self, shard: ShardEntry) -> Rows:
-        """Return the index rows of a shard's records: INDEX_DTYPE (records,), in the order of their keys."""
+        """Return the index rows of a shard's records, INDEX_DTYPE (records,), in the order of the samples."""
         return self.index[self.rows_of(shard)]
 
 
@@ -205,9 +206,10 @@ def annotation_counts(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 
 def cache_fingerprint(recipe_fingerprint: str, shards: Sequence[ShardEntry]) -> str:
-    """Return a hash of the recipe and the clean records. Equal contents have equal fingerprints on every machine.
+    """Return a cache's fingerprint: the SHA-256, in hexadecimal, of the recipe's fingerprint and the clean records.
 
-    If samples were deleted, the hash still covers their records, and it covers the numbers of the deleted samples, too.
+    Equal recipes and records give equal fingerprints on every machine. If samples were deleted, their records still
+    count, and so do the numbers of the deleted samples.
     """
     digest = hashlib.sha256(recipe_fingerprint.encode())
     for entry in sorted(shards, key=lambda entry: (entry.block, entry.band)):
@@ -253,8 +255,9 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
     """Return the luma (brightness) of the image field `name` of the records with these index row numbers.
 
     The result is uint8 (n, height, width, 1). It has half the height and width if that is cheaper to decode, both are
-    even, and half of each is still at least `least` pixels. If the codec does not store luma separately, the result is
-    that of `read_field`, with the field's channels and dtype. Raises what `read_field` raises.
+    even, and half of each is still at least `least` pixels. For images that are not colour images, and for codecs that
+    cannot decode luma alone, the result is that of `read_field`, with the field's channels and dtype. Raises what
+    `read_field` raises.
     """
     place = _place(cache, name)
     field = cache.manifest.fields[place]
@@ -269,10 +272,10 @@ def read_luma(cache: Cache, numbers: Numbers, name: str, least: int) -> Array:
 
 
 def _place(cache: Cache, name: str) -> int:
-    """Return the position of the field with this name. Raises UsageError if there is no such field."""
+    """Return the position of the field `name` in a record's fields. Raises UsageError if there is no such field."""
     names = [field.name for field in cache.manifest.layout.fields]
     if name not in names:
-        raise UsageError(f"records have no field {name!r}: they have {', '.join(names)}")
+        raise UsageError(f"the records of {cache.directory} have no field {name!r}: give one of {', '.join(names)}")
     return names.index(name)
 
 
@@ -308,7 +311,7 @@ def _spans(reader: ShardReader, layout: RecordLayout, rows: Array, place: int) -
         ]
         return np.array(spans, np.int64).reshape(-1, 2)
     if np.any(rows["length"] != layout.nbytes):
-        raise DamageError(f"the index has records that do not have {layout.nbytes:,} bytes: copy the cache again")
+        raise DamageError(f"the index lists records that do not have {layout.nbytes:,} bytes: copy the cache again")
     start = sum(field.nbytes for field in layout.fields[:place])
     return np.tile(np.array([start, start + layout.fields[place].nbytes], np.int64), (len(rows), 1))
 

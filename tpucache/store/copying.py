@@ -70,15 +70,18 @@ _KEPT: Final = ("number", "path", "source_bytes")
 
 
 def folder_path(place: str | Path) -> Path:
-    """Return the path of a local folder, given as a path or a file:// URL. Raises UsageError for any other URL."""
+    """Return the path of a local folder, given as a path or a file:// URL.
+
+    Raises UsageError for any other URL, and for an empty text or one with a NUL character.
+    """
     text = os.fspath(place)
     scheme, separator, rest = text.partition("://")
     if not text.strip() or "\0" in text:
-        raise UsageError(f"{text!r} names no folder")
+        raise UsageError(f"{text!r} names no folder: give the path of a folder")
     if not separator or "/" in scheme:
         return Path(place)
     if scheme != "file":
-        raise UsageError(f"a folder of this machine is needed, not a {scheme}:// URL")
+        raise UsageError(f"a folder of this machine is needed, not a {scheme}:// URL: give the path of a folder")
     return Path(rest.removeprefix("localhost"))
 
 
@@ -99,7 +102,7 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 
     `doing` says in messages what the process does, such as "staging a cache into". If another process has locked the
     folder, this waits if `waits` is True, and otherwise raises StoreError. Raises OSError when the folder cannot be
-    made, DependencyError on a system without such locks.
+    made, UsageError for a version of a cache, such as "cache@2", DependencyError on a system without such locks.
     """
     check_locks(f"{doing} {folder}")
     refuse_version(folder)
@@ -127,9 +130,8 @@ def hold_folder(folder: Path, doing: str, *, waits: bool = False) -> Iterator[No
 class Claim:
     """Which cache a folder holds, or which command is filling the folder with a copy of a cache.
 
-    `command` is that command, `identity` the identity of the cache, and `files` has the SHA-256 of each of the cache's
-    files by name. A claim is read from its file, or made from the manifest of a finished cache. A claim that was made
-    from a manifest has the `command` FINISHED.
+    `command` is that command, or FINISHED if the folder holds a finished cache. `identity` is the identity of the
+    cache's manifest, and `files` has the SHA-256 of each of the cache's files by name.
     """
 
     command: str
@@ -138,7 +140,7 @@ class Claim:
 
     @classmethod
     def of(cls, command: str, manifest: Manifest, files: Sequence[FileEntry] | None = None) -> Claim:
-        """Return the claim of a command that copies these files, by default the files of the manifest's version."""
+        """Return the claim of a `command` that copies `files`, by default the files that the manifest lists."""
         entries = manifest.files if files is None else files
         return cls(command, manifest.identity, {entry.name: entry.sha256 for entry in entries})
 
@@ -165,10 +167,7 @@ class Claim:
         return begun | set(self.files)
 
     def wrote_aside(self, name: str) -> bool:
-        """Return whether `name` is a temporary name under which a file of the cache is written.
-
-        The file may be one of `files`, the claim or the manifest.
-        """
+        """Return whether `name` is a temporary name of the claim's file, of the manifest, or of one of `files`."""
         return name_behind(name) != name and name_behind(name) in {CLAIM_NAME, MANIFEST_NAME, *self.files}
 
     def precedes(self, other: Claim) -> bool:
@@ -187,8 +186,9 @@ class Claim:
 def check_ours(where: str, names: Collection[str], claims: Sequence[Claim], wanted: Claim) -> None:
     """Raise UsageError unless a folder is empty, or holds the wanted cache or an earlier state of that cache.
 
-    `where` is the folder's name for messages, and `names` are all files in it. `claims` are those that `read_claims`
-    found in the folder. `wanted` is the claim of the command that wants to write into it.
+    `where` is the folder's name for messages, and `names` are the names of all files in the folder. `claims` are the
+    result of `read_claims` for the folder. `wanted` is the claim of the command that is about to write into the folder:
+    a file that this command would replace must be listed in a claim.
     """
     there = set(names) - {name for name in names if is_claim_aside(name)}
     if not there:
@@ -215,10 +215,10 @@ def is_claim_aside(name: str) -> bool:
 
 
 def read_claims(folder: Path) -> list[Claim]:
-    """Return up to two claims in a folder: from the claim file of an unfinished copy, and from its manifest.
+    """Return up to two claims of a folder: one from the claim file of an unfinished copy, one from the manifest.
 
-    Raises UsageError if the claim file cannot be read or tpucache did not write it, and what `Manifest.load` raises
-    except NotACacheError.
+    Raises UsageError for a claim file that cannot be read or that tpucache did not write, FormatError or DamageError
+    for a manifest that is invalid or unreadable, StoreError when too many files are open.
     """
     claims = []
     path = folder / CLAIM_NAME
@@ -273,9 +273,9 @@ def has_same_table(before: Manifest, after: Manifest) -> bool:
 
 
 def check_descends(old: Cache, new: Cache, where: str) -> None:
-    """Raise UsageError unless the new cache begins with the old one's samples: numbers, paths, labels, columns.
+    """Raise UsageError unless the cache `new` begins with the samples of `old`: numbers, paths, labels, columns.
 
-    `where` is the target's name for messages. If the new cache was made by relabelling, labels and columns may differ.
+    `where` is the folder of `old` for messages. If relabelling made `new` of `old`, labels and columns may differ.
     Only the samples tables are read, and only if `has_same_table` is False, so the folders may lack all other files.
     Comparing shards would not be enough: shards hold no labels, and two caches of the same photographs have the same
     shards. Raises DamageError or FormatError for a table that cannot be read.
@@ -347,7 +347,7 @@ def stage_cache(
         with hold_folder(target, "staging a cache into", waits=True) if fcntl else nullcontext():
             _copy_cache(source, manifest, target, on_progress, made, Lateness(opened.latency))
     except OSError as error:
-        raise StoreError(f"{source} cannot be copied to {target}: {error}") from error
+        raise StoreError(f"{source} cannot be copied to {target}: {error}. Check both folders and the disk") from error
     return target
 
 
@@ -413,8 +413,8 @@ def copy_missing(
 ) -> None:
     """Copy the files `missing` of a cache, by calling `copy(entry, advance)` for each.
 
-    `copy` calls `advance` with the number of bytes of its file that are copied so far. `files` are all files of the
-    cache. `on_progress` is called with the bytes that are done and the total, both of all these files.
+    `copy` calls `advance` with the number of bytes of the file `entry` that are copied so far. `files` are all files of
+    the cache. `on_progress` is called with the number of bytes done and the number of all bytes, both of `files`.
     """
     total = sum(entry.bytes for entry in files)
     before = total - sum(entry.bytes for entry in missing)
@@ -441,7 +441,8 @@ def check_room(target: Path, needed: int) -> None:
 def copy_file(source: Path, target: Path, entry: FileEntry, chunks: Iterable[bytes] | None = None) -> None:
     """Copy a file of a cache from the folder `source` to the folder `target`, and check its SHA-256.
 
-    `chunks` yields the file's bytes; without it, they are read from `source`. Raises DamageError, OSError.
+    `chunks` yields the file's bytes; if it is None, the bytes are read from `source`. Raises DamageError if the SHA-256
+    is not that of `entry`, and OSError.
     """
     aside = name_aside(target / entry.name)
     digest = hashlib.sha256()

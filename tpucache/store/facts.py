@@ -53,8 +53,8 @@ class Findings:
     shorter side of the source image is shorter than that of the images in the cache), `long` (one side is at least 4
     times as long as the other), `suffix` (the file has another type than its suffix says) and `turned` (EXIF turns the
     image). A finding is left out if the samples table lacks the columns for it. `extremes` has the positions of the
-    `darkest`, `brightest` and `faintest` (least contrast) samples, five each. `classes` has lines of text about the
-    classes, and `paths` the path of every sample.
+    `darkest`, `brightest` and `faintest` (least contrast) samples, at most five each. `classes` has lines of text about
+    the classes, and `paths` the path of every sample.
     """
 
     images: Mapping[str, Positions]
@@ -81,7 +81,7 @@ class Findings:
 
 
 def findings(cache: Cache) -> Findings:
-    """Return the findings in a cache. No record is read. Raises DamageError for a damaged table."""
+    """Return the findings in a cache. No record is read. Raises DamageError or FormatError for a damaged table."""
     table, image = cache.samples, cache.manifest.fields[0]
     width, height, turned, mean, std = (_numbers(cache, name) for name in (WIDTH, HEIGHT, TURNED, MEAN, STD))
     images: dict[str, Positions] = {}

@@ -51,8 +51,8 @@ class ResizedView:
     """How to decode a field at another image size than the stored one.
 
     `shape` is the stored shape of the field, `image` the stored shape of the image, and `canvas` the new height and
-    width. `fit` says how the image is fitted into the new size, like `Recipe.fit`. Decoding uses the lowest
-    `frequencies` of each block of coefficients.
+    width. `fit` says how the image is fitted into the new size, like `Recipe.fit`. `frequencies` is the number of
+    lowest frequencies, 1 to 8, that decoding uses of each 8x8 block of coefficients.
     """
 
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class Field:
     band: Annotated[int | None, NotStored()] = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the field as plain values, without those that are None."""
+        """Return the field's attributes by name as plain values, without attributes that are None."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     @property
@@ -117,7 +117,7 @@ class Field:
 
     @property
     def packed(self) -> Field:
-        """The field as it is sent to a device: the codec's packed bytes (n,), or the field itself if there are none."""
+        """The field as a device gets it: its packed bytes, uint8 (n,), or the field itself if it has no packed form."""
         codec = CODECS[self.codec]
         if not isinstance(codec, PackedCodec):
             return self
@@ -155,7 +155,7 @@ def check_field(field: Field) -> None:
             raise FormatError(f"the field {field.name!r} cannot have bands: only images have them")
     if field.packing != (own := CODECS[field.codec].packing):
         expected = f"{field.codec} has no packing" if own is None else f"the packing of {field.codec} is {own!r}"
-        raise FormatError(f"{expected}, and no release wrote {field.packing!r} for it")
+        raise FormatError(f"{expected}, and no release wrote {field.packing!r} as the packing of {field.codec}")
     if field.name == IMAGE:
         check_image(field)
 
@@ -163,12 +163,12 @@ def check_field(field: Field) -> None:
 def check_bands(codec: str, bands: Sequence[int]) -> None:
     """Raise FormatError for frequency bands that a codec cannot write.
 
-    `bands` has the upper frequency limit of each band. The last one may be below 8: a copy may lack the last bands.
+    `bands` has the upper frequency limit of each band. The last limit may be below 8: a copy may lack the last bands.
     """
     if not CODECS[codec].has_frequencies:
         raise FormatError(f"the codec {codec} cannot store frequency bands")
     if not 1 <= len(bands) <= MAX_BANDS or list(bands) != sorted(set(bands)) or not 1 <= bands[0] <= bands[-1] <= 8:
-        raise FormatError(f"bands are ascending numbers from 1 to 8, such as 2,4,8, unlike {tuple(bands)!r:.60}")
+        raise FormatError(f"bands are ascending numbers from 1 to 8, such as 2,4,8, not {tuple(bands)!r:.60}")
 
 
 def part_layouts(fields: Sequence[Field]) -> tuple[RecordLayout, ...]:
@@ -229,7 +229,7 @@ class RecordLayout:
             spans.append((at, at + size))
             at += size
         if at != length:
-            raise DamageError(f"a record of {length} bytes should have {at}")
+            raise DamageError(f"a record of {length} bytes should have {at} bytes by the lengths of its fields")
         return spans
 
     def lengths_in(self, value: memoryview) -> list[int]:
@@ -241,11 +241,11 @@ class RecordLayout:
         fixed = self.header_bytes + sum(field.stored_bytes or 0 for field in self.fields)
         while at < len(value):
             if len(value) - at < self.header_bytes:
-                raise DamageError(f"{len(value):,} bytes are not whole records")
+                raise DamageError(f"an LMDB value of {len(value):,} bytes ends inside a record")
             lengths.append(fixed + sum(struct.unpack_from(self._lengths, value, at)))
             at += lengths[-1]
         if at != len(value):
-            raise DamageError(f"{len(value):,} bytes are not whole records")
+            raise DamageError(f"an LMDB value of {len(value):,} bytes ends inside a record")
         return lengths
 
     def split(self, record: memoryview) -> list[memoryview]:
@@ -271,7 +271,7 @@ class RecordLayout:
         wrong = np.flatnonzero(ends[:, -1] != starts + lengths)
         if len(wrong):
             found, expected = lengths[wrong[0]], ends[wrong[0], -1] - starts[wrong[0]]
-            raise DamageError(f"a record of {found} bytes should have {expected}")
+            raise DamageError(f"a record of {found} bytes should have {expected} bytes by the lengths of its fields")
         return np.stack([ends - sizes, ends], -1)
 
     @functools.cached_property

@@ -70,10 +70,10 @@ _MAX_DIMENSIONS: Final = 32
 
 
 class OpenFile:
-    """A file that is open for reading. `number` is its descriptor. It closes when nothing refers to this object."""
+    """An open file with the descriptor `number`. The file closes when this object is garbage collected."""
 
     def __init__(self, path: Path) -> None:
-        """Open a regular file. Raises OSError, StoreError when too many files are open."""
+        """Open a regular file for reading. Raises OSError, and StoreError when too many files are open."""
         try:
             self.number = open_regular(path)
         except OSError as error:
@@ -82,7 +82,7 @@ class OpenFile:
 
     @classmethod
     def of(cls, number: int) -> OpenFile:
-        """Return the OpenFile for a descriptor that is open already. It closes the descriptor."""
+        """Return an OpenFile that owns the open descriptor `number`, and so closes it in the end."""
         file = cls.__new__(cls)
         file.number = number
         return file
@@ -118,12 +118,12 @@ class OpenFolder(OpenFile):
 
 
 def is_late(seconds: float) -> bool:
-    """Return whether storage is late, so that reading ahead pays: it needs this number of seconds for an answer."""
+    """Return whether storage that takes `seconds` for one answer is slow (above 2 ms), so that reading ahead pays."""
     return seconds > LATE_SECONDS
 
 
 def refuse_too_many_files(error: BaseException) -> None:
-    """Raise StoreError if the error means that too many files are open: then the file itself is not damaged."""
+    """Raise StoreError if `error` says that too many files are open, so that no file is damaged. Else do nothing."""
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         return
     if error.errno == errno.ENFILE:
@@ -166,12 +166,12 @@ def _open_regular(path: str | Path) -> tuple[int, int]:
 
 
 def open_file(path: str | Path, buffer: int = io.DEFAULT_BUFFER_SIZE) -> BinaryIO:
-    """Open a regular file for reading, as `open_regular` does, `buffer` bytes at a time. Raises OSError."""
+    """Open a regular file for reading bytes, with a buffer of `buffer` bytes. Raises OSError as `open_regular` does."""
     return os.fdopen(open_regular(path), "rb", buffer)
 
 
 def ask_for(number: int, offset: int, length: int) -> None:
-    """Ask the kernel to read bytes of an open file ahead, from `offset` on: `length` bytes, but at most `MOST_ASKED`.
+    """Ask the kernel to read the `length` bytes from `offset` on, but at most 16 MiB, of the open file `number` ahead.
 
     Errors are ignored: some file systems take no hints, and reading raises a clear error. Without a hint, the kernel
     asks storage for a small part at a time, so that a program waits for several answers, one after the other.
@@ -181,7 +181,7 @@ def ask_for(number: int, offset: int, length: int) -> None:
 
 
 def open_text(path: str | Path, encoding: str = "utf-8", newline: str | None = None) -> TextIO:
-    """Open a regular file of text for reading, as `open_regular` does. Raises OSError."""
+    """Open a regular file for reading text. Raises OSError as `open_regular` does."""
     return os.fdopen(open_regular(path), encoding=encoding, newline=newline)
 
 
@@ -189,7 +189,7 @@ def read_file(path: str | Path) -> bytes:
     """Return the bytes of a regular file. Raises OSError."""
     number, size = _open_regular(path)
     try:
-        # One byte more than its size: a shorter answer is the end, so that there is one system call, not several. While
+        # One byte more than the file's size: a shorter answer is its end, so that one system call suffices. While
         # other threads want the interpreter's lock, each call costs a change of threads.
         parts = [os.read(number, size + 1)]
         while parts[-1] and sum(map(len, parts)) != size:
@@ -265,10 +265,10 @@ def sha256_of(chunks: Iterable[bytes]) -> str:
 
 
 def refuse_url(folder: str | Path) -> None:
-    """Raise NotACacheError if a URL is given instead of a folder, before a system error can show a password in it."""
+    """Raise NotACacheError if `folder` is a URL. The message shows the URL without its password."""
     if url := _find_url(folder):
         raise NotACacheError(
-            f"{url} is a URL, and a cache is read from a folder: copy it to one first, by `tpucache fetch URL DIR`"
+            f"{url} is a URL, and a cache is read from a folder: copy the cache first, by `tpucache fetch URL FOLDER`"
         )
 
 
@@ -277,9 +277,9 @@ def check_is_local(path: str | Path) -> None:
     if url := _find_url(path):
         copy = _COPYING.get(url.partition(":")[0].lower(), "the tool of its storage")
         raise UsageError(
-            f"{url} is a URL, and files are read and written by their paths on this machine: copy what is there to a "
-            f"folder first ({copy}) or mount it, and give its path; `tpucache push` brings a finished cache "
-            "to a URL"
+            f"{url} is a URL, and files are read and written by their paths on this machine: copy the files at the URL "
+            f"to a folder first ({copy}) or mount the URL, and give the folder's path; `tpucache push` brings a "
+            "finished cache to a URL"
         )
 
 
@@ -308,7 +308,10 @@ def _find_url(path: str | Path) -> str | None:
 
 @contextlib.contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
-    """Name the file in an OSError of writing to it, which names none, and say what to do if it became too large."""
+    """Add the file's path to an OSError of the `with` block that has none, as errors of writing to an open file have.
+
+    If the error is that the file became too large, its text then also says which limit to raise.
+    """
     try:
         yield
     except OSError as error:
@@ -323,7 +326,7 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 def describe_size_limit() -> str:
-    """Return how large a file this process may write, and how to raise this limit; "" if there is no limit."""
+    """Return a text with the largest file size that this process may write, and how to raise it; "" for no limit."""
     limit = None if resource is None else resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if resource is None or limit == resource.RLIM_INFINITY:
         return ""
@@ -363,7 +366,7 @@ def open_new(path: Path) -> BinaryIO:
 
 
 def rename_durably(source: Path, target: Path) -> None:
-    """Rename a file, which was synced before, and sync the directory of `target`. Raises OSError."""
+    """Rename the file `source`, which the caller has synced, and sync the directory of `target`. Raises OSError."""
     source.replace(target)
     sync_directory(target.parent)
 
@@ -400,7 +403,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Write a directory's entries to the disk, so that they survive a power cut. Does nothing if the system cannot."""
+    """Write a directory's entries to the disk, so that they survive a power cut. Does nothing on Windows."""
     if FOLDER is None:
         return
     descriptor = os.open(directory, FOLDER)
@@ -425,9 +428,10 @@ def append_chunks(path: Path, chunks: Iterable[bytes], digest: _Hash) -> None:
 
 
 def check_apart(source: Path, target: Path) -> None:
-    """Raise UsageError when a cache and the folder to write into are the same folder, or one is inside the other.
+    """Raise UsageError if the cache `source` and the folder `target` are the same folder, or one contains the other.
 
-    Links, relative paths and repeated mounts are resolved. The folders need not exist.
+    Links, relative paths and repeated mounts are resolved; the folders need not exist. Links that form a loop also
+    raise UsageError.
     """
     real_source, real_target = _resolve(source), _resolve(target)
     if _is_same(real_source, real_target):
@@ -462,10 +466,9 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def check_locks(doing: str, *, of_open_files: bool = False) -> None:
-    """Raise DependencyError on a system without file locks.
+    """Raise DependencyError on a system without file locks; with `of_open_files`, on every system but Linux.
 
-    With `of_open_files`, also raise it on a system without Linux's open file description locks. `doing` names the work
-    that needs the locks, for the message.
+    `doing` names the work that needs the locks, for the message.
     """
     if fcntl is None:
         raise DependencyError(f"{doing} needs locks of files that this system does not have: use Linux, macOS or WSL")
@@ -504,7 +507,7 @@ class NpyHeader(NamedTuple):
 def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHeader:
     """Read the header of a .npy file, from the file's position on.
 
-    Raises FormatError unless the file has version 1.0 and C order, and its dtype is that of plain numbers or `rows`.
+    Raises FormatError unless the file has version 1.0 and C order, and holds plain numbers or the dtype `rows`.
     """
     start = file.read(len(_NPY_MAGIC) + 2)
     length = int.from_bytes(start[len(_NPY_MAGIC) :], "little")
@@ -522,7 +525,7 @@ def read_npy_header(file: BinaryIO, rows: np.dtype[Any] | None = None) -> NpyHea
 
 
 def parse_npy(data: bytes) -> npt.NDArray[Any]:
-    """Return the array in the bytes of a .npy file, read-only. Raises FormatError."""
+    """Return the array in the bytes of a .npy file, read-only. Raises FormatError for any other bytes."""
     header = read_npy_header(io.BytesIO(data))
     if math.prod(header.shape) * header.dtype.itemsize != len(data) - header.offset:
         raise FormatError(f"{len(data) - header.offset} bytes are not an array of {header.dtype} {header.shape}")

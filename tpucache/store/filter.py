@@ -86,8 +86,6 @@ def _inverse(truth: _Truth) -> _Truth:
 
 
 class _Condition:
-    """Evaluates a condition for the samples at some positions of a table."""
-
     def __init__(
         self, text: str, table: SampleTable, positions: npt.NDArray[np.int64], classes: tuple[str, ...]
     ) -> None:
@@ -108,7 +106,6 @@ class _Condition:
         return self._truth(tree).true
 
     def _truth(self, node: ast.expr) -> _Truth:
-        """Evaluate a condition or a part of it."""
         if isinstance(node, ast.BoolOp):
             parts = [self._truth(part) for part in node.values]
             is_and = isinstance(node.op, ast.And)
@@ -188,7 +185,7 @@ class _Condition:
     def _numbers(self, node: ast.expr, name: str) -> Array:
         column = np.asarray(self._table[name])
         if column.ndim != 1:
-            raise self._refused(node, f"{name} has several values per sample")
+            raise self._refused(node, f"{name} has several values per sample: use a column with a single value")
         values: Array = column[self._positions]
         return values
 

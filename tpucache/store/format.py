@@ -66,9 +66,9 @@ RECORD_HEAD: Final = struct.Struct("<QI")
 
 
 def table_name(first: str, generation: int) -> str:
-    """Return the file name of a table, such as `index.npy` in generation 0, or `index-1.npy` in generation 1.
+    """Return the file name of a table: `index.npy` in generation 0, `index-1.npy` in generation 1.
 
-    `first` is the name in generation 0.
+    `first` is the name in generation 0. A cache's generation counts how often its tables were rewritten.
     """
     stem, dot, suffix = first.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else first
@@ -94,7 +94,7 @@ def name_behind(name: str) -> str:
 
 
 def is_cache_file(name: str) -> bool:
-    """Return whether a cache's files have such a name, in any version. A temporary name counts like the final one."""
+    """Return whether `name` is the name, or a temporary name, of a file that a cache of any version may have."""
     name = name_behind(name)
     patterns = SHARD_NAME, TABLE_NAME, VERSION_NAME, HASHES_NAME
     return name in (MANIFEST_NAME, TIMES_NAME) or any(each.fullmatch(name) for each in patterns)
@@ -131,5 +131,5 @@ def shard_name(part: Part, block: int) -> str:
 
 
 def encode_key(number: int) -> bytes:
-    """Return the key of a sample's record: its number in eight big-endian bytes."""
+    """Return the LMDB key of a sample's record: the sample's number in eight big-endian bytes."""
     return _KEY.pack(number)

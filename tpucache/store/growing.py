@@ -74,7 +74,7 @@ _LATE: Final = frozenset(item.name for item in fields(Manifest)) - {*_EARLY}
 
 
 def spool_name(file: int) -> str:
-    """Return the name of a spool file in the work folder."""
+    """Return the name of the spool file with this number: the file into which one worker writes finished records."""
     return f"spool-{file:08x}.bin"
 
 
@@ -92,7 +92,7 @@ def ask_for(work: Path, positions: Numbers) -> None:
 
 
 def list_asked(work: Path) -> list[str]:
-    """Return the names of the files that `ask_for` wrote, the oldest first."""
+    """Return the names of the files that `ask_for` wrote into the folder `work`, the oldest first."""
     with os.scandir(work) as entries:
         return sorted(entry.name for entry in entries if entry.name.startswith(_WANTED))
 
@@ -116,7 +116,7 @@ class Prospect:
 
 
 class Builder(Protocol):
-    """The builder of a growing cache: what its readers need of it."""
+    """The builder of a growing cache, with the methods that readers of the cache call."""
 
     def check(self) -> bool:
         """Return whether this process started the build. Raises the build's error if the build has failed."""
@@ -164,7 +164,7 @@ class Arrivals(Arriving):
     ) -> None:
         """Store the cache's folder, the final numbers of its index rows and samples, and the names of its shards.
 
-        `builder` is None if another process builds the cache.
+        `builder` is None if this process did not start the build.
         """
         self.directory, self._count, self._samples = directory, rows, max(1, samples)
         self._shards, self._builder = tuple(shards), builder
@@ -233,7 +233,7 @@ class Arrivals(Arriving):
                 _log.warning("%s Until then, the other records are decoded again each time they are read", error)
 
     def _make_in_memory(self, numbers: Numbers, make: RecordMaker) -> Rows:
-        """Make the missing ones of these records in a file in memory, and return the index rows of all of them."""
+        """Make the missing records in a file in memory, and return the index rows of all records in `numbers`."""
         rows: Rows = self._rows[numbers]
         missing = np.flatnonzero(~self._is_here[numbers])
         records = make(numbers[missing])
@@ -257,7 +257,10 @@ class Arrivals(Arriving):
     def expect(
         self, owner: object, variants: Sequence[int], bands: int, windows: Windows, further: Windows | None = None
     ) -> None:
-        """Ask the builder to make the records that `windows()` yields next, in this order."""
+        """Ask the builder to make the records in `windows()` first, in this order. Raises StoreError.
+
+        Does nothing once the cache is finished.
+        """
         if not self.look():
             self.ask(np.concatenate([*windows(), np.empty(0, np.int64)]), again=True)
 
@@ -287,7 +290,9 @@ class Arrivals(Arriving):
             try:
                 ask_for(self.directory / WORK_NAME, positions[np.sort(first)])
             except OSError as error:
-                raise StoreError(f"{self.directory} cannot be written: {error}") from error
+                raise StoreError(
+                    f"{self.directory} cannot be written, to ask for records: {error}. Check the disk and permissions"
+                ) from error
 
     def wait(self) -> Cache:
         """Wait until the cache is finished, and return it. Raises the error of a build that failed, and StoreError."""
@@ -304,13 +309,16 @@ class Arrivals(Arriving):
         return self._files.get(number)
 
     def name(self, number: int) -> str:
-        """Return the path, relative to the cache's folder, of the file to which `shard` = `number` in a row refers."""
+        """Return the path, in the cache's folder, of the file to which `shard` = `number` in an index row refers.
+
+        Returns "memory" for a file in memory.
+        """
         if number >= _FIRST_IN_MEMORY:
             return "memory"
         return f"{WORK_NAME}/{spool_name(number)}" if number & SPOOL_BIT else self._shards[number]
 
     def _pause(self) -> None:
-        """Wait a moment. Raises the error of a build that failed."""
+        """Wait a moment. Raises the error of a build that failed, and StoreError if the command was interrupted."""
         if signals.is_leaving():
             raise StoreError(f"{self.directory}: waiting for records was given up, because the command was interrupted")
         now = time.monotonic()
@@ -413,7 +421,7 @@ class GrowingReader(ShardReader):
 
     @property
     def arriving(self) -> Arrivals | None:
-        """The index rows that are known so far, to announce reads to; None once the cache is finished."""
+        """The object to which a loader announces what it will read; None once the cache is finished."""
         return None if self._arrivals.finished is not None else self._arrivals
 
     @property
@@ -440,13 +448,12 @@ class GrowingReader(ShardReader):
         return self._directory / self._arrivals.name(shard)
 
     def _are_proven(self, rows: Rows, shards: list[int]) -> bool:
-        """Return whether none of these records has to be compared with its checksum."""
         if rows.dtype != _NUMBERED_DTYPE:
             return super()._are_proven(rows, shards)
         return max(shards, default=0) < _FIRST_IN_MEMORY and bool(self._arrivals.is_proven[rows["row"]].all())
 
     def _prove(self, rows: Rows, shards: list[int], views: Sequence[Sequence[memoryview]]) -> None:
-        """Compare records with their checksums that this process reads for the first time. Raises DamageError."""
+        """Compare the records that this process reads for the first time with their checksums. Raises DamageError."""
         if rows.dtype != _NUMBERED_DTYPE:
             super()._prove(rows, shards, views)
             return
@@ -462,14 +469,14 @@ class GrowingReader(ShardReader):
 
 
 class GrowingCache(Cache):
-    """A cache that is read while this process or another one builds it."""
+    """A cache that is read while a process builds it."""
 
     is_growing = True
 
     def __init__(self, directory: Path, prospect: Prospect, builder: Builder | None = None) -> None:
-        """Store the cache's folder, its known parts, and its builder (None if another process builds it).
+        """Store the cache's folder, and `prospect`, the parts of its manifest and samples table that are known.
 
-        Once the build is finished, the same object reads records from the shards.
+        `builder` is None if this process did not start the build. After the build, records are read from the shards.
         """
         self._arrivals = Arrivals(directory, 0, 0, (), None)  # until the manifest, which needs one, is made
         super().__init__(directory, GrowingManifest(prospect, self._finished_manifest))

@@ -36,7 +36,6 @@ _COLUMNS: Final[Mapping[str, tuple[type, tuple[int, ...]]]] = {
     "thumbnail": (np.uint8, (8, 8)),
 }
 
-#: The pattern of the file's name.
 _MOST_BYTES: Final = 512  # a generous limit per sample
 _MOST_HEADERS: Final = 64 << 10
 
@@ -138,7 +137,10 @@ def _file_bytes(found: Hashes) -> bytes:
 
 
 def keep_hashes(cache: Cache, found: Hashes) -> None:
-    """Write hashes into a cache's folder and remove its outdated hash files. Does nothing in a read-only folder."""
+    """Write hashes into a cache's folder, and remove outdated files of hashes there.
+
+    Does nothing in a read-only folder. Any other error of writing is only logged.
+    """
     path = cache.directory / hashes_name(cache.manifest)
     try:
         if not os.access(path.parent, os.W_OK):

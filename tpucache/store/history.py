@@ -1,4 +1,4 @@
-"""The versions of a cache: which one a user means, how its manifest is verified, and which files belong to it.
+"""The versions of a cache: which version a user means, how its manifest is verified, and which files belong to it.
 
 `manifest.json` is the manifest of the newest version, and lists the identities of all earlier versions.
 `version-3.json` is the manifest of version 3. Each manifest names its own tables and shards, and versions share shards.
@@ -82,7 +82,7 @@ def earlier_version(manifest: Manifest, number: int, where: str, read: Callable[
 
     `read` returns the bytes of a file by its name, or None if there is no such file. `where` is the cache's place for
     messages. Raises UsageError if there is no such version, DamageError or FormatError if its manifest is missing,
-    damaged or another version's.
+    damaged, or belongs to another version.
     """
     if number == manifest.number:
         return manifest
@@ -115,13 +115,13 @@ def _reading(directory: Path) -> Callable[[str], bytes | None]:
         path = directory / name
         try:
             if path.stat().st_size > MAX_MANIFEST_BYTES:
-                raise FormatError(f"{path} is larger than any manifest")
+                raise FormatError(f"{path} is larger than any manifest: copy the cache again")
             return read_file(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{path} cannot be read: {error}") from error
+            raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
 
     return read
 
@@ -142,7 +142,10 @@ def version_files(directory: str | Path, manifest: Manifest) -> tuple[FileEntry,
 
 
 def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEntry, ...]:
-    """Like `version_files`, for a caller that has already read the manifests of all earlier versions, `before`."""
+    """Like `version_files`, for a caller that has already read the manifests of all earlier versions, `before`.
+
+    Raises FormatError if two versions list a file with different SHA-256.
+    """
     files = {entry.name: FileEntry(entry.name, entry.bytes, entry.sha256) for entry in manifest.files}
     for each in before:
         for entry in each.files:
@@ -159,7 +162,10 @@ def joined_files(manifest: Manifest, before: Sequence[Manifest]) -> tuple[FileEn
 
 
 def known_files(directory: Path, manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Like `version_files`, but earlier versions that are missing or damaged are skipped."""
+    """Like `version_files`, but earlier versions that are missing or damaged are skipped.
+
+    If versions list a file with different SHA-256, only the files of `manifest` are returned.
+    """
     before = []
     for number in range(1, manifest.number):
         with contextlib.suppress(DamageError, FormatError):
@@ -181,9 +187,10 @@ def read_times(directory: str | Path) -> dict[str, str]:
 
 
 def check_times(directory: Path) -> None:
-    """Raise DamageError if a cache has a file of creation times that was changed after it was written.
+    """Raise DamageError if the file of a cache's creation times cannot be read, or was changed after it was written.
 
-    Files from before the release of 0.3 have no digest: a changed digit of a time in such a file is not noticed.
+    Raises FormatError if the file is too large. Without such a file, nothing happens. Files from before the release of
+    0.3 have no digest: a changed digit of a time in such a file is not noticed.
     """
     data = _reading(directory)(TIMES_NAME)
     if data is None:
@@ -222,7 +229,7 @@ def _times_text(content: Mapping[str, Any]) -> bytes:
 def note_time(directory: Path, manifest: Manifest, aside: Path | None = None) -> None:
     """Write into the file of creation times that the version with this manifest was made now. Raises OSError.
 
-    Times of versions that are not earlier versions of this one are removed. `aside` is that of `write_atomically`.
+    Only the times of this version and of its earlier versions are kept. `aside` is that of `write_atomically`.
     """
     times = read_times(directory)
     kept = {name: times[name] for name in manifest.parents if name in times}
@@ -251,7 +258,7 @@ def _state(directory: Path) -> _State | None:
 
 
 class OpenVersion:
-    """An open version of a cache. `check` tells whether a file in the folder is still the file that the manifest lists.
+    """An open version of a cache. `check` raises StoreError if a file was replaced after the manifest was read.
 
     After a cache was compacted or rebuilt, other files have the same names, and perhaps the same sizes.
     """
@@ -264,9 +271,9 @@ class OpenVersion:
         self._identity: str | None = None
 
     def check(self, entry: FileEntry) -> None:
-        """Raise StoreError if the folder's present manifest no longer lists the file `entry` with this SHA-256.
+        """Raise StoreError if the folder now holds another cache, without a file of the name and SHA-256 of `entry`.
 
-        Open the file before this call: an open file cannot be replaced afterwards.
+        Open the file before this call: an open file cannot be replaced afterwards. Raises what `Manifest.load` raises.
         """
         now = _state(self._directory)
         if now == self._state:

@@ -63,7 +63,7 @@ class Holder:
 
 
 class Hold:
-    """A folder that this process holds."""
+    """A folder that this process holds, so that no other process writes into it."""
 
     def __init__(self, path: Path, token: str) -> None:
         """Store the path of the lock file, and the token that this process wrote into it."""
@@ -71,10 +71,7 @@ class Hold:
         self.token = token
 
     def is_lost(self) -> bool:
-        """Return whether another process has removed the lock file, or has taken over the lease after it expired.
-
-        Raises OSError.
-        """
+        """Return whether the lock file was removed, or has another process's token. Raises OSError."""
         holder = read_holder(self._path)
         return holder is None or holder.token != self.token
 
@@ -157,7 +154,7 @@ def _holder_in(data: bytes) -> Holder | None:
 
 
 def _close_inherited() -> None:
-    """Close the lock files that a forked child has inherited: it would hold the locks after its parent has ended."""
+    """Close the lock files that a forked child has inherited: the child would hold the locks after its parent's end."""
     while _locks:
         os.close(_locks.pop())
 
@@ -269,10 +266,7 @@ def _is_live(path: Path, holder: Holder | None, *, if_gone: bool = False) -> boo
 
 
 def _age(path: Path) -> float | None:
-    """Return how many seconds ago a file was touched, by the clock of its file system; None if there is no file.
-
-    Raises OSError.
-    """
+    """Return the seconds since a file was touched, by its file system's clock; None without a file. Raises OSError."""
     now = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     number = os.open(now, _CREATE | os.O_EXCL, 0o600)
     try:

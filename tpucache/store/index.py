@@ -174,4 +174,6 @@ def _reserve(size: int) -> memoryview:
     try:
         return memoryview(mmap.mmap(-1, size) if size else bytearray())
     except (OSError, OverflowError, MemoryError) as error:
-        raise StoreError(f"there is no memory for an index of {size / 1e9:,.1f} GB: {error}") from error
+        raise StoreError(
+            f"there is no memory for an index of {size / 1e9:,.1f} GB: {error}. End other programs"
+        ) from error

@@ -235,7 +235,7 @@ class Manifest:
 
     @property
     def generation(self) -> int:
-        """How often the tables were rewritten: for added samples or variants, changed labels or repaired samples."""
+        """How often the tables were rewritten because samples, variants or labels were added, changed or deleted."""
         return int((fmt.TABLE_NAME.fullmatch(self.index.name) or [0, 0, 0])[2] or 0)
 
     @property
@@ -309,7 +309,7 @@ class Manifest:
         try:
             size = path.stat().st_size
             if size > fmt.MAX_MANIFEST_BYTES:
-                raise FormatError(f"{path} has {size:,} bytes: no manifest is that large")
+                raise FormatError(f"{path} has {size:,} bytes: no manifest is that large. Copy the cache again")
             text = read_file(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             is_there = path.parent.exists()
@@ -318,7 +318,7 @@ class Manifest:
             raise NotACacheError(f"{directory} {what}. Give the folder that `tpucache warmup` wrote{again}.") from error
         except OSError as error:
             refuse_too_many_files(error)
-            raise DamageError(f"{path} cannot be read: {error}") from error
+            raise DamageError(f"{path} cannot be read: {error}. Copy the cache again") from error
         try:
             return cls.from_json(text)
         except FormatError as error:
@@ -430,7 +430,7 @@ def _check_whole(manifest: Manifest) -> None:
         raise FormatError(f"variants {manifest.variants} are not ascending")
     names = [field.name for field in manifest.fields]
     if len(set(names)) != len(names) or not names:
-        raise FormatError("there are no fields, or two of one name")
+        raise FormatError("there are no fields, or two fields have the same name")
     if manifest.layout.nbytes > fmt.MAX_RECORD_BYTES:
         raise FormatError(f"a record of {manifest.layout.nbytes:,} bytes is too large")
     tables = sorted(entry.name for entry in manifest.tables)
@@ -477,4 +477,4 @@ def _check_statistics(manifest: Manifest) -> None:
         raise FormatError(f"the statistics of frequencies do not have {channels} channels")
     counts = manifest.statistics.class_counts
     if len(counts) not in (0, len(manifest.classes)):
-        raise FormatError(f"{len(counts)} class counts for {len(manifest.classes)} classes")
+        raise FormatError(f"there are {len(counts)} class counts for {len(manifest.classes)} classes")

@@ -46,7 +46,7 @@ class MetaPage(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The exact size of a file that was written once, from start to end."""
+        """The size of all pages in bytes. A file that was written once, from start to end, has exactly this size."""
         return self.pages * self.page_size
 
 
@@ -61,7 +61,7 @@ class Extent(NamedTuple):
 def read_layout(file: BinaryIO) -> MetaPage:
     """Read the two meta pages of an LMDB file, and return the newer one.
 
-    Raises FormatError when the file is not an LMDB file of data format 1, or holds more than one named database.
+    Raises FormatError when the file is not an LMDB file of data format 1, or its meta pages contradict each other.
     """
     first = _read_meta(file, 0)
     page_size = first[1].page_size
@@ -77,8 +77,8 @@ def read_layout(file: BinaryIO) -> MetaPage:
 def walk(file: BinaryIO, layout: MetaPage | None = None) -> Iterator[Extent]:
     """Yield an Extent for every value in an LMDB file's main database, in key order.
 
-    `layout` is what `read_layout` returned for this file, which is called if it is None. Raises FormatError if the
-    pages are not a tree of plain key-value leaves inside the file.
+    `layout` is the result of `read_layout` for this file; if it is None, `read_layout` is called. Raises FormatError if
+    the pages are not a tree of plain key-value leaves inside the file.
     """
     layout = layout or read_layout(file)
     if layout.root is not None:

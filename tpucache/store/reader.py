@@ -168,7 +168,6 @@ class ShardReader:
         return OpenFiles(np.fromiter(map(numbers.__getitem__, shards), np.int64, len(shards)), rows, files)
 
     def _read_each(self, rows: Rows, views: Sequence[Sequence[memoryview]], descriptors: Numbers) -> None:
-        """Read records one by one. Raises DamageError."""
         preadv = system.preadv
         shard = -1
         try:
@@ -200,7 +199,7 @@ class ShardReader:
         return self._directory / self._shards[shard].name
 
     def check(self, row: Rows, crc32: int) -> None:
-        """Raise DamageError unless a record's checksum is the one in its index row."""
+        """Raise DamageError unless `crc32`, the checksum of a record's bytes, is the checksum in its index row."""
         if crc32 != row["crc32"]:
             raise DamageError(
                 f"Shard {self.path(int(row['shard'])).name} in {self._directory} holds other records than the index "
@@ -225,8 +224,8 @@ class ShardReader:
     def hint(self, rows: Rows) -> None:
         """Ask the kernel to read the records of these index rows ahead. Neighbouring records are read together.
 
-        If a small sample of the records is in memory already, nothing is done, unless storage answers late: there,
-        each record that the sample does not show would cost a wait. Errors are ignored.
+        Does nothing if a small sample of the records is in the page cache already, except on slow storage, where each
+        record that is not in the page cache costs a long wait. Errors are ignored.
         """
         if not len(rows):
             return
@@ -270,10 +269,10 @@ class ShardReader:
             return descriptor
 
     def open_all(self, shards: Iterable[int]) -> None:
-        """Open the first 256 of `shards` that are not open yet, several in parallel if the storage answers late.
+        """Open the first 256 of `shards` that are not open yet, several in parallel if the storage is slow.
 
-        Does nothing for a single shard, and while records are still fetched or built: `file` opens these. Raises
-        DamageError, FormatError, StoreError as `scatter` does.
+        Does nothing for a single shard, and while records are still fetched or built: then reading opens the shards.
+        Raises DamageError, FormatError, StoreError as `scatter` does.
         """
         missing = [shard for shard in shards if shard not in self._open][:MAX_OPEN]
         if len(missing) < 2 or self.arriving is not None:
@@ -288,7 +287,8 @@ class ShardReader:
     def _open_shard(self, shard: int) -> OpenFile:
         if shard >= len(self._shards):
             raise FormatError(
-                f"the index of {self._directory} points at shard {shard} of {len(self._shards)}. {self._remedy()}"
+                f"the index of {self._directory} points at shard {shard} of {len(self._shards)} shards, numbered from "
+                f"0. {self._remedy()}"
             )
         entry = self._shards[shard]
         try:

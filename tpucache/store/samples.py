@@ -86,7 +86,8 @@ class SampleTable(Mapping[str, Column]):
 
     Every table has the columns `number` (uint64: the sample's key in the shards) and `path` (the sample's path in the
     source). If the samples have labels, `label` has integer class numbers or float vectors. Warmup adds `source_bytes`
-    and, for images, the columns of `IMAGE_COLUMNS`. Other columns come from the source unchanged.
+    (the size of the source file) and, for images, their original size, file type and rotation, and the mean and
+    standard deviation of their pixels. Other columns come from the source unchanged.
     """
 
     def __init__(self, path: str | Path, samples: int, sha256: str | None = None, classes: int = 0) -> None:
@@ -109,7 +110,9 @@ class SampleTable(Mapping[str, Column]):
                 size = status.st_size
                 self._whole = (file.getvalue(), status) if isinstance(file, io.BytesIO) else None
                 if size > most_table_bytes(samples):
-                    raise FormatError(f"{path} has {size:,} bytes, more than a table of {samples:,} samples has")
+                    raise FormatError(
+                        f"{path} has {size:,} bytes, more than a table of {samples:,} samples has: copy the cache again"
+                    )
                 with zipfile.ZipFile(file) as archive:
                     members = archive.infolist()
         except FileNotFoundError as error:
@@ -150,7 +153,7 @@ class SampleTable(Mapping[str, Column]):
         """Each sample's path in the source. Raises DamageError, FormatError."""
         column = self._required("path")
         if not isinstance(column, Strings):
-            raise FormatError(f"{self._path}: the paths are not strings")
+            raise FormatError(f"{self._path}: the paths are not strings: copy the cache again")
         return column
 
     @property
@@ -161,7 +164,7 @@ class SampleTable(Mapping[str, Column]):
         """
         numbers = self._array("number")
         if numbers.dtype != np.dtype("<u8") or numbers.ndim != 1 or np.any(numbers[1:] <= numbers[:-1]):
-            raise FormatError(f"{self._path}: the numbers are not ascending uint64")
+            raise FormatError(f"{self._path}: the numbers are not ascending uint64: copy the cache again")
         return numbers
 
     @property
@@ -175,12 +178,12 @@ class SampleTable(Mapping[str, Column]):
     def _array(self, name: str) -> Array:
         column = self._required(name)
         if isinstance(column, Strings):
-            raise FormatError(f"{self._path}: column {name!r} should be numbers")
+            raise FormatError(f"{self._path}: column {name!r} should be numbers, not strings: copy the cache again")
         return column
 
     def _required(self, name: str) -> Column:
         if name not in self:
-            raise FormatError(f"{self._path} lacks the column {name!r}")
+            raise FormatError(f"{self._path} lacks the column {name!r}: copy the cache again")
         return self[name]
 
     def _open(self) -> tuple[BinaryIO, os.stat_result]:
@@ -209,9 +212,11 @@ class SampleTable(Mapping[str, Column]):
         except FormatError as error:
             raise FormatError(f"{self._path}: column {name!r}: {error}. Copy the cache again") from error
         if isinstance(column, np.ndarray) and (column.dtype.kind not in "biuf" or not column.ndim):
-            raise FormatError(f"{self._path}: column {name!r} does not hold plain numbers")
+            raise FormatError(f"{self._path}: column {name!r} does not hold plain numbers: copy the cache again")
         if len(column) != self._samples:
-            raise FormatError(f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}")
+            raise FormatError(
+                f"{self._path}: column {name!r} has {len(column)} rows, not {self._samples}: copy the cache again"
+            )
         if name == LABEL and isinstance(column, np.ndarray):
             try:
                 check_labels(column, self._classes)
@@ -268,7 +273,7 @@ def check_labels(labels: Array, classes: int) -> None:
 
 
 def _open_table(path: Path) -> tuple[BinaryIO, os.stat_result]:
-    """Open the file of a samples table, ask for its first bytes, and return it with its status. Raises OSError.
+    """Open the file of a samples table, and return the open file and its status. Raises OSError.
 
     A file of at most 1 MiB is read whole into memory: zipfile reads many small pieces, and storage may take long to
     answer each read.

@@ -40,7 +40,7 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file: its `name`, and as `reason` how it differs from what was written.
+    """A damaged file. `name` is its name, and `reason` says how the file differs from what was written.
 
     If single records in a shard are damaged, `samples` has the numbers of their samples.
     """
@@ -125,9 +125,7 @@ def _check_times(directory: Path) -> list[Damage]:
 
 
 def _check_hashes(cache: Cache) -> list[Damage]:
-    """Return the damage in the file of hashes, which no manifest lists. It means nothing if the samples table is
-    damaged.
-    """
+    """Return the damage in the file of hashes, which no manifest lists. The samples table must be undamaged."""
     from tpucache.store.hashes import check_hashes, hashes_name  # a warmup needs neither
 
     try:
@@ -140,7 +138,7 @@ def _check_hashes(cache: Cache) -> list[Damage]:
 
 
 def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in the files of earlier versions that do not belong to the version of `manifest`, too."""
+    """Yield the damage in the manifests of earlier versions, and in files that only earlier versions use."""
     digests = {entry.name: entry.sha256 for entry in manifest.files}
     for number in range(1, manifest.number):
         try:
@@ -161,9 +159,9 @@ def _check_before(directory: Path, manifest: Manifest) -> Iterator[Damage]:
 
 
 def _check_manifest(cache: Cache, unknown: Sequence[str], *, has_table: bool) -> Iterator[str]:
-    """Yield how a manifest contradicts itself, or the samples table if `has_table`: the table is not damaged.
+    """Yield texts that say how a manifest contradicts itself or the samples table.
 
-    `unknown` has the unknown keys of the manifest, as `unknown_keys` returns them.
+    `unknown` is the result of `unknown_keys`. `has_table` is False if the samples table is damaged, and not compared.
     """
     manifest, statistics = cache.manifest, cache.manifest.statistics
     if unknown:
@@ -195,7 +193,7 @@ def _follows(manifest: Manifest) -> bool:
 
 
 def is_whole(directory: Path, entry: FileEntry) -> bool:
-    """Return whether a file has the size and the SHA-256 in the manifest."""
+    """Return whether the file of `entry` in a folder exists and has the size and the SHA-256 in `entry`."""
     return not any(_check_file(directory, entry, Lateness()))
 
 

@@ -42,7 +42,7 @@ class ShardInfo(NamedTuple):
 
 
 class ShardWriter:
-    """Writes one shard into a temporary file. `finish` verifies it; `seal` also renames it.
+    """Writes one shard into a temporary file. `finish` verifies the file; `seal` also renames it.
 
     By default each record is one LMDB value. With `value_bytes`, consecutive records are joined into one value until
     the value has at least that many bytes.
@@ -88,9 +88,10 @@ class ShardWriter:
         self.discard()
 
     def append(self, number: int, record: bytes, crc32: int | None = None) -> None:
-        """Add the record of a sample. Numbers must ascend. Raises UsageError, BuildError.
+        """Add the record of the sample `number`. Raises BuildError if the file cannot be written.
 
-        `crc32` is the record's checksum, if the caller has computed it already; `finish` compares the file with it.
+        `crc32` is the record's CRC-32 if the caller has computed it already; `finish` compares the file with it. Raises
+        UsageError for a record that is too large, and for a number that is not above the number before.
         """
         self._open_env()
         if not number <= MAX_NUMBER:
@@ -129,9 +130,9 @@ class ShardWriter:
                     at += length
 
     def finish(self) -> ShardInfo:
-        """Hash the file, and check that LMDB finds every record where the index will say. The file is not synced yet.
+        """Check that LMDB finds every record where the index will say, and return the file's hashes and index rows.
 
-        Raises BuildError.
+        The file is not synced yet. Raises BuildError.
         """
         try:
             self._end_value()
@@ -278,7 +279,7 @@ class ShardWriter:
 def place_shard(aside: Path, target: Path) -> None:
     """Sync the finished shard in the file `aside` and rename it to `target`. Raises OSError.
 
-    If that fails, the file is removed.
+    If that fails, the file `aside` is removed.
     """
     try:
         sync_file(aside)

@@ -96,17 +96,14 @@ def decode_into(field: FieldSpec, data: memoryview, out: npt.NDArray[Any]) -> No
 
 
 def decode_bands(field: FieldSpec, parts: Sequence[memoryview], out: npt.NDArray[Any]) -> None:
-    """Decode a field's bytes into `out`. `parts` has one piece of bytes per frequency band.
-
-    Everything else is as for `decode_into`.
-    """
+    """Decode a field's bytes, `parts`, one piece per frequency band, into `out`. Raises what `decode_into` raises."""
     CODECS[field.codec].decode_bands(field, parts, out)
 
 
 def decode_luma(field: FieldSpec, records: Sequence[Sequence[memoryview]], out: npt.NDArray[Any]) -> None:
     """Decode only the luma of n colour images into `out`, uint8 (n, height, width).
 
-    Luma is the brightness. `records` has, for each image, its encoded bytes: one part per frequency band. Raises what
+    Luma is the brightness. `records` has, for each image, its encoded bytes: one piece per frequency band. Raises what
     `decode_into` raises, and UsageError for a codec without `has_luma`.
     """
     CODECS[field.codec].decode_luma(field, records, out)

@@ -40,7 +40,7 @@ class FieldSpec(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The arrays' dtype as numpy's string, such as "<u2". Little-endian."""
+        """The arrays' dtype, which is little-endian, as numpy's string, such as "<u2"."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class ViewSpec(Protocol):
 
 
 class Codec(ABC):
-    """Encodes arrays of one dtype and shape as bytes, and decodes them. It has no state, so threads share it.
+    """Encodes arrays of one dtype and shape as bytes, and decodes them. A codec has no state, so threads share it.
 
     Every method takes the field, which has all parameters of the encoding. The class attributes say what a codec can
     do: no other code compares a codec's name.
@@ -102,11 +102,11 @@ class Codec(ABC):
 
     #: The name in manifests and options.
     name: ClassVar[str]
-    #: Whether `--codec` offers it for images.
+    #: Whether `--codec` offers the codec for images.
     is_for_images: ClassVar[bool] = False
-    #: Whether `plan` compares it when the user names no codecs.
+    #: Whether `plan` compares the codec when the user names no codecs.
     is_compared: ClassVar[bool] = False
-    #: Whether it stores arrays of any dtype and shape without loss, so that `--codec` also offers it for arrays.
+    #: Whether the codec stores arrays of any dtype and shape without loss, so that `--codec` offers it for arrays, too.
     holds_any_array: ClassVar[bool] = False
     #: Whether the length differs from sample to sample, so that the arrays cannot be stacked into a batch.
     has_any_length: ClassVar[bool] = False
@@ -124,9 +124,9 @@ class Codec(ABC):
     has_luma: ClassVar[bool] = False
     #: Whether `decode_luma` can decode at half the height and width, which is even cheaper.
     has_half_luma: ClassVar[bool] = False
-    #: The `packing` of its fields in manifests; None if the codec has only one form of bytes.
+    #: The attribute `packing` of the codec's fields in manifests; None if the codec has only one form of bytes.
     packing: ClassVar[str | None] = None
-    #: Whether it stores images as frequencies, so that they can be decoded at any size and stored in frequency bands.
+    #: Whether the codec stores images as frequencies, so that they can be decoded at any size and stored in bands.
     has_frequencies: ClassVar[bool] = False
     #: The optional package that the codec needs; None if it needs none.
     package: ClassVar[str | None] = None
@@ -149,14 +149,17 @@ class Codec(ABC):
         return 2 * field.nbytes + _HEADERS if stored is None else stored
 
     def encode(self, field: FieldSpec, array: Array, quality: int | None = None) -> bytes:
-        """Encode an array. Raises UsageError if it does not have the field's dtype and shape."""
+        """Encode an array. Raises UsageError if the array does not have the field's dtype and shape.
+
+        Raises DependencyError without the codec's library, BuildError if the library fails.
+        """
         data = self._encode(field, checked(field, array), quality)
         if not isinstance(data, bytes):
             raise TypeError(f"the codec {field.codec} encodes an array as a {type(data).__name__}, not as bytes")
         return data
 
     def _calling_library(self) -> AbstractContextManager[None]:
-        """A context that turns every exception of the encoding library into BuildError."""
+        """Return a context that turns every exception of the encoding library into BuildError."""
         return calling(f"the codec {self.name}", BuildError, "Use another codec, or another version of its library")
 
     def decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
@@ -184,11 +187,11 @@ class Codec(ABC):
         """Decode only the luma (brightness, ITU-R BT.601, 0 to 255) of n colour images into `out`.
 
         `out` is uint8 (n, height, width). If `has_half_luma` is true and the images' height and width are even, `out`
-        may have half of both. `records` has, for each image, its encoded bytes: one part per frequency band. Raises
+        may have half of both. `records` has, for each image, its encoded bytes: one piece per frequency band. Raises
         DamageError, and UsageError for a codec without `has_luma`.
         """
         if not self.has_luma:
-            raise UsageError(f"{self.name} does not decode luma by itself")
+            raise UsageError(f"{self.name} does not decode luma alone: decode whole images")
         try:
             self._decode_luma(field, records, out)
         except (StoreError, DependencyError, MemoryError):
@@ -197,10 +200,7 @@ class Codec(ABC):
             raise _not_decoded(field, error) from error
 
     def _decode_luma(self, field: FieldSpec, records: Sequence[Sequence[memoryview]], out: Array) -> None:
-        """Implement `decode_luma`. Codecs with `has_luma` override this method.
-
-        It may raise the same errors as `_decode_into`.
-        """
+        """Implement `decode_luma` in codecs with `has_luma`. Raises what `_decode_into` may raise."""
         raise NotImplementedError
 
     @abstractmethod
@@ -222,8 +222,11 @@ class PackedCodec(Codec):
         """Return the length in bytes of every packed array of the field."""
 
     def decode_packed(self, field: FieldSpec, packed: Array, out: Array) -> None:
-        """Decode the packed form of an array, uint8 (packed_bytes,), into `out`. Raises DamageError."""
-        raise UsageError(f"{self.name} does not decode its packed form on the host")
+        """Decode `packed`, the packed form uint8 (packed_bytes,) of an array, into `out`, the array of the field.
+
+        Raises DamageError, and UsageError for a codec whose packed form only a device decodes.
+        """
+        raise UsageError(f"{self.name} does not decode its packed form on the host: a device decodes it")
 
     def unpack_rows(self, field: FieldSpec, block: Array, spans: Numbers, out: Array, rows: Numbers) -> None:
         """Decode n records from a block of bytes into their packed form, in rows of `out`.
@@ -235,7 +238,9 @@ class PackedCodec(Codec):
         try:
             self._unpack_rows(field, block, spans, out, rows)
         except (ValueError, OSError) as error:
-            raise DamageError(f"field {field.name!r} does not unpack as {field.codec}: {error}") from error
+            raise DamageError(
+                f"field {field.name!r} does not unpack as {field.codec}: {error}. Run `tpucache verify` on the cache"
+            ) from error
 
     def unpack_files(self, field: FieldSpec, records: FileRecords, out: Array, rows: Numbers) -> int:
         """Read records that have only this field from open files, and decode them into their packed form.
@@ -253,11 +258,13 @@ class PackedCodec(Codec):
 
 def _not_decoded(field: FieldSpec, error: Exception) -> DamageError:
     text = str(error) or type(error).__name__
-    return DamageError(f"field {field.name!r} does not decode as {field.codec}: {text}")
+    return DamageError(
+        f"field {field.name!r} does not decode as {field.codec}: {text}. Run `tpucache verify` on the cache"
+    )
 
 
 def checked(field: FieldSpec, array: Array) -> Array:
-    """Return an array in contiguous memory. Raises UsageError if it does not have the field's dtype and shape."""
+    """Return `array` in contiguous memory. Raises UsageError if it does not have the field's dtype and shape."""
     if array.dtype != np.dtype(field.dtype) or array.shape != field.shape:
         raise UsageError(f"field {field.name!r} takes {field.dtype} {field.shape}, not {array.dtype.str} {array.shape}")
     return np.ascontiguousarray(array)
@@ -316,7 +323,7 @@ def load_zstandard(codec: str) -> Any:
 
 
 def doubled(plane: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return a plane with twice as many rows, interpolated linearly between the centres of the old rows."""
+    """Return a plane (rows, columns) with twice as many rows, interpolated linearly between the old rows' centres."""
     above, below = np.concatenate([plane[:1], plane[:-1]]), np.concatenate([plane[1:], plane[-1:]])
     near = np.float32(0.75) * plane
     both: npt.NDArray[np.float32] = np.stack([near + np.float32(0.25) * above, near + np.float32(0.25) * below], 1)

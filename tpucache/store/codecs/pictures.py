@@ -138,7 +138,7 @@ class Jpeg(PictureCodec):
     has_luma = True
 
     def largest_bytes(self, field: FieldSpec) -> int:
-        """Return an upper limit for the size of a file: a coefficient takes up to 26 bits."""
+        """Return an upper limit for the size of a file in bytes: a coefficient takes up to 26 bits."""
         blocks = math.prod(-(-side // 16) * 16 for side in field.shape[:2]) * field.shape[2]
         return 4 * blocks + super().largest_bytes(field)
 

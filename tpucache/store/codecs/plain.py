@@ -28,7 +28,7 @@ class Raw(Codec):
 
     def _decode_into(self, field: FieldSpec, data: memoryview, out: Array) -> None:
         if len(data) != field.nbytes:
-            raise DamageError(f"field {field.name!r} has {len(data)} bytes, not {field.nbytes}")
+            raise DamageError(f"field {field.name!r} has {len(data)} bytes, not {field.nbytes}: copy the cache again")
         out.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
 
@@ -41,7 +41,7 @@ class Bytes(Codec):
     def check(self, field: FieldSpec) -> None:
         """Raise FormatError unless the field is uint8 with an empty shape."""
         if field.dtype != "|u1" or field.shape:
-            raise FormatError(f"bytes are uint8 with no shape, not {field.dtype} {field.shape}")
+            raise FormatError(f"the codec bytes is for uint8 with the shape (), not {field.dtype} {field.shape}")
 
     def largest_bytes(self, field: FieldSpec) -> int:
         """Return the largest length in bytes that a record may have."""

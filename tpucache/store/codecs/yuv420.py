@@ -31,14 +31,14 @@ class Yuv420(PackedCodec):
         """Raise FormatError for anything but uint8 (height, width, 3)."""
         check_picture(self.name, field)
         if field.shape[2] != 3:
-            raise FormatError("yuv420 is for colour images: use the codec raw for grey images, which is as small")
+            raise FormatError("yuv420 is for colour images: use the codec raw for grey images, where it is as small")
 
     def stored_bytes(self, field: FieldSpec) -> int:
-        """Return the size of the planes in bytes."""
+        """Return the size in bytes of an image's three planes."""
         return nbytes(*field.shape[:2])
 
     def packed_bytes(self, field: FieldSpec) -> int:
-        """Return the size of the planes in bytes."""
+        """Return the size in bytes of an image's three planes."""
         return nbytes(*field.shape[:2])
 
     def _encode(self, field: FieldSpec, array: Array, quality: int | None) -> bytes:
@@ -61,12 +61,12 @@ class Yuv420(PackedCodec):
 
 
 def plane_shapes(height: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shape of Y, and the shape of Cb and Cr."""
+    """Return the shape (rows, columns) of the plane Y, and that of the planes Cb and Cr."""
     return (height, width), (-(-height // 2), -(-width // 2))
 
 
 def nbytes(height: int, width: int) -> int:
-    """Return the size of an image's planes in bytes."""
+    """Return the size in bytes of an image's three planes."""
     luma, chroma = plane_shapes(height, width)
     return luma[0] * luma[1] + 2 * chroma[0] * chroma[1]
 

@@ -1,1 +1,1 @@
-"""The files of a cache at a URL or on Kaggle: read, copied to this machine, and written."""
+"""Read the files of a cache at a URL or on Kaggle, copy them to this machine, and write them there."""

@@ -95,10 +95,10 @@ class RemoteCache(Cache):
 
         Local copies are kept below `cache_dir` (default: `default_directory()`), with at most `cache_bytes` of shards
         (default: all of them, but at most 80 % of the free disk). If this machine read the manifest less than `max_age`
-        seconds ago (default: 30), it is not read again. If the URL cannot be reached, an older local copy is used, with
-        a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL names a
-        version, too. Raises NotACacheError, FormatError, DamageError, StoreError; UsageError for an unsupported URL;
-        DependencyError without the library for a store, and on systems other than Linux.
+        seconds ago (default: 30), the manifest is not read again. If the URL cannot be reached, an older local copy is
+        used, with a warning. `version` is the number of the version to open, by default the newest; "@2" after the URL
+        names version 2, too. Raises NotACacheError, FormatError, DamageError, StoreError; UsageError for an unsupported
+        URL; DependencyError without the library for a store, and on systems other than Linux.
         """
         check_locks("streaming a cache from a URL", of_open_files=True)
         url, named = split_version(url)
@@ -142,7 +142,7 @@ class RemoteCache(Cache):
 
     @property
     def reader(self) -> RemoteReader:
-        """The reader, which returns records for their index rows. It waits until the records are fetched."""
+        """The reader, which reads records by their index rows, and waits until these records are fetched."""
         if self._remote_reader is None:
             make = functools.partial(_make_fetcher, self._tables, self.url, self.most_bytes)
             self._remote_reader = RemoteReader(self._tables, make)
@@ -157,10 +157,7 @@ class _Tables(Cache):
 
     @property
     def index(self) -> RecordIndex:
-        """The index, which is in memory completely. Its SHA-256 was compared with the manifest.
-
-        Raises DamageError, FormatError.
-        """
+        """The index, whose SHA-256 was compared with the manifest. Raises DamageError, FormatError, StoreError."""
         if self._index is None:
             index = RecordIndex(self.directory, self.manifest)
             if not index.is_right():
@@ -192,7 +189,7 @@ class KeptCopy(NamedTuple):
 
 
 def list_kept(cache_dir: str | Path | None = None) -> list[KeptCopy]:
-    """Return the local copies of URLs below a folder (default: `default_directory`), the largest first."""
+    """Return the local copies of URLs below `cache_dir` (default: `default_directory()`), the largest first."""
     below = (Path(cache_dir) if cache_dir is not None else default_directory()).expanduser()
     urls: dict[str, str] = {}
     for note in sorted(below.glob(f"{_URLS}/*.json")):
@@ -229,7 +226,7 @@ def clear_kept(kept: KeptCopy) -> None:
             f"{kept.directory}, the copy of {kept.url}, is in use: end the process that reads it first"
         ) from None
     except OSError as error:
-        raise StoreError(f"{kept.directory} cannot be removed: {error}") from error
+        raise StoreError(f"{kept.directory} cannot be removed: {error}. Check the folder's permissions") from error
 
 
 def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Pieces) -> Fetcher:
@@ -241,8 +238,8 @@ def _make_fetcher(cache: _Tables, url: str, most_bytes: int | None, pieces: Piec
 def _read_manifest(remote: Remote, url: str, below: Path, max_age: float) -> tuple[Path, Manifest]:
     """Return the local folder and the manifest of the cache at a URL.
 
-    If this machine read the manifest less than `max_age` seconds ago, the local copy is used. Otherwise it is read from
-    the URL, by one process of this machine at a time.
+    If this machine read the manifest less than `max_age` seconds ago, the local copy is used. Otherwise the manifest is
+    read from the URL, by one process of this machine at a time.
     """
     note = below / _URLS / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
     own_folder(note.parent, below)
@@ -285,9 +282,9 @@ def own_folder(directory: Path, below: Path) -> Path:
 
 
 def check_own(directory: Path, below: Path) -> None:
-    """Raise StoreError if a folder between `below` and `directory` is a link or belongs to another user.
+    """Raise StoreError if `directory`, or a folder between it and `below`, is a link or belongs to another user.
 
-    That user could replace the files in it. The owner of `below`, which the user chose, is trusted.
+    That user could replace files in the folder. The owner of `below`, which this user chose, is trusted.
     """
     owners = os.geteuid(), below.stat().st_uid
     for folder in (directory, *directory.parents)[: len(directory.relative_to(below).parts)]:
@@ -311,8 +308,7 @@ def _local_manifest(below: Path, identity: str) -> tuple[Path, Manifest] | None:
 def _read_note(note: Path) -> tuple[str | None, float]:
     """Return the identity of the cache that this machine last saw at a URL, and how many seconds ago that was.
 
-    Both are in the file `note`. Returns (None, 0.0) if there is no such file, or if neither this user nor the folder's
-    owner wrote it.
+    Both are in the file `note`. Returns (None, 0.0) if the file is missing or invalid, or if other users may write it.
     """
     try:
         found, below = note.lstat(), note.parent.parent.stat()

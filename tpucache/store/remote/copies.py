@@ -82,7 +82,7 @@ def copy_files(url: str, folder: str, names: Iterable[str], advance: Callable[[i
 
     `folder` is the URL of the folder, and `names` are the files in it. `url` is the URL as the user gave it, which the
     command `cached` lists. `advance` is called with the size of each file once it is copied or verified. Raises
-    SourceError for a file that does not exist, StoreError.
+    SourceError for a file that does not exist, StoreError, and DependencyError on a system without file locks.
     """
     check_locks("copying files from a URL")
     below = (default_directory() / COPIES / hashlib.sha256(url.encode()).hexdigest()[:32]).expanduser().absolute()

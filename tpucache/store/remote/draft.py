@@ -70,7 +70,7 @@ class Draft:
     """The files that were uploaded for the next version of a dataset, and the state of that version."""
 
     def __init__(self, dataset: KaggleDataset, journal: Path) -> None:
-        """Read the journal, if there is one. Raises BuildError if it is damaged or belongs to another dataset."""
+        """Read the journal if it exists. Raises BuildError if the journal is damaged or belongs to another dataset."""
         self.dataset, self._journal = dataset, journal
         self._files: dict[str, SentFile] = {}
         #: After a version was requested: the number of the version before it. None if no version was requested yet.
@@ -88,8 +88,8 @@ class Draft:
     def as_asked_for(self, name: str, content: Content) -> Content:
         """Return a file's content, but with the size and SHA-256 that the file had when a version was requested.
 
-        They may differ: the dataset's card may have changed since then. If no version was requested, or the file was
-        not uploaded, `content` is returned unchanged.
+        Size and SHA-256 may differ: the dataset's card may have changed since then. If no version was requested, or the
+        file was not uploaded, `content` is returned unchanged.
         """
         file = self._files.get(name)
         if self.asked_after is None or file is None:
@@ -102,10 +102,7 @@ class Draft:
         return sum(file.bytes for file in self._files.values() if file.is_whole)
 
     def forget_expired(self) -> list[str]:
-        """Ask Kaggle which files it no longer keeps, remove them from the journal and return their names, sorted.
-
-        Raises PublishError.
-        """
+        """Remove files that Kaggle no longer keeps from the journal. Return their names. Raises PublishError."""
         expired = [name for name, file in sorted(self._files.items()) if self._has_expired(name, file)]
         self.forget(expired)
         return expired
@@ -206,7 +203,7 @@ class Draft:
                 raise
 
     def _create_version(self, notes: str, tokens: list[str], patience: float) -> None:
-        """Make the next version. Kaggle forbids this while it still processes the first version: then try again."""
+        """Make the next version. While Kaggle still processes the first version and forbids this, try again."""
         for pause in _pauses(patience):
             try:
                 self.dataset.create_version(notes, tokens)
@@ -219,7 +216,7 @@ class Draft:
                 return
 
     def _await_number(self, before: int, patience: float) -> int | None:
-        """Wait until the current version's number is above `before` or the time is over. Returns the number."""
+        """Wait, at most `patience` seconds, until the current version's number is above `before`. Return the number."""
         for pause in _pauses(patience):
             now = self.dataset.version()
             if (now or 0) > before or pause is None:
@@ -258,7 +255,7 @@ class Draft:
         self._save()
         raise PublishError(
             f"{self.dataset.dataset_id} is not what was sent: {_some(found)}. Run the same command again, which sends "
-            f"these and makes another version, or look at {self.dataset.page}"
+            f"these files and makes another version, or look at {self.dataset.page}"
         )
 
     def _differences(self, contents: Mapping[str, Content]) -> list[str]:
@@ -267,7 +264,7 @@ class Draft:
         with contents[MANIFEST_NAME].open() as file:
             wanted = file.read()
         if not found and self.dataset.read(MANIFEST_NAME, len(wanted)) != wanted:
-            found = [f"{MANIFEST_NAME} has other bytes there"]
+            found = [f"{MANIFEST_NAME} has other bytes at Kaggle"]
         return found
 
     def _note(self, name: str, file: SentFile) -> None:
@@ -312,7 +309,7 @@ class Draft:
 
 
 def of_file(folder: Path, entry: FileEntry) -> Content:
-    """Return the Content that opens a file of the cache in a folder."""
+    """Return the Content for a file of the cache in a folder."""
     return Content(entry.bytes, entry.sha256, partial(_open, folder / entry.name))
 
 
@@ -321,7 +318,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def in_memory(data: bytes) -> Content:
-    """Return the Content that opens these bytes."""
+    """Return the Content for a file with these bytes, which is never on the disk."""
 
     def opened() -> BinaryIO:
         return io.BytesIO(data)
@@ -337,11 +334,11 @@ def differences(contents: Mapping[str, Content], listed: Mapping[str, int]) -> l
     """
     found = [f"{name} is missing" for name in contents if name not in listed]
     found += [
-        f"{name} has {listed[name]:,} bytes there and {content.bytes:,} here"
+        f"{name} has {listed[name]:,} bytes at Kaggle and {content.bytes:,} here"
         for name, content in contents.items()
         if name in listed and listed[name] != content.bytes
     ]
-    return found + [f"{name} is there, but not here" for name in listed if name not in contents]
+    return found + [f"{name} is at Kaggle, but was not sent" for name in listed if name not in contents]
 
 
 def _expired(dataset_id: str, names: list[str]) -> UnfinishedError:

@@ -82,8 +82,8 @@ class Fetcher:
         """Wait until records are on this machine, on the disk or in memory.
 
         Returns the requests that hold records in memory, by the records' positions in `records`; all other records are
-        on the disk. The caller must be in a block of `LocalCopy.pinned` for the records' pieces. Raises DamageError,
-        StoreError.
+        on the disk. The caller must be in a `with` block of `LocalCopy.pinned` for the records' pieces. Raises
+        DamageError, StoreError.
         """
         found = self._wait(records)
         with self._changed:
@@ -113,9 +113,9 @@ class Fetcher:
                 self._wake()
 
     def _wait(self, records: NeededRecords, first_of: FetchPlan | None = None) -> dict[int, FetchRequest]:
-        """Wait until records are on this machine. The result is that of `get`.
+        """Wait until records are on this machine, and return what `get` returns.
 
-        If `first_of` is given, the records are that plan's first records, and are fetched first.
+        If `first_of` is given, the records are the first records of this plan, and are fetched first.
         """
         found, own = dict[int, FetchRequest](), list[FetchRequest]()
         began = time.monotonic()
@@ -178,7 +178,6 @@ class Fetcher:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, threads: int) -> None:
-        """Start threads until there are `threads` threads."""
         while len(self._threads) < threads:
             thread = threading.Thread(target=_serve, args=(weakref.ref(self),), name="tpucache-fetch", daemon=True)
             self._threads.append(thread)

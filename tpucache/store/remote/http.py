@@ -148,10 +148,7 @@ class HttpFolder:
             yield from answer.blocks(stop, stop)
 
     def has_parts(self, name: str) -> bool:
-        """Return whether the server supports ranges for this file, which must not be empty.
-
-        Raises what `read` raises.
-        """
+        """Return whether the server supports ranges for this file, which must not be empty. Raises as `read` does."""
         try:
             return len(b"".join(self.part(name, 0, 1))) == 1
         except HttpError as error:
@@ -221,7 +218,6 @@ class HttpFolder:
                 raise
 
     def _connection(self, origin: Origin) -> tuple[_Connection, bool]:
-        """Return a connection, and whether it was used before."""
         with self._lock:
             if self._idle[origin]:
                 return self._idle[origin].pop(), True
@@ -260,7 +256,6 @@ class _Connection:
         return self._http.getresponse()
 
     def close(self) -> None:
-        """Close the connection."""
         self._http.close()
 
 
@@ -283,7 +278,7 @@ class _WatchedSocket:
 
 
 class _WatchedFile(io.RawIOBase):
-    """The bytes of one answer. Raises TimeoutError if they arrive too slowly, OSError if there are too many."""
+    """The bytes of one answer. Reading raises TimeoutError if they arrive too slowly, OSError if there are too many."""
 
     def __init__(self, connected: socket.socket, most: int, silence: float) -> None:
         self._socket, self._silence = connected, silence
@@ -376,7 +371,7 @@ class _Answer:
             done += count
 
     def blocks(self, most: int, least: int) -> Iterator[bytes]:
-        """Yield at most `most` bytes of the body. Raises EOFError if it has fewer than `least`."""
+        """Yield at most `most` bytes of the body, a block at a time. Raises EOFError if it has fewer than `least`."""
         done = 0
         while done < most and (block := self._response.read(min(self._block, most - done))):
             done += len(block)
@@ -386,7 +381,7 @@ class _Answer:
 
 
 def _check_range(text: str, length: int | None, span: tuple[int, int]) -> None:
-    """Compare the range in an answer with the requested one. Raises EOFError if it ends early, else HttpError."""
+    """Raise EOFError if the range in an answer ends before the requested range `span`, HttpError if it differs else."""
     found = _RANGE.fullmatch(text.strip())
     start, stop = span
     if not found or int(found[1]) != start or int(found[2]) >= stop or int(found[2]) < start:

@@ -146,7 +146,10 @@ class KaggleDataset:
             found = _RANGE.fullmatch(answer.headers.get("Range", ""))
             return min(int(found[1]) + 1, size) if found else 0
         if answer.status_code not in (200, 201):
-            raise RefusedError(f"Kaggle answers {answer.status_code} for the upload of {name}", answer.status_code)
+            raise RefusedError(
+                f"Kaggle answers {answer.status_code} for the upload of {name}: run the same command again later",
+                answer.status_code,
+            )
         return size
 
     def _put(self, blob: Blob, name: str, file: BinaryIO, start: int, size: int) -> None:
@@ -166,7 +169,7 @@ class KaggleDataset:
                 raise PublishError(f"{name} arrived with other bytes at Kaggle: run the same command again")
 
     def _request(self, blob: Blob, content_range: str, data: BinaryIO | bytes) -> Any:
-        """Make one request of a resumable upload, and return the answer. It does not contain the account's key."""
+        """Make one request of a resumable upload, without the account's key, and return the answer."""
         import requests
 
         self._secrets = list(dict.fromkeys([*url_secrets(blob.url), *self._secrets]))
@@ -180,7 +183,7 @@ class KaggleDataset:
             return answer
 
     def version(self) -> int | None:
-        """Return the number of the dataset's current version; None if Kaggle shows no dataset. Raises PublishError."""
+        """Return the number of the dataset's current version; None if there is no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetRequest
 
         request = ApiGetDatasetRequest()
@@ -194,10 +197,7 @@ class KaggleDataset:
         return int(found.current_version_number or 1)
 
     def status(self) -> str:
-        """Return Kaggle's status of the newest version, such as "READY" or "FAILED"; "" if Kaggle shows no dataset.
-
-        Raises PublishError.
-        """
+        """Return the newest version's status, such as "READY"; "" if there is no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiGetDatasetStatusRequest
 
         request = ApiGetDatasetStatusRequest()
@@ -213,10 +213,7 @@ class KaggleDataset:
         return str(answer.status.name)
 
     def files(self) -> dict[str, int]:
-        """Return the sizes of the current version's files by name; an empty dict if Kaggle shows no dataset.
-
-        Raises PublishError.
-        """
+        """Return the sizes of the current version's files by name; {} if there is no dataset. Raises PublishError."""
         from kagglesdk.datasets.types.dataset_api_service import ApiListDatasetFilesRequest
 
         request = ApiListDatasetFilesRequest()

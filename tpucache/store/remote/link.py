@@ -48,8 +48,8 @@ class Link:
     def __init__(self, store: Store, pieces: Pieces, describe: Callable[[int], str], url: str) -> None:
         """Store the storage from which to read, and the cache's pieces.
 
-        `describe` returns, as text, the sample and the variant of an index row number. `url` is the URL without
-        secrets.
+        `describe` takes an index row number, and returns the sample and the variant of this record as text. `url` is
+        the URL without secrets.
         """
         self._store, self._shards, self._describe, self.url = store, pieces.shards, describe, url
         self._buffers: list[bytearray] = []  # unused memory
@@ -58,7 +58,8 @@ class Link:
     def read(self, run: RecordRun) -> memoryview:
         """Return the bytes of a run, after comparing each record in it with its checksum.
 
-        A run with a wrong checksum is read up to three times. Raises DamageError, StoreError.
+        A run with a wrong checksum is read up to three times. Raises DamageError if the checksum stays wrong,
+        StoreError if the URL cannot be read.
         """
         name, size = self._shards[run.shard].name, self._shards[run.shard].bytes
         wrong = -1
@@ -101,7 +102,6 @@ class Link:
                 return data
 
     def _buffer(self, size: int) -> memoryview:
-        """Return memory of this size, if possible memory that was used before: new pages cost time."""
         with contextlib.suppress(IndexError):  # another thread may have taken the last one
             buffer = self._buffers.pop()
             if len(buffer) >= size:
@@ -109,7 +109,6 @@ class Link:
         return memoryview(bytearray(size))
 
     def _failure(self, name: str, error: Exception, tries: int) -> StoreError:
-        """Return the error for a file that cannot be read."""
         reason = f"{self.url}/{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if getattr(error, "status", None) in _REFUSED:
             return StoreError(

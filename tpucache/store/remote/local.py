@@ -100,10 +100,7 @@ class LocalCopy:
     """The local folder of a cache at a URL. Threads may share a LocalCopy; a forked process must make its own."""
 
     def __init__(self, directory: Path, manifest: Manifest, pieces: Pieces, most_bytes: int | None) -> None:
-        """Open the folder. It keeps at most `most_bytes` of shards; None means 80 % of the free disk.
-
-        Raises StoreError.
-        """
+        """Open the folder. It keeps at most `most_bytes` of shards (None: 80 % of the free disk). Raises StoreError."""
         self.directory, self._pieces, self._manifest = directory, pieces, manifest
         self._files: OrderedDict[int, _SparseFile] = OrderedDict()
         self._lock, self._files_lock, self._full_lock = ThreadLock(), ThreadLock(), ThreadLock()
@@ -163,7 +160,7 @@ class LocalCopy:
         return found
 
     def has(self, numbers: Numbers) -> Bools:
-        """Return which records this folder has, so that they need not be fetched: bool (n,). They may be damaged."""
+        """Return which of these records this folder has, perhaps damaged, and need not be fetched: bool (n,)."""
         found: Bools = self._there[numbers]
         if not found.all():
             self._look_up(numbers[~found])
@@ -225,7 +222,7 @@ class LocalCopy:
             return is_alone
 
     def replace(self, others: Sequence[int], piece: int) -> bool:
-        """Remove pieces of `others`, from the first on, until there is space for `piece`. Returns whether there is.
+        """Remove pieces of `others`, from the first on, until `piece` has space. Returns whether it has space now.
 
         Pieces that `pinned` protects are not removed. If another process uses the folder, nothing is removed.
         """
@@ -422,7 +419,7 @@ class LocalCopy:
         self.is_full = True
 
     def _make_room(self, piece: int) -> bool:
-        """Reserve disk space for a piece, if there is any. Returns whether it has space. The header is locked."""
+        """Reserve disk space for a piece if there is enough. Returns whether it has space now. The header is locked."""
         size = self._pieces.bytes_of(piece)
         if not self._kept[piece]:
             if self.kept_bytes + size > self._most:
@@ -432,10 +429,7 @@ class LocalCopy:
         return True
 
     def _remove(self, piece: int) -> bool:
-        """Remove a piece from the disk. Returns False if the file system cannot free parts of files.
-
-        The header is locked.
-        """
+        """Remove a piece from the disk; the header is locked. Returns False if no parts of files can be freed there."""
         run = self._pieces.run(piece)
         there = run.numbers[self._there[run.numbers]]
         self._note(run.numbers, is_there=False)  # first, because the space is about to become a hole

@@ -59,7 +59,7 @@ class ObjectFolder:
     def __init__(self, url: str, silence: float | None = None, shown: str = "") -> None:
         """Make the client; no request is sent yet. A request fails after `silence` seconds without a byte.
 
-        Raises UsageError.
+        `shown` is the URL without secrets, for messages. Raises UsageError for a URL or keys that cannot be used.
         """
         self._url, self._silence, self._shown = url, silence or _SILENCE_SECONDS, shown
         self._scheme = url.partition("://")[0].lower()
@@ -85,7 +85,7 @@ class ObjectFolder:
         return {item["path"]: int(item["size"]) for item in found}
 
     def version(self, name: str) -> tuple[int | None, str | None]:
-        """Return a file's size in bytes and its ETag. Each is None if it is unknown; both are if there is no file."""
+        """Return a file's size in bytes and its ETag, which may be None; (None, None) if there is no file."""
         import obstore
 
         try:
@@ -161,9 +161,9 @@ class ObjectFolder:
         self._call(lambda store: obstore.put(store, name, data), name)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a small file atomically (If-None-Match). Returns False if another file with its name exists.
+        """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        If the file has exactly these bytes, an earlier request, whose answer was lost, wrote it: this returns True.
+        This is atomic (If-None-Match). A store that does not support that replaces an existing file instead.
         """
         import obstore
         from obstore import exceptions as refused
@@ -192,7 +192,7 @@ class ObjectFolder:
         """Do nothing: obstore closes its connections when its client is freed."""
 
     def _call(self, ask: Callable[[Any], Any], name: str) -> Any:
-        """Return the result of a request. If access is refused, look up the keys again and send it once more."""
+        """Return the result of a request. If access is refused, look up the keys and send the request once more."""
         from obstore import exceptions as refused
 
         store = self._store
@@ -250,7 +250,7 @@ class _Use:
 
     @classmethod
     def check(cls) -> None:
-        """Raise UsageError in a process that was forked after the first request: its requests would wait forever."""
+        """Raise UsageError if this process was forked after the first request: its requests would wait forever."""
         if cls.process is None:
             cls.process = os.getpid()
         if cls.process != os.getpid():
@@ -262,10 +262,7 @@ class _Use:
 
 
 def _interruptible(call: Callable[[], Any]) -> Any:
-    """Return the result of a call. In the main thread, another thread makes the call, so that Ctrl-C works.
-
-    obstore itself does not handle signals while it waits.
-    """
+    """Return the result of a call. In the main thread, another thread makes the call, so that Ctrl-C works."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()

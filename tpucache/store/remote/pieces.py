@@ -68,7 +68,7 @@ class Pieces:
         return int(self._first[-1])
 
     def of(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Return the row number and the piece number of each index row: two arrays, int64 (n,).
+        """Return the number of each index row, and the number of the piece with its record: two arrays, int64 (n,).
 
         A row may also point at a part of a record. Raises DamageError for a row outside of all records.
         """
@@ -82,7 +82,7 @@ class Pieces:
         return self._run(shard, table, slice(first, first + each))
 
     def part(self, piece: int, start: int, stop: int) -> RecordRun:
-        """Return the records of a piece between two offsets in its shard. Raises DamageError."""
+        """Return the records of a piece between the offsets `start` and `stop` in its shard. Raises DamageError."""
         run = self.run(piece)
         first, last = np.searchsorted(run.rows["offset"], [start, stop]).tolist()
         return self._run(run.shard, _ShardRows(run.rows, run.numbers), slice(first, last))
@@ -103,7 +103,7 @@ class Pieces:
                 yield self._run(shard, table, slice(int(part[0]), int(part[-1]) + 1))
 
     def own_bytes(self, piece: int) -> tuple[int, int]:
-        """Return the byte range that belongs to this piece and to no other piece. Raises DamageError."""
+        """Return the start and stop of the bytes in the shard that belong to this piece alone. Raises DamageError."""
         run = self.run(piece)
         start, stop = run.start, run.stop
         if piece > 0 and (before := self.run(piece - 1)).shard == run.shard:

@@ -28,9 +28,9 @@ _FIRST_SECONDS: Final = 0.5  # how long a plan waits for the request for its fir
 class Window(NamedTuple):
     """A few thousand records that a loader reads one after the other.
 
-    `runs` has the pieces with these records, in the order in which they are needed, each with the run to read in it.
-    `counts` has the number of these records per piece. `first` is the index row of the first record; None if there are
-    no records.
+    `runs` has pairs of a piece with such records and the run to read in this piece, in the order in which they are
+    needed. `counts` has the number of these records by piece. `first` is the index row of the first record; None if
+    there are no records.
     """
 
     runs: list[tuple[int, RecordRun]]
@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 class FetchPlan:
-    """The pieces that one loader will need, in order. They are read from the loader one window at a time.
+    """The pieces that one loader will need, in order. The loader gives this order one window of records at a time.
 
     `read` runs the loader's code, which is slow: one thread at a time calls it, without the fetcher's lock. All other
     methods are fast, and are called with the lock held.
@@ -67,7 +67,7 @@ class FetchPlan:
         self.forecast: Forecast | None = None
 
     def read(self) -> Window | None:
-        """Return the next window from the loader; None if there are no more."""
+        """Return the next window from the loader; None after the last window."""
         rows = next(self._windows, None)
         if rows is None:
             return None
@@ -99,7 +99,7 @@ class FetchPlan:
 
     @property
     def holds_others_back(self) -> bool:
-        """Whether a reader is about to request the first records, so that nothing else may be fetched before them."""
+        """Whether nothing else may be fetched yet, because a reader is about to request the plan's first records."""
         return self.is_starting or (not self.has_begun and time.monotonic() < self._made + _FIRST_SECONDS)
 
     def begins_with(self, rows: Rows) -> bool:
@@ -195,11 +195,11 @@ class FetchPlans:
 
 
 class Forecast:
-    """When each piece is needed next. If the disk is full, the piece whose next use is latest is removed first.
+    """The window that needs each piece next. If the disk is full, the piece whose next use is latest is removed first.
 
     This is Belady's rule, which needs the fewest reads (A study of replacement algorithms for a virtual-storage
-    computer, IBM Systems Journal 5(2), 1966). It needs the future order, which loaders know for all epochs. NoPFS uses
-    it for training, too (Dryden et al., SC'21).
+    computer, IBM Systems Journal 5(2), 1966). The rule needs the future order, which loaders know for all epochs. NoPFS
+    uses this rule for training, too (Dryden et al., SC'21).
     """
 
     def __init__(self, windows: Iterator[Rows], pieces: Pieces, most_uses: int) -> None:

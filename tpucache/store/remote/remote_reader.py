@@ -136,10 +136,7 @@ class RemoteReader(ShardReader):
         are_whole: bool = True,
         read: Callable[[Numbers, Rows], int] | None = None,
     ) -> None:
-        """Like `ShardReader.scatter`, but every record is compared with its checksum before its first use.
-
-        This is so even if only a part of the record is read.
-        """
+        """Like `ShardReader.scatter`, but each record is compared with its checksum first, even for reads of a part."""
         self._read_unchanged(lambda: super(RemoteReader, self).scatter(rows, views, are_whole=False, read=read))
 
     def read_by(self, rows: Rows, read: Callable[[Numbers, Rows], int]) -> int:
@@ -287,7 +284,7 @@ class _ChangedError(Exception):
 
 @contextlib.contextmanager
 def _in_memory(found: Mapping[int, memoryview]) -> Iterator[tuple[int, dict[int, int]]]:
-    """Write records into a file in memory. The context returns its descriptor and each record's offset in it.
+    """Write records into a file in memory. The context returns the file's descriptor and each record's offset.
 
     Raises StoreError.
     """

@@ -46,7 +46,7 @@ class NeededRecords(NamedTuple):
 
 
 class FetchRequest:
-    """A request for records of one piece: asked, begun or done, as this module's docstring explains."""
+    """A request for records of one piece: it waits in a queue, has begun (a thread reads it), or is done."""
 
     def __init__(self, run: RecordRun, piece: int, *, is_urgent: bool = False) -> None:
         self.run, self.piece, self.is_urgent = run, piece, is_urgent
@@ -56,7 +56,7 @@ class FetchRequest:
 
     @functools.cached_property
     def numbers(self) -> frozenset[int]:
-        """The index row numbers of its records."""
+        """The index row numbers of the requested records."""
         return frozenset(self.run.numbers.tolist())
 
     def has(self, run: RecordRun) -> bool:
@@ -69,7 +69,7 @@ class FetchRequest:
         self.__dict__.pop("numbers", None)
 
     def bytes(self, start: int, stop: int) -> memoryview:
-        """Return the bytes `start` to `stop` of the run, if they are in memory; b"" if they are on the disk."""
+        """Return the bytes `start` to `stop` of the run to fetch if they are in memory; b"" if they are on the disk."""
         return memoryview(b"") if self.data is None else self.data[start:stop]
 
 
@@ -99,7 +99,7 @@ class FetchRequests:
     def ask(
         self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], plans: FetchPlans, *, is_first: bool
     ) -> None:
-        """Request the records at the positions `missing`, and add the requests to `own`.
+        """Request the records at the positions `missing` of `records`, and add the requests to the caller's list `own`.
 
         Single records arrive sooner, but whole pieces have a higher rate. So only the first records of a plan
         (`is_first`), and small numbers of records that no plan needs, are requested alone.
@@ -148,9 +148,9 @@ class FetchRequests:
     def collect(
         self, records: NeededRecords, missing: Numbers, own: list[FetchRequest], found: dict[int, FetchRequest]
     ) -> None:
-        """Add to `found` the requests that hold missing records in memory, by the records' positions.
+        """Add to `found`, by the positions `missing` of records, the requests that hold these records in memory.
 
-        Also removes done requests from `own`. Raises the error of a request that failed.
+        Also removes done requests from `own`. Raises the error of a request in `own` that failed.
         """
         for place in missing.tolist():
             for request in self._in_memory.get(int(records.pieces[place]), ()):
@@ -247,7 +247,7 @@ class FetchRequests:
         return self._pieces.part(piece, int(first["offset"]), int(last["offset"]) + int(last["length"]))
 
     def runs_of(self, request: FetchRequest) -> list[RecordRun]:
-        """Return the runs to read for a request: its own run, without longer parts that `are_here_soon` reports."""
+        """Return the runs to read for a request. Records on the disk or in urgent requests are mostly left out."""
         if request.is_urgent:
             return [request.run]
         places = np.flatnonzero(~self.are_here_soon(request.run.numbers, request.piece))

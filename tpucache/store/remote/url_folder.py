@@ -82,7 +82,7 @@ class Remote:
 
     `HttpFolder` reads web servers and limits each answer. `ObjectFolder` reads S3 and Google Cloud Storage if obstore
     is installed. fsspec and its libraries read all other storage. After an error, a request is tried again at growing
-    intervals, and raises StoreError in the end.
+    intervals, and raises StoreError in the end. The files of a web server can only be read, not listed or written.
     """
 
     def __init__(self, url: str, silence: float | None = None) -> None:
@@ -96,8 +96,8 @@ class Remote:
         self.scheme = url.partition("://")[0].lower() if "://" in url else "file"
         if mark := next((mark for mark in _MARKS.get(self.scheme, "") if mark in url), ""):
             raise UsageError(
-                f"{self.shown} has a {mark}, which ends the path of such a URL, so that it leads to another folder. "
-                f"Give a URL without it{f', or write {quote(mark)}' if self.scheme in SCHEMES else ''}"
+                f"{self.shown} has a {mark}, which ends the path of such a URL: it would lead to another folder. "
+                f"Give a URL without {mark}{f', or write {quote(mark)}' if self.scheme in SCHEMES else ''}"
             )
         self._web = HttpFolder(url, min(_BLOCK, _CHUNK), silence) if self.scheme in SCHEMES else None
         self._files = self._web or self._open_store(url, silence)
@@ -107,7 +107,7 @@ class Remote:
         inner = next((part for part in url.split("::")[1:] if part.partition("://")[0].lower() in SCHEMES), None)
         if inner is not None:
             raise UsageError(
-                f"{self.shown} reads a web server through another store, without a limit: give the web server's own URL"
+                f"{self.shown} reads a web server by fsspec, which limits no answer: give the web server's own URL"
             )
         if self.scheme in objects.SCHEMES and "::" not in url:
             if objects.is_installed():
@@ -166,7 +166,10 @@ class Remote:
             raise FormatError(f"{where}: {error}") from error
 
     def small_file(self, name: str) -> bytes | None:
-        """Return the bytes of a small file, such as an earlier manifest; None if there is none. Raises StoreError."""
+        """Return a small file's bytes; None if there is no file, or its size is not stated.
+
+        Raises FormatError for a file of more than 256 MiB, and StoreError.
+        """
         return None if self.size(name) is None else self.read(name, MAX_MANIFEST_BYTES)
 
     def chunks(self, name: str, start: int, stop: int) -> Generator[bytes, None, None]:
@@ -209,8 +212,8 @@ class Remote:
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True. Returns False if a file with this name and other bytes exists.
 
-        If several processes write the file at the same time, only one of them gets True. A store that cannot do this
-        atomically is asked first whether the file exists. Raises StoreError.
+        On a local disk, and in S3 and Google Cloud Storage, only one of several processes that write the file at the
+        same time gets True. Other stores are only asked first whether the file exists. Raises StoreError.
         """
         return self._retry(name, lambda: self._writable.create(name, data))
 

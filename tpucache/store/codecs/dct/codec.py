@@ -108,7 +108,6 @@ class DctCodec(PackedCodec):
         return self.decode_packed(field, self._joined_bands(field, parts), out)
 
     def _joined_bands(self, field: FieldSpec, parts: Sequence[memoryview]) -> Array:
-        """Unpack the bytes of all bands into one packed array."""
         packed, at = np.empty((1, self.packed_bytes(field)), np.uint8), 0
         for band, part in zip(packed_layout(field).parts, parts, strict=True):
             data, whole = np.frombuffer(part, np.uint8), np.array([[0, len(part)]])
@@ -138,7 +137,6 @@ class DctCodec(PackedCodec):
             out[first : first + _LUMA_AT_ONCE] = coefficients.unpack_luma(packed, layout, layout.height // out.shape[1])
 
     def _unpacked(self, field: FieldSpec, data: memoryview) -> Array:
-        """Return the packed coefficients of a record without bands."""
         library, layout = self._library(), packed_layout(field)
         packed = np.empty(layout.nbytes, np.uint8)
         if library is None:

@@ -87,16 +87,16 @@ class Plane(NamedTuple):
     def low(self, first: int, last: int) -> list[Submatrix]:
         """Return where the coefficients of the band from frequency `first` to below `last` lie in the matrix.
 
-        The band is an L-shape: first the part to the right of the lower frequencies, then the rows below them.
+        The band is an L-shape: the columns to the right of the lower frequencies, then the rows below these.
         """
         (rows, columns), (all_rows, all_columns) = self.shape(first), self.shape(last)
         right = Submatrix(slice(0, rows), slice(columns, all_columns))
         return [*([right] if first else []), Submatrix(slice(rows, all_rows), slice(0, all_columns))]
 
     def high(self, first: int, last: int) -> list[Submatrix]:
-        """Return where those coefficients of a band lie that are stored with more than 8 bits.
+        """Return where the coefficients lie that are stored with more than 8 bits, in the band that `low` describes.
 
-        The band and the parts are those of `low`, but there is one part per vertical frequency.
+        There is at most one submatrix for each vertical frequency, the lowest frequency first.
         """
         found = []
         for u, width in enumerate(self.widths[:last]):
@@ -282,10 +282,10 @@ def _joined(matrices: Matrices, layout: CoefficientLayout) -> npt.NDArray[np.uin
 
 
 def _split(packed: npt.NDArray[np.uint8], layout: CoefficientLayout, planes: int | None = None) -> Matrices:
-    """Split packed bytes, uint8 (n, N), into a pair of matrices for each plane, or for the first `planes` planes.
+    """Split packed bytes, uint8 (n, N), into two matrices for each plane, or for each of the first `planes` planes.
 
-    The pair are the low 8 bits and the bits 8 to 11 of the coefficients, both uint8 (n, rows, columns), up to the
-    layout's highest frequency.
+    The first has the low 8 bits of the coefficients, the second the bits 8 to 11. Both are uint8 (n, rows, columns), up
+    to the layout's highest frequency.
     """
     images = len(packed)
     shapes = [(images, *plane.shape(layout.bands[-1])) for plane in layout.planes[:planes]]

@@ -122,7 +122,7 @@ def longest_record(size: int, sparse_bytes: int) -> int:
 
 
 def _spreads(found: Array, out: Array, packing: str) -> bool:
-    """Write the bytes that a sparse form stands for to `out`. Returns False if the sparse form is damaged."""
+    """Write the bytes that the sparse form `found` stands for to `out`. Returns False if the sparse form is damaged."""
     try:
         spread(found, out, packing)
     except ValueError:
@@ -167,8 +167,6 @@ def unpack_lz4() -> Unpacker | None:
 
 
 class _Context:
-    """A decompression context of libzstd."""
-
     def __init__(self, library: Any) -> None:
         self._free = library.ZSTD_freeDCtx
         self.address: int = library.ZSTD_createDCtx()

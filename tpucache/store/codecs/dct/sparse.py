@@ -100,7 +100,7 @@ def _bits(mask: Array) -> Array:
 
 
 def _expand(is_value: Array, values: Array) -> tuple[Array, Array]:
-    """Return an array with the next value where `is_value` is true and 0 elsewhere, and the remaining values."""
+    """Return an array with the next of `values` where `is_value` is true, else 0; and the values that are left over."""
     at = np.flatnonzero(is_value)  # numpy assigns by positions faster than by a mask
     if len(at) > len(values):
         raise ValueError(f"{len(at):,} bits in a mask, but {len(values):,} bytes")
