@@ -255,7 +255,6 @@ class _Epochs:
         return self._kept.describe()
 
     def run(self) -> Generator[Batch, None, None]:
-        """Yield the batches of one epoch."""
         with contextlib.ExitStack() as stack:
             batches = self._kept.begin(stack)
             first = self._next_step() if self._draws else 0
@@ -419,11 +418,7 @@ def _all_devices() -> jax.sharding.Sharding:
 
 
 def _check(loader: CachedLoader, sharding: jax.sharding.Sharding, pad_last: bool) -> None:
-    """Raise UsageError unless the loader reads the slice of each batch that this process needs.
-
-    Also raise it if the loader's batches cannot be divided evenly over the devices, or if `pad_last` does not fit the
-    loader.
-    """
+    """Raise UsageError if the loader's slice of a batch, batch sizes or options do not fit `sharding` or `pad_last`."""
     if not isinstance(loader, BatchLoader):
         raise UsageError(f"feed takes a CachedLoader, not {type(loader).__name__}")
     needed = process_slice(sharding)

@@ -172,10 +172,7 @@ class TableForm:
             return own.at[places].get(mode="fill", fill_value=0)
 
         def take_any(own: jax.Array, wanted: jax.Array) -> jax.Array:
-            """Send the other cores the rows that they need, and return the rows that this core needs.
-
-            A row is the sum over all cores: the core that has the row adds its bits, and the other cores add 0.
-            """
+            """Return the rows that this core needs, as sums over all cores: a core without the row adds 0."""
             axes = _axes(self.sharding)
             everybodys = jax.lax.all_gather(wanted, axes, tiled=True)
             found = take_own(own, everybodys)

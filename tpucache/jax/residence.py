@@ -26,10 +26,7 @@ class KeptRecords:
     def __init__(
         self, loader: CachedLoader, sharding: jax.sharding.Sharding, resident: ResidentChoice | Resident
     ) -> None:
-        """Plan the memory for the loader's records.
-
-        Raises UsageError for `resident` "yes" if the devices cannot keep the records.
-        """
+        """Plan the memory for the loader's records. Raises UsageError for "yes" if the devices cannot keep them."""
         self._loader, self._resident, self._decision = loader, None, None
         self._unlabelled: npt.NDArray[np.bool_] | None = None  # for each row; only used if classes are mixed
         if isinstance(resident, Resident):

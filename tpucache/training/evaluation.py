@@ -128,7 +128,6 @@ def _measure(learner: Learner, dataset: CachedDataset, scores: Scores) -> dict[s
 
 
 def _joined(parts: Sequence[Sequence[Array]]) -> Array:
-    """Return the arrays of all processes as one array; an empty array if there are none."""
     arrays = [*itertools.chain.from_iterable(parts)]
     return np.concatenate(arrays) if arrays else np.empty(0)
 
@@ -260,7 +259,6 @@ def _score(learner: Learner, samples: int) -> Reduce:
 
 
 def _batch_rows(samples: int, batch_size: int) -> list[int]:
-    """Return the number of samples in each batch, without padding."""
     return [min(batch_size, samples - first) for first in range(0, samples, batch_size)]
 
 

@@ -135,10 +135,7 @@ def check_export(folder: Path, kind: Kind) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Make the folder, and remove the models of an earlier export.
-
-    Raises TrainingError if the folder cannot be written.
-    """
+    """Make the folder, and remove the models of an earlier export."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / CARD_NAME, *(each for kind in KINDS for each in folder.glob(f"model-*.{kind}"))]:
@@ -163,10 +160,7 @@ def _check_inputs(run: SavedRun) -> None:
 
 
 def _onnx(model: nn.Module, example: torch.Tensor, run: Path) -> bytes:
-    """Return a model as an ONNX file for batches of any size. Raises TrainingError where torch cannot export it.
-
-    `example` is a batch of inputs, and `run` names the run in the error.
-    """
+    """Return a model as an ONNX file for batches of any size; `example` is a batch. Raises TrainingError on failure."""
     batch = torch.export.Dim("batch")
     log = logging.getLogger("torch.onnx")
     level = log.level

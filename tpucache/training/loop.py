@@ -179,7 +179,6 @@ class _Loop:
     building: Building
 
     def check(self) -> None:
-        """Raise Stopped when the run has to stop now."""
         self.stop.check(self.plan.describe(self.state))
 
 
@@ -312,8 +311,7 @@ def _feeder(run: _Loop, residence: Residence) -> Feeder:
 def _compile_validation(run: _Loop, residence: Residence) -> None:
     """Evaluate a few samples, so that the evaluation is compiled.
 
-    While a cache with both sets is being built, training samples are evaluated, because validation samples may not
-    exist yet.
+    While the validation samples' cache is being built, the samples may be training samples, which exist already.
     """
     valid_set, train_set = run.data.valid_set, run.data.train_set
     if valid_set is not None and not valid_set.is_finished and valid_set.cache is train_set.cache:

@@ -271,7 +271,6 @@ def _thinned(losses: Sequence[float]) -> Points:
 
 
 def _is_metric(name: str) -> bool:
-    """Return whether a column of the history is a metric of the validation."""
     return name.startswith(_VALID) and name != _COUNT
 
 
@@ -319,10 +318,7 @@ def _pace(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _settings(run: RunFiles) -> list[tuple[str, str]] | None:
-    """Return the names and values of the run's settings as texts, without settings that are None, "", empty or False.
-
-    Return None where the run has no settings file.
-    """
+    """Return the names and values of settings that are not None, "", empty or False, as texts; None without a file."""
     if not run.info:
         return None
     settings = dict(run.info.get("settings") or {})

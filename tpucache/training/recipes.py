@@ -135,6 +135,5 @@ def recipe_settings(name: str, augment: Mapping[str, Any] | None = None, **given
 
 
 def _describe(name: str, values: Mapping[str, Any]) -> str:
-    """Return a recipe's name and its settings as text."""
     shown = (f"{key} {value}" if value is not True else key for key, value in values.items())
     return f"{name}: {', '.join(text.replace('_', '-') for text in shown)}"

@@ -124,10 +124,7 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop.
-
-    The result is None if RUN has a run of folds and --folds is not given, or --folds is given and RUN has no such run.
-    """
+    """Return the report of a run that has to stop; None if RUN has folds without --folds, or no folds with it."""
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -142,7 +139,6 @@ def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsRepor
 def _run(
     options: argparse.Namespace, stop: StopRequest, account: Account
 ) -> tuple[FoldsReport | TrainReport, Manifest]:
-    """Train; return the report, and the manifest of the cache that was read."""
     from tpucache.loading.dataset import CachedDataset
     from tpucache.runs import RANGE_TEST_NAME
     from tpucache.training.device import open_device
@@ -277,7 +273,6 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
 
 
 def _watchers(options: argparse.Namespace, settings: TrainSettings) -> Watch:
-    """Return the function that opens the trackers of a run."""
     from tpucache.training.watch.trackers import watch_with
 
     names = [*options.watch_with, *(["tensorboard"] if options.tensorboard else [])]
@@ -354,10 +349,7 @@ def _split(
 
 
 def _kept_settings(run: Path) -> dict[str, Any]:
-    """Return, by name, the settings of a run that differ from their defaults, for `--config RUN`.
-
-    Settings that the run has decided are among them. Raises UsageError where RUN has no settings of a run.
-    """
+    """Return, by name, a run's settings that differ from their defaults. Raises UsageError without `run.json`."""
     from tpucache.store.files import read_file
     from tpucache.training.settings import settings_from, unusual_settings
 
@@ -415,7 +407,7 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         choices=("tensorboard", "wandb", "mlflow"),
-        help="also show losses and metrics in this tracker, if it is installed; may be given several times",
+        help="also show losses and metrics in this tracker, which must be installed; may be given several times",
     )
     command.add_argument("--tensorboard", action="store_true", help="short for --watch-with tensorboard")
     command.add_argument(

@@ -93,7 +93,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _replace(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Return the tree with its tensors replaced, in the order of `_tensors`."""
     if isinstance(value, torch.Tensor):
         return next(tensors)
     if isinstance(value, dict):

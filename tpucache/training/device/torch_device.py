@@ -429,7 +429,6 @@ class CudaDevice(AcceleratorDevice):
             self._release()
 
     def _release(self) -> None:
-        """Forget the uploads that have ended."""
         self._uploads = {key: upload for key, upload in self._uploads.items() if not upload.event.query()}
 
 

@@ -67,10 +67,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
-    """Return the device that PJRT_DEVICE names; `cores` is as in XlaDevice.
-
-    Raises UsageError for a `device` other than "auto", for `compile`, and where `XlaDevice` raises it.
-    """
+    """Return the device that PJRT_DEVICE names. Raises UsageError for another `device`, `compile`, or bad `cores`."""
     if device != "auto":
         raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
     if compile:
@@ -435,7 +432,6 @@ def read_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _split(batch: torch.Tensor) -> tuple[str | None, ...]:
-    """Return a sharding of a batch: its first dimension is split over the mesh."""
     return "data", *[None] * (batch.dim() - 1)
 
 

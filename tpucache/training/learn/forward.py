@@ -56,10 +56,7 @@ def has_given_up(state: dict[str, Any]) -> bool:
 
 
 def make_finish(dataset: CachedDataset, device: Device) -> FinishBatch:
-    """Return the function that decodes packed images of a batch to images (batch, height, width, channels).
-
-    If the dataset's images are not packed, the function returns batches unchanged.
-    """
+    """Return the function that decodes a batch's images to (batch, height, width, channels), if they are packed."""
     if dataset.packed() is dataset:
         return lambda batch: batch
     decode = decoder(dataset).to(device.torch_device)
@@ -242,10 +239,7 @@ def _model_statistics(model: nn.Module) -> Statistics | None:
 def make_augment(
     settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
 ) -> Augment | None:
-    """Return the object that normalises and augments images; None for records without an image.
-
-    Raises UsageError for augmentations that do not fit the images.
-    """
+    """Return an Augment for a dataset's images; None without images. Raises UsageError for unfit settings."""
     if IMAGE not in dataset.names:
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")

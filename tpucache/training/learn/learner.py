@@ -270,7 +270,9 @@ class Learner:
             if self._scaler.is_enabled():
                 self._scaler.load_state_dict(state["scaler"])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise TrainingError(f"the checkpoint does not fit this model: {error}") from error
+            raise TrainingError(
+                f"the checkpoint does not fit this model: {error}. Resume with the settings of the checkpoint"
+            ) from error
         if self.ema is not None:
             self.ema.load_state_dict(state.get("ema", {}))
         self.device.wait()
@@ -384,10 +386,7 @@ def preserved(learner: Learner) -> Iterator[None]:
 
 
 def _find_learned(settings: TrainSettings, dataset: CachedDataset, task: Task) -> tuple[Task, str]:
-    """Return the task with the constants that it takes from the dataset's labels.
-
-    Return with it the advice for training that diverges.
-    """
+    """Return the task with its constants from the dataset's labels, and the advice for training that diverges."""
     # The user's own loss or step gets the labels as they are stored.
     is_own = settings.own_loss is not None or settings.train_step is not None
     stored = dataset.table.labels

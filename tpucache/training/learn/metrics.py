@@ -237,10 +237,7 @@ def mask_dice(confusion: Array, _labels: Array) -> float:
 
 
 def _kappa(predicted: Array, labels: Array) -> float:
-    """Return quadratic kappa: 1 minus the mean squared difference over its expected value for independent draws.
-
-    This equals the usual definition.
-    """
+    """Return quadratic kappa: 1 minus the mean squared difference over its expected value for independent draws."""
     if not len(labels):
         return math.nan
     predicted, labels = predicted.astype(np.float64), labels.astype(np.float64)
@@ -344,7 +341,6 @@ def _share(right: Array) -> float:
 
 
 def _listed(classes: Sequence[int]) -> str:
-    """Return class numbers as text; only the first ones of many."""
     more = len(classes) - _NAMED_CLASSES
     return ", ".join(map(str, classes[:_NAMED_CLASSES])) + (f" and {more:,} more" if more > 0 else "")
 

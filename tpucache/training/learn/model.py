@@ -336,7 +336,7 @@ def load_matching(model: nn.Module, weights: Mapping[str, torch.Tensor], source:
     taken = matched | adapted
     bad = [name for name in parameters & {*taken} if not bool(taken[name].isfinite().all())]
     if bad:
-        raise UsageError(f"{source} has values that are not finite, such as in {min(bad)}: its training had diverged")
+        raise UsageError(f"{source} has values that are not finite, such as in {min(bad)}: give other weights")
     model.load_state_dict(taken, strict=False)
     shapes = {name: (name, tuple(own[name].shape), before[name]) for name in own if name in others}
     return MatchedWeights(

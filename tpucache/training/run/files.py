@@ -261,7 +261,6 @@ def _data_differences(path: Path, content: Mapping[str, Any], data: RunData) -> 
 
 
 def _metadata(learner: Learner, data: RunData) -> dict[str, Any]:
-    """Return the metadata of a checkpoint, as plain values."""
     train_set = data.train_set
     return {
         "version": VERSION,

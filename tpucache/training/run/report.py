@@ -125,7 +125,6 @@ class TrainReport:
         ]
 
     def _later(self) -> str:
-        """Return a text on the bytes that each later step needs, and on the CPU time of the feeding thread."""
         each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
         if each is None or cpu is None:
             return ""
@@ -335,7 +334,6 @@ def finished_report(run: str | Path) -> TrainReport | None:
 
 
 def _of_graphs(graphs: int | None) -> str:
-    """Return a text on how many graphs a run has compiled; "" if the number is unknown."""
     return "" if graphs is None else f", of {graphs} graph{'' if graphs == 1 else 's'} in all"
 
 

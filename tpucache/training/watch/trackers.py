@@ -217,7 +217,6 @@ def _tagged(row: Row) -> dict[str, float]:
 
 
 def _imported(name: str) -> Any:
-    """Import and return a module. Raises DependencyError where it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -26,10 +26,7 @@ class _TaskKind(Protocol):
 
 
 def make_task(name: str, outputs: int) -> Task:
-    """Return a task by its name, with this number of classes, or of columns of a regression.
-
-    Raises UsageError for an unknown name, or too few outputs.
-    """
+    """Return the task `name` with this number of classes or regression columns. Raises UsageError if there is none."""
     kind = _kind(name)
     if outputs < kind.least_outputs:
         raise UsageError(f"the task {name!r} needs at least {kind.least_outputs} outputs, not {outputs}")
@@ -37,10 +34,7 @@ def make_task(name: str, outputs: int) -> Task:
 
 
 def find_task(name: str, dataset: CachedDataset, mask_classes: int | None = None) -> Task:
-    """Return the task with this name; for "auto" the task that fits the cache's labels.
-
-    Raises UsageError for an unknown name, and where the labels do not fit the task or any task.
-    """
+    """Return the task `name`; for "auto" the task that fits the labels. Raises UsageError where labels do not fit."""
     found = infer_task(dataset, mask_classes) if name == "auto" else name
     return make_task(found, count_outputs(found, dataset, mask_classes))
 
@@ -98,7 +92,6 @@ def count_outputs(name: str, dataset: CachedDataset, mask_classes: int | None = 
 
 
 def _kind(name: str) -> _TaskKind:
-    """Return the class of a task. Raises UsageError for an unknown name."""
     if name not in TASKS:
         raise UsageError(f"there is no task {name!r}: use {', '.join(TASKS)}")
     kind: _TaskKind = TASKS[name]

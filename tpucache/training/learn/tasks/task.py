@@ -332,7 +332,6 @@ class TaskBase:
 
     @property
     def _loss(self) -> Loss:
-        """The loss of each sample or pixel."""
         return self.named_losses[self.loss_name or next(iter(self.named_losses))]
 
     def learned_from(self: Own, _labels: Array) -> Own:
