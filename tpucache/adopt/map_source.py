@@ -1,4 +1,4 @@
-"""MapStyleSource: a source for warmup that returns the items of any map-style data set. Never imports torch."""
+"""MapStyleSource: a source for warmup that returns the items of any map-style data set. This file imports no torch."""
 
 from __future__ import annotations
 

@@ -180,10 +180,7 @@ class KaggleClient:
         return cls(program) if program else None
 
     def state(self, dataset_id: str) -> State | None:
-        """Return the state of a dataset, or None if this user cannot see such a dataset.
-
-        Raises PublishError when the user is signed out.
-        """
+        """Return Kaggle's state of a dataset; None if there is none. Raises PublishError if the user is signed out."""
         done = self._ask(["datasets", "status", dataset_id])
         output = f"{done.stdout}\n{done.stderr}".lower()
         if done.returncode:

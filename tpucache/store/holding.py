@@ -206,7 +206,7 @@ def _open_lock(path: Path) -> tuple[int, bool]:
 
 
 def _is_named(number: int, path: Path) -> bool:
-    """Return whether the path still leads to this open file."""
+    """Return whether `path` still leads to the open file with the descriptor `number`."""
     try:
         return os.path.samestat(os.fstat(number), path.stat())
     except FileNotFoundError:

@@ -136,8 +136,8 @@ class Statistics:
     """Statistics of the clean variant: mean and standard deviation of each channel, and samples per class.
 
     `sums` and `squares` are the exact sums from which mean and deviation are computed, so that samples can be added
-    later. For float images they are integers in units of 2^-149 and 2^-298, in which every float32 and its square are
-    whole. `frequencies` has the statistics for K = 1 to 8 in a cache with bands; otherwise it is empty.
+    later. For float images they are integers in units of 2^-149 and 2^-298, because every float32 and its square are
+    multiples of these. `frequencies` has the statistics for K = 1 to 8 in a cache with bands; otherwise it is empty.
     """
 
     mean: Annotated[tuple[Number, ...], AlwaysStored()] = ()

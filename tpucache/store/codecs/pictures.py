@@ -1,4 +1,4 @@
-"""Codecs for image files: png (lossless, a third smaller than raw, slow) and jpeg (smallest, lossy)."""
+"""Codecs for image files: png (lossless, a third smaller than raw, slow) and jpeg (smaller, lossy)."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Copies(Mapping[str, Path]):
     """
 
     def __init__(self, place: str, files: Mapping[str, Path], use: OpenFile | None = None) -> None:
-        """Store the URL without secrets, `place`, the local paths by name, and the open file that locks the folder."""
+        """Store the URL without secrets (`place`), the local paths by name, and the open file that locks the folder."""
         self.place, self._files, self._use = place, dict(files), use
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,8 +7,8 @@ A request is for records of one piece. It is in one of three states:
     done    Its records are on the disk, or in memory if the disk is full. If it failed, `error` is set.
 
 Urgent requests are fetched first, in the order in which they were made: they are for a few records that a reader waits
-for. Next come other requests that a reader waits for, in the order in which the records are needed. If only a
-few records of a piece were requested urgently, its other records come next. Requests for plans come last.
+for. Next come all other requests that a reader waits for, in the order in which the records are needed. If only a few
+records of a piece were requested urgently, the piece's other records come next. Pieces that only plans need come last.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class FetchRequests:
 
     Two rules hold whenever the lock is free:
 
-    - For each piece there is at most one request that is not urgent. While a thread reads it, this process holds the
-      piece's lock in the local copy. So only one process on this machine fetches the piece.
+    - For each piece there is at most one request that is not urgent. While a thread reads the piece, this process holds
+      the piece's lock in the local copy. So only one process on this machine fetches the piece.
     - An urgent request needs no such lock. Another process, or the request for the piece, may fetch the same bytes,
       too: both write the same data.
     """

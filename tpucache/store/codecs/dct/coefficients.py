@@ -391,7 +391,7 @@ def _coefficients(low: Array, high: Array, plane: Plane) -> npt.NDArray[np.int32
 
 
 def _pixels(matrix: npt.NDArray[np.int32], plane: Plane, step: int = 1) -> npt.NDArray[np.float32]:
-    """Return a plane's pixels, centred at 0: (n, rows / step, columns / step). Each is a mean of step x step pixels."""
+    """Return a plane's pixels, centred at 0: float32 (n, rows / step, columns / step), means of step x step pixels."""
     images, count, rows, _, columns = matrix.shape
     values = (matrix * plane.table[:count, None, :count, None]).astype(np.float32)
     side = BLOCK // step
