@@ -92,10 +92,7 @@ def nearest(start: float, stop: float, count: int, length: int) -> npt.NDArray[n
 
 
 def fill_boxes(boxes: Array, rows: int) -> npt.NDArray[np.float32]:
-    """Return boxes (n, 5) as float32 (rows, 5), with rows of -1 after the last box.
-
-    The five numbers of a box are left, top, right, bottom and class.
-    """
+    """Return boxes (n, 5) of left, top, right, bottom, class as float32 (rows, 5); rows after the last box are -1."""
     filled = np.full((rows, 5), _NO_BOX, np.float32)
     filled[: len(boxes)] = boxes
     return filled

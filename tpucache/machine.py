@@ -245,7 +245,6 @@ def _groups(controller: str, cgroup: Path, own: Path, folder: str | None = None)
 
 
 def _memory_limit(group: Path, version: _Version) -> int:
-    """Return the bytes that a cgroup may use; _NO_LIMIT if it has no limit."""
     texts = [_read(group / name) for name in version.limits]
     limits = [int(text) for text in texts if text.isdecimal()]  # "max" means no limit
     return min((*limits, _statistics(group).get(version.hierarchical, _NO_LIMIT)))

@@ -525,10 +525,7 @@ class UnpackWriter:
 
 
 def _count_all(code: FunctionWriter, start: Any, length: Any) -> Any:
-    """Emit code that counts the set bits of the `length` bytes from `start`, eight bytes at a time.
-
-    Return the number.
-    """
+    """Emit code that counts the set bits of the `length` bytes from `start`, and return the number."""
     build, word = code.build, code.word
     counted = [word(0)]
     with code.counting(word(0), length, 8, counted) as at:
@@ -582,10 +579,7 @@ class FunctionWriter:
         return self.build.inttoptr(address, self.ir.FunctionType(result, arguments).as_pointer())
 
     def load(self, kind: Any, at: Any) -> Any:
-        """Emit the code that loads a value of the type `kind` from the address `at`; return the loaded value.
-
-        The address need not be aligned.
-        """
+        """Emit the code that loads a value of type `kind` from the address `at`, aligned or not; return the value."""
         return self.build.load(self.build.inttoptr(at, kind.as_pointer()), align=1)
 
     def store(self, value: Any, at: Any, align: int = 1) -> Any:
@@ -605,10 +599,7 @@ class FunctionWriter:
         return self.build.call(self.instruction("llvm.ctpop.i64", self.word, [self.word]), [bits])
 
     def lowest(self, count: Any) -> Any:
-        """Emit the code that makes a word whose lowest `count` bits are set; return the word.
-
-        If `count` is 64 or more, all 64 bits are set.
-        """
+        """Emit the code that makes a word whose lowest `count` bits are set, at most 64; return the word."""
         some = self.build.not_(self.build.shl(self.word(-1), count))
         return self.build.select(self.build.icmp_unsigned("<", count, self.word(64)), some, self.word(-1))
 

@@ -264,7 +264,6 @@ class _Wanted(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The recipe's codec and size, and whether it has bands, in words."""
         return f"{self.recipe.codec} {self.recipe.height}x{self.recipe.width}{' in bands' if self.recipe.bands else ''}"
 
 
@@ -324,10 +323,7 @@ class _Listed(DerivedSource):
         return self.source.load(sample)
 
     def few(self, count: int) -> _Listed:
-        """Return a source with at most `count` of these samples, spread evenly over them.
-
-        A larger `count` gives the same samples and more.
-        """
+        """Return a source with at most `count` of these samples, spread evenly. A larger `count` adds further ones."""
         return _Listed(self.source, select_source(self, limit=count).list())
 
 
@@ -491,7 +487,6 @@ def _bytes(manifest: Manifest, variants: int) -> float:
 
 
 def _pixels(built: _Built) -> dict[str, Array]:
-    """Return the clean images of a small cache, by path."""
     with CachedDataset(built.directory, in_memory=False) as dataset:
         images = [image for batch in dataset.field_batches(IMAGE) for image in batch]
         return dict(zip(dataset.table.paths, images, strict=True))

@@ -96,7 +96,6 @@ def end_with_parent() -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all; do nothing if it cannot be written."""
     with contextlib.suppress(OSError):
         aside = path.with_suffix(".new")
         aside.write_text(text)
@@ -168,7 +167,6 @@ def shortage(error: BaseException) -> str | None:
 
 
 def _limit() -> int | None:
-    """Return the limit of this process's address space in bytes; None without a limit."""
     if resource is None:
         return None
     limit: int = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -47,7 +47,6 @@ def above_bars() -> Iterator[None]:
 
 
 def _columns(stream: TextIO | None) -> int:
-    """Return the current number of columns of a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream is not None else _COLUMNS
     except (OSError, ValueError):

@@ -398,7 +398,6 @@ def _end_at_once(command: _Command) -> None:
 
 
 def _is_within(frame: FrameType | None, code: CodeType) -> bool:
-    """Return whether a frame, or a frame that called it, runs the function with this code."""
     while frame is not None:
         if frame.f_code is code:
             return True
@@ -407,7 +406,6 @@ def _is_within(frame: FrameType | None, code: CodeType) -> bool:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a frame, or a frame that called it, imports a module."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORTING:
             return True

@@ -43,7 +43,6 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dictionary of these keys and values. Raises ValueError for a repeated key."""
     content = dict(pairs)
     if len(content) != len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
@@ -154,7 +153,6 @@ class _MisfitError(Exception):
         return _MisfitError(self.text, f"{place}.{self.place}".removesuffix(".").replace(".[", "["))
 
     def seen_from(self, where: str) -> FormatError:
-        """Return the FormatError for users; `where` names the file or a part of the file."""
         return FormatError(f"{where}: {self.place!r} {self.text}" if self.place else f"{where} {self.text}")
 
 
@@ -247,10 +245,7 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a fast path for integers or texts that have one limit.
-
-    A manifest has hundreds of thousands of such values.
-    """
+    """Return `read` with a fast path for integers or texts that have one limit: manifests have very many of them."""
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits

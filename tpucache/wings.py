@@ -66,19 +66,13 @@ FUNCTIONS: Final[Mapping[str, str]] = {
 
 
 def report_page(name: str, *arguments: Any, **named: Any) -> Page:
-    """Call the function at `name` in PAGES with these arguments, and return its page.
-
-    Raises DependencyError if the function's wing is not installed.
-    """
+    """Call the function at `name` in PAGES and return its page. Raises DependencyError without the function's wing."""
     page: Page = load(PAGES[name])(*arguments, **named)
     return page
 
 
 def call(name: str, *arguments: Any, **named: Any) -> Any:
-    """Call the function at `name` in FUNCTIONS with these arguments, and return its result.
-
-    Raises DependencyError if the function's wing is not installed.
-    """
+    """Call the function at `name` in FUNCTIONS and return its result. Raises DependencyError without its wing."""
     return load(FUNCTIONS[name])(*arguments, **named)
 
 

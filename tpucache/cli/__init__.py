@@ -33,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_explained(arguments: Sequence[str] | None) -> int:
-    """Run one command. Print an expected error as one line, and return the exit status."""
     escape_unprintable()
     escape_warnings()
     try:

@@ -70,17 +70,13 @@ def add_options(
 
 
 def from_options(settings: type[Settings], options: argparse.Namespace, **others: Any) -> Settings:
-    """Return an instance of the dataclass `settings`, made from the options that `add_options` added.
-
-    The values in `others` replace those of the options.
-    """
+    """Return an instance of `settings` from the options that `add_options` added. Values in `others` replace them."""
     known = options_of(settings)
     given = {name: value for name, value in vars(options).items() if name in known}
     return settings(**{**given, **others})
 
 
 def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, Any]:
-    """Return the keyword arguments of `add_argument` for an option."""
     if bool in each.types:
         return {"action": "store_true"}
     if each.choices:
@@ -96,10 +92,7 @@ def _keywords(each: Option, parser: Callable[[str], Any] | None) -> dict[str, An
 
 
 def listed(choices: Collection[Any]) -> str:
-    """Return choices as help shows them, such as "{a,b}".
-
-    If other packages can add choices, only tpucache's own are listed, so that nothing is imported.
-    """
+    """Return choices as help shows them. Where other packages can add choices, only tpucache's own are listed."""
     return "{" + ",".join(map(str, getattr(choices, "own", choices))) + "}"
 
 
@@ -318,10 +311,7 @@ def cache_or_url(text: str) -> str | Path:
 
 
 def at_version(place: str | Path, version: int) -> str | Path:
-    """Return `place` with a version: "cache@2" for "cache" and 2.
-
-    Raises UsageError if `place` names another version.
-    """
+    """Return `place` at a version, such as "cache@2". Raises UsageError if `place` names another version."""
     from tpucache.store.history import one_version, split_version
 
     folder, named = split_version(place)

@@ -76,10 +76,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _bench_first_epoch(options: argparse.Namespace, source: Path, place: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a source for one epoch, which builds its cache. Return the measured figures, and lines of text about them.
-
-    If the cache was finished before, nothing is read, and both results are empty.
-    """
+    """Read a source for one epoch, which builds its cache. Return figures and lines, empty for a finished cache."""
     from tpucache.loading.loader import CachedLoader
 
     arguments = SourceArguments(source, options.build)
@@ -172,7 +169,6 @@ def _bench(options: argparse.Namespace, built: dict[str, Any], lines: list[str])
 
 
 def _against_lines(found: Payback, result: BenchResult) -> list[str]:
-    """Return lines that compare reading the source with a DataLoader and reading the cache."""
     lines = [
         f"against {found.images_per_second:>10,.0f} images/s by a DataLoader with {found.workers} workers: "
         f"{found.images:,} images of {found.source}, opened, resized and cropped by Pillow, as float tensors",
@@ -190,7 +186,6 @@ def _against_lines(found: Payback, result: BenchResult) -> list[str]:
 
 
 def _bench_network(options: argparse.Namespace, dataset: CachedDataset) -> int:
-    """Measure how fast a cache at a URL is read."""
     from tpucache.report.bench import bench_network
 
     found = bench_network(
@@ -256,7 +251,6 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _report_findings(options: argparse.Namespace) -> int:
-    """Write the page of pictures that look alike, leaks, suspects and extremes, with boxes to tick."""
     if options.valid is not None:
         raise UsageError("--valid is about a run, and --findings about a cache: leave one of the options out")
     stages = _Stages()
@@ -281,7 +275,6 @@ class _Stages:
         self._progress: Progress | None = None
 
     def show(self, part: str, done: int, total: int) -> None:
-        """Show the number of samples done in a part, out of `total`."""
         from tpucache.progress import Progress
 
         if self._progress is None or part != self._part:
@@ -290,7 +283,6 @@ class _Stages:
         self._progress.advance_to(done)
 
     def close(self) -> None:
-        """Close the current progress bar."""
         if self._progress is not None:
             self._progress.close()
         self._progress = None
@@ -410,7 +402,6 @@ def add(commands: Any) -> None:
 
 
 def _add_picture(command: argparse.ArgumentParser, path: Path, text: str) -> None:
-    """Add the options for a picture of a cache: its file, and the samples to show."""
     command.add_argument("-o", "--output", type=local_path, default=path, metavar="FILE", help=text)
     command.add_argument("--samples", type=positive, default=12, metavar="N", help="samples to show, at most")
     command.add_argument("--variants", type=positive, default=6, metavar="N", help="variants of each sample, at most")

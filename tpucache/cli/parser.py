@@ -75,7 +75,6 @@ class Parser(argparse.ArgumentParser):
         return str(formatter.format_help())
 
     def _usage_words(self) -> Iterator[str]:
-        """Yield the words of the usage line: required arguments, and "[options]"."""
         for action in self._actions:
             name = str(action.metavar or action.dest.upper())
             if not action.option_strings:
@@ -185,7 +184,6 @@ class CommandParser(Parser):
         return _did_you_mean(flag.lstrip("-").lower().replace("_", "-"), names, "--")
 
     def _too_many(self, found: argparse.Namespace, extra: Sequence[str]) -> str:
-        """Return the error for words that a command does not accept."""
         taken = [action for action in self._actions if not action.option_strings]
         names = " ".join(str(action.metavar or action.dest) for action in taken)
         values = [getattr(found, action.dest) for action in taken]
@@ -235,8 +233,6 @@ class CommandParser(Parser):
 
 
 class _HelpAll(argparse.Action):
-    """Prints the help of all options."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, **keywords: Any) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, **keywords)
 

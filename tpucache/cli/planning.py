@@ -107,7 +107,6 @@ def _minutes(seconds: float) -> str:
 
 
 def _advice(found: CachePlan, command: str | None) -> Iterator[str]:
-    """Yield the command to run, or the reason why there is none."""
     if any(not row.fits for row in found.rows):
         yield f"! is not within the limits of {found.target}"
     if command is None:

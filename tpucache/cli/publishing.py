@@ -67,10 +67,7 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def _publish_addition(options: argparse.Namespace, metadata: Metadata, settings: PublishOptions) -> bool:
-    """Publish the new files of a cache as an add-on, unless Kaggle has the version already, and return True.
-
-    If a whole version would send no more bytes, publish nothing and return False.
-    """
+    """Publish the new files of a cache as an add-on. Return False, and do nothing, if a whole version sends no more."""
     from tpucache.progress import Progress
     from tpucache.publish.addition import plan_addition, send_addition
 
@@ -143,7 +140,6 @@ class _Transfer:
             self._progress.close()
 
     def show(self, done: int, total: int) -> None:
-        """Show the number of bytes done, out of `total`."""
         from tpucache.progress import Progress
 
         if self._progress is None:
@@ -202,7 +198,6 @@ def _show_copy(options: argparse.Namespace, place: str, manifest: Manifest) -> N
 
 
 def _listing(bundle: Bundle, *, public: bool) -> list[str]:
-    """Return lines with the files to upload and their sizes."""
     target = f"{bundle.metadata.dataset_id}, {'public' if public else 'private'} if it is new"
     return [
         *(f"{size:>15,}  {name}" for name, size in bundle.files.items()),

@@ -76,10 +76,7 @@ def note(line: str) -> None:
 
 
 def complain(error: object, status: int) -> int:
-    """Print an error as one line, without passwords in URLs, and return the exit status.
-
-    Nothing is printed if the end of the command was reported before.
-    """
+    """Print an error as one line, unless the end of the command was reported before, and return the exit status."""
     if signals.has_last_word():
         process.complain(redact(" ".join(str(error).split())), status)
     return status

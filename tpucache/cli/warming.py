@@ -174,7 +174,6 @@ def selected_source(options: argparse.Namespace) -> Source:
 
 
 def _reopened(cache: str | Path) -> Cache:
-    """Return the cache that was built, in a folder or at a URL."""
     from tpucache.store.cache import Cache
     from tpucache.store.remote.cache import RemoteCache
 
@@ -182,7 +181,6 @@ def _reopened(cache: str | Path) -> Cache:
 
 
 def _truncated(cache: str | Path, pad: int) -> int:
-    """Return how many sequences of a cache were truncated."""
     lengths: Any = _reopened(cache).samples.get("length", [])
     return sum(length > pad for length in lengths)
 
@@ -326,7 +324,6 @@ def _opened(source: str, options: argparse.Namespace) -> Source:
 
 
 def _repair(options: argparse.Namespace) -> tuple[Manifest, list[Damage]]:
-    """Repair a cache. Return its manifest and the damages that were found."""
     from tpucache.progress import Progress
     from tpucache.warmup.repair import load_manifest, repair_cache
 
@@ -484,10 +481,7 @@ def _add_content(command: argparse.ArgumentParser) -> None:
 
 
 def _kept_settings(cache: Path) -> dict[str, Any]:
-    """Return a cache's recipe and --labels as options of warmup.
-
-    Raises UsageError for a recipe with mask colours, and the errors of `Manifest.load`.
-    """
+    """Return a cache's recipe and --labels as options of warmup. Raises UsageError if the recipe has mask colours."""
     from tpucache.errors import UsageError
     from tpucache.store.manifest import Manifest
 
@@ -574,10 +568,7 @@ def _counts(counted: Any) -> str:
 
 
 def _write_sheet(found: DryRun, path: Path, source: str) -> Path | None:
-    """Write a contact sheet of the samples that were tried, and return its path.
-
-    Return None, and write nothing, if the samples have no images.
-    """
+    """Write a contact sheet of the samples that were tried, and return its path; None if they have no images."""
     import numpy as np
 
     from tpucache.report.draw import Cell, Layout, draw_record, draw_sheet, fitted_size

@@ -57,7 +57,6 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def _hashes(cache: Cache, threads: int | None) -> Hashes:
-    """Return a cache's hashes, with a progress bar while they are computed."""
     from tpucache.insight.hashing import hashes
     from tpucache.progress import Progress
 
@@ -118,7 +117,6 @@ def _search_dict(found: Pairs) -> dict[str, Any]:
 
 
 def _search_text(found: Pairs) -> str:
-    """Return how pairs were searched, and which pairs the search may miss, as text."""
     text = f"at most {found.threshold} of 256 bits apart"
     if found.search == "exact":
         text += ", all images compared"

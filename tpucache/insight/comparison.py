@@ -269,7 +269,6 @@ def _leak_of_hashes(train: Samples, valid: Samples, alike: Pairs) -> Leak:
 
 
 def _path(dataset: Samples, number: np.int64) -> str:
-    """Return the path of the sample at position `number` of a dataset."""
     cache, at = opened(dataset)
     return cache.samples.paths[int(number if at is None else at[number])]
 

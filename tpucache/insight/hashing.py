@@ -72,7 +72,6 @@ def hashes(
 
 
 def _compute(cache: Cache, positions: Positions, threads: int, on_progress: Callable[[int, int], None]) -> Hashes:
-    """Return the hashes of the clean images at `positions`; `threads` threads hash batches of images."""
     manifest = cache.manifest
     image = manifest.fields[0]
     if image.name != IMAGE:

@@ -160,7 +160,6 @@ class _Distinct:
 
     @property
     def firsts(self) -> Positions:
-        """The position of the first image of each hash."""
         return self.members[self.starts[:-1]]
 
     def others(self, numbers: Positions) -> tuple[Positions, Positions]:
@@ -173,10 +172,7 @@ class _Distinct:
 
 
 def _ranges(starts: Positions, counts: Positions) -> Positions:
-    """Return the integers of several ranges, one range after another.
-
-    Range i has `counts[i]` integers from `starts[i]` on.
-    """
+    """Return the integers of several ranges, one after another: range i has `counts[i]` integers from `starts[i]`."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     found: Positions = np.arange(total) + np.repeat(starts - (ends - counts), counts)

@@ -113,10 +113,7 @@ def report_findings(
 
 
 class _Set:
-    """A cache whose samples are on the page, and the hashes of their images.
-
-    Methods take a sample's position in the set.
-    """
+    """A cache whose samples are on the page, and their images' hashes. Methods take a sample's position in the set."""
 
     def __init__(self, records: Records, found: Hashes, cache: str | Path | CachedDataset) -> None:
         is_whole = isinstance(cache, (str, Path))
@@ -175,7 +172,6 @@ class _Set:
         return np.asarray((labels[first] != labels[second]).any(1), np.bool_)
 
     def is_numbers(self) -> bool:
-        """Return whether the labels are numbers, not classes."""
         return self._labels is not None and not self.classes
 
     def can_correct(self) -> bool:
@@ -238,7 +234,6 @@ def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
 
 
 def _leaks(sets: Sequence[_Set], alike: Pairs) -> _Kind:
-    """Return the kind of findings of pictures of the first set that look like a picture of the second set."""
 
     def make(row: int) -> _Finding:
         one, two = int(alike.first[row]), int(alike.second[row])
@@ -378,7 +373,6 @@ class _Sprites:
 
     @classmethod
     def of(cls, own: _Set) -> _Sprites:
-        """Return the sprites of a set, with no picture drawn yet."""
         from tpucache.report.draw import fitted_size
 
         image = own.records.image
@@ -391,7 +385,6 @@ class _Sprites:
 
     @calling("Pillow")
     def add(self, at: int) -> None:
-        """Draw the picture of the sample at position `at`, unless it is drawn already."""
         from PIL import Image
 
         from tpucache.report.draw import draw_record
@@ -410,7 +403,6 @@ class _Sprites:
 
     @calling("Pillow")
     def close(self) -> None:
-        """Compress the sprite that is being drawn, if there is one."""
         if self._open is not None:
             target = io.BytesIO()
             self._open.save(target, "jpeg", quality=_QUALITY)
@@ -459,7 +451,6 @@ class _Shown:
         return kept
 
     def _texts(self, own: int, at: int) -> tuple[str, str, str]:
-        """Return the path and the label of a sample, and the size of its original image, as texts."""
         of = self._sets[own]
         return of.path(at), of.label(at), of.original(at)
 
@@ -541,7 +532,6 @@ def _likeness(distance: int) -> str:
 
 
 def _table_name(own: _Set) -> str:
-    """Return the name of the file in which a set's corrected labels are downloaded."""
     return f"{''.join(one if one.isalnum() or one in '-_' else '-' for one in own.name)[:60] or 'cache'}-labels.csv"
 
 

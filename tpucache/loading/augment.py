@@ -103,10 +103,7 @@ class HostCrop:
 
 
 def why_not(settings: AugmentSettings | None, dataset: CachedDataset, size: object = None) -> str | None:
-    """Return why the host cannot crop the images of a dataset to `size`; None if it can.
-
-    `size` None stands for the size of the images.
-    """
+    """Return why the host cannot crop a dataset's images to `size` (None: their own size); None if the host can."""
     if settings is None or not (settings.crop or (size is None and _left(settings) is None)):
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]

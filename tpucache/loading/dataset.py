@@ -482,7 +482,6 @@ class CachedDataset(Dataset[Item]):
         return self._shown_batches(rows, shown[name])
 
     def _shown_batches(self, rows: Numbers, field: int) -> Iterator[Array]:
-        """Yield batches of a field that is decoded at another size than its stored size."""
         count = max(1, _BATCH_BYTES // max(1, self.record_fields[field].nbytes))
         for first in range(0, len(rows), count):
             some = rows[first : first + count]
@@ -559,10 +558,7 @@ class CachedDataset(Dataset[Item]):
         return self.join(arrays, self.values_of(indices))
 
     def join(self, arrays: Sequence[Array], values: Mapping[str, torch.Tensor]) -> Item:
-        """Make a batch, (images, labels) or a dict of tensors, from the fields in `arrays` and from `values`.
-
-        `values` is a result of `values_of`.
-        """
+        """Make a batch, (images, labels) or a dict of tensors, from fields in `arrays` and a result of `values_of`."""
         fields = [self.as_tensor(name, array) for name, array in zip(self.names, arrays, strict=True)]
         if self.names == [IMAGE] and [*values] == [LABEL]:
             return fields[0], values[LABEL]

@@ -146,7 +146,6 @@ class BatchFinish:
 
 
 def _to_size(size: Any) -> tuple[int, int]:
-    """Return a size as height and width; one number stands for both. Raises UsageError."""
     sides = (size, size) if isinstance(size, int) else size
     if not isinstance(sides, (tuple, list)) or len(sides) != 2:
         raise UsageError(f"size is the size of the crops in pixels, such as 224 or (160, 224), not {size!r:.60}")
@@ -155,7 +154,6 @@ def _to_size(size: Any) -> tuple[int, int]:
 
 
 def _usable(device: Device) -> str:
-    """Return a device's name. Raises UsageError if torch cannot use the device, DependencyError without torch."""
     if not HAS_TORCH:
         raise DependencyError(
             "augment, normalise and device need torch, which is not installed: use tpucache.jax.feed, or install torch"

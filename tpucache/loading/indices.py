@@ -13,10 +13,7 @@ Positions = npt.NDArray[np.int64]
 
 
 def to_integer(name: str, value: Any, low: int) -> int:
-    """Return an argument as an int. Integers of numpy and torch are accepted.
-
-    `name` is the argument's name in messages. Raises UsageError for any other value, and for an integer below `low`.
-    """
+    """Return the value of the argument `name` as an int. Raises UsageError unless it is an integer from `low` on."""
     array = to_array(name, value)
     if array.ndim or array.dtype.kind not in "iu":
         raise UsageError(f"{name} is a whole number, not {value!r:.100}")
@@ -26,10 +23,7 @@ def to_integer(name: str, value: Any, low: int) -> int:
 
 
 def to_array(name: str, values: Any) -> npt.NDArray[Any]:
-    """Convert an argument to a numpy array. A tensor may be on any device.
-
-    `name` is the argument's name in messages. Raises UsageError if numpy cannot convert the values.
-    """
+    """Return the values of the argument `name` as a numpy array. Raises UsageError if they cannot be converted."""
     try:
         if hasattr(values, "detach"):  # a torch tensor; numpy lacks bfloat16, which float32 can represent
             values = values.detach().cpu()

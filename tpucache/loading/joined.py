@@ -86,10 +86,7 @@ def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
 
 
 def _find_version(name: str, number: int, mounted: Sequence[Mounted], refused: Sequence[str]) -> tuple[Manifest, Path]:
-    """Return the manifest of version `number`, and a folder that has this manifest.
-
-    Raises NotACacheError if no folder has one, UsageError if folders have different manifests of it.
-    """
+    """Return the manifest of version `number` and a folder that has it. Raises NotACacheError or UsageError."""
     versions: dict[str, tuple[Manifest, Path]] = {}
     for folder, manifest in mounted:
         with contextlib.suppress(DamageError, UsageError):  # an add-on may lack the manifests of earlier versions
@@ -195,7 +192,6 @@ def _link(version: Manifest, found: Mapping[str, Path]) -> Path:
 
 
 def _links(place: Path) -> dict[str, str] | None:
-    """Return the targets of the links in a folder by name; None if the folder does not exist."""
     try:
         return {entry.name: str(Path(entry).readlink()) for entry in os.scandir(place) if entry.is_symlink()}
     except FileNotFoundError:

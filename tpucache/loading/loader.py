@@ -75,21 +75,14 @@ class _ReadBatch(NamedTuple):
 
 
 class _GlobalBatch(NamedTuple):
-    """A batch of all ranks together.
-
-    `step` is its number since the first epoch. `bounds` are the positions in the epoch's order at which the batch
-    begins and ends, the end excluded.
-    """
+    """A batch of all ranks: its number since the first epoch, and its bounds (start, stop) in the epoch's order."""
 
     step: int
     bounds: tuple[int, int]
 
 
 class _Begun(NamedTuple):
-    """What a loader asked the kernel to read ahead while it was made: the samples from `start` to `end` of an epoch.
-
-    `start` and `end` are positions in the epoch's order, which follows from `seed` and `order`.
-    """
+    """What the kernel was asked to read ahead: the samples at positions `start` to `end` of an epoch's order."""
 
     seed: int
     order: EpochOrder
@@ -188,10 +181,7 @@ class BatchLoader(Generic[AnySamples]):
         samples.prepare(options.threads)
 
     def _begin_reading(self) -> threading.Thread:
-        """Let a thread ask the kernel to read the first records ahead, and return the thread.
-
-        Meanwhile the calling thread allocates memory and compiles.
-        """
+        """Start a thread that asks the kernel to read the first records ahead, and return the thread."""
 
         def begin() -> None:
             self._begun = _Iteration(self, 0, 0, 0, False, None).begin()
@@ -307,11 +297,7 @@ class BatchLoader(Generic[AnySamples]):
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin at the start of an epoch.
-
-        If it is the epoch of a state that was just loaded, the state's position is kept. Raises UsageError unless
-        `epoch` is an integer from 0.
-        """
+        """Go to the start of an epoch, an integer from 0. In the epoch of a state just loaded, keep its position."""
         epoch = to_integer("epoch", epoch, 0)
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
@@ -358,10 +344,7 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin at this position of this epoch.
-
-        Iterations that still run do not move the loader's position any more.
-        """
+        """Let the next iteration begin there. Iterations that still run do not move the loader's position any more."""
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -436,7 +419,6 @@ class _Iteration:
         self._pending: deque[tuple[_GlobalBatch, Future[_ReadBatch]]] = deque()
 
     def batches(self) -> Generator[Any, None, None]:
-        """Read batches ahead in threads, and yield them in order."""
         loader, options, slots, pending = self._loader, self._loader.options, self._slots, self._pending
         rest = self._start
         submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
@@ -464,10 +446,7 @@ class _Iteration:
             yield from self._placed_batches(slots, rest)
 
     def begin(self) -> _Begun:
-        """Ask the kernel to read the first records ahead, and return which records.
-
-        Records that cannot be read raise their errors later, when the loader reads them.
-        """
+        """Ask the kernel to read the first records ahead, and return which. Errors of the storage are ignored here."""
         end = self._start
         for parts in self._parts_ahead(self._start):
             ahead = np.concatenate([self._positions[part] for part in parts])
@@ -479,10 +458,7 @@ class _Iteration:
         return _Begun(self._seed, self._order, self.epoch, self._start, end)
 
     def _take_begun(self) -> int:
-        """Return the position before which `begin` asked for this iteration's records; 0 if `begin` was not called.
-
-        Later iterations get 0, because other files may have replaced the records in the page cache.
-        """
+        """Return the position before which `begin` asked for this iteration's records; 0 if it asked for none."""
         begun, self._loader._begun = self._loader._begun, None
         own = self._seed, self._order, self.epoch, self._start
         return begun.end if begun is not None and begun[:-1] == own else 0
@@ -510,7 +486,6 @@ class _Iteration:
         return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
     def _own(self, batch: _GlobalBatch) -> Positions:
-        """Return the samples of this rank in a global batch."""
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
     def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
@@ -566,7 +541,6 @@ class _Iteration:
                 begin = end
 
     def _read(self, batch: _GlobalBatch, divide: Divide) -> _ReadBatch:
-        """Read samples, or crops of them, into a buffer of the loader's pool."""
         indices, pool, crop = self._own(batch), self._loader._buffers, self._loader._crop
         buffer = pool.take()
         try:

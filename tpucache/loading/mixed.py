@@ -188,7 +188,6 @@ class MixedSamples:
 
     @functools.cached_property
     def _first_records(self) -> Positions:
-        """The number of each dataset's first record."""
         counts = np.array([dataset.records for dataset in self._datasets])
         firsts: Positions = np.cumsum(counts) - counts
         return firsts

@@ -125,10 +125,7 @@ class Samples(Protocol):
         ...
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = ...) -> WaysRead:
-        """Read records by their numbers into the first rows of a buffer.
-
-        `divide` and the result are those of `read_into`.
-        """
+        """Read records by their numbers into the first rows of a buffer; `divide` and the result as for `read_into`."""
         ...
 
 

@@ -93,7 +93,6 @@ def fold_splits(table: SampleTable) -> dict[str, Split]:
 
 
 def _folds(table: SampleTable) -> npt.NDArray[Any]:
-    """Return each sample's fold, as integers or as text. Raises UsageError if a sample has no fold."""
     if "fold" not in table:
         raise UsageError(
             "the cache has no folds: make folds with `tpucache relabel CACHE --make-folds 5`, or build the cache from "

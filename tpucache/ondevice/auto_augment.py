@@ -174,7 +174,6 @@ class AutoAugment:
         return functions.where(changes, found, flat).reshape(*pixels.shape)
 
     def _cut(self, pixels: Array) -> Array:
-        """Return numbers rounded down to integers, and limited to 0 to 255."""
         return self._functions.clip(self._functions.floor(pixels + _NEARLY), 0, _WHITE)
 
     def _float(self, array: Array) -> Array:
@@ -200,7 +199,6 @@ def _is_rgb(pixels: Array) -> bool:
 
 
 def _number(numbers: Array, column: int) -> Array:
-    """Return a column of the numbers that describe an operation, as (batch, 1, 1, 1)."""
     return numbers[:, column].reshape(-1, 1, 1, 1)
 
 

@@ -414,7 +414,6 @@ class Side(NamedTuple):
 
 
 def _sides(stored: tuple[int, int], resize: Resize | None) -> tuple[Side, Side]:
-    """Return the Side of the height and the Side of the width, for images stored as (height, width)."""
     height, width = stored
     if resize is None:
         return Side(np.eye(height), np.ones(height, bool)), Side(np.eye(width), np.ones(width, bool))

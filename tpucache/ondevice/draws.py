@@ -189,10 +189,7 @@ def _erased(uniform: Array, probability: float) -> Array:
 
 
 def _boxes(heights: Array, widths: Array, uniform: Array) -> Array:
-    """Return top, bottom, left and right of boxes with these sides, at random positions in the unit square.
-
-    The result is (batch, 4).
-    """
+    """Return top, bottom, left, right, (batch, 4), of boxes with these sides, placed at random in the unit square."""
     top, left = uniform[:, 0] * (1 - heights), uniform[:, 1] * (1 - widths)
     return np.stack([top, top + heights, left, left + widths], 1)
 

@@ -79,10 +79,7 @@ class ResidentMemory(Protocol):
         ...
 
     def as_image(self, images: Any) -> Any:
-        """Return images (batch, height, width, channels) as batches have them.
-
-        For torch, these are (batch, channels, height, width). For JAX, the images do not change.
-        """
+        """Return images (batch, height, width, channels): for torch with channels before height, for JAX unchanged."""
         ...
 
 
@@ -203,10 +200,7 @@ class Resident:
         self._has_begun = True
 
     def end(self) -> None:
-        """End the loop.
-
-        Records that were read but not received will be read and uploaded again when they are needed again.
-        """
+        """End the loop. Records that were read but not received are read and uploaded again when they are needed."""
         self._has_begun = False
         if self._slots is not None:
             self._slots.forget_unconfirmed()

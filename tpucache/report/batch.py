@@ -107,10 +107,7 @@ def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
-    """Return the masks of mixed images, uint8 (batch, height, width, 1).
-
-    Each pixel has the class with the largest share.
-    """
+    """Return the masks of mixed images, uint8 (batch, height, width, 1): of each pixel, the class that has most of it."""
     masks = moved[MASK][..., 0].long()
     shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
     _, mixed = augment.mix(moved[IMAGE], shares, draws)
@@ -119,7 +116,6 @@ def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: tor
 
 
 def _rounded(numbers: Array, dtype: str) -> Array:
-    """Return pixels in their images' dtype, rounded if it is an integer type."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return numbers

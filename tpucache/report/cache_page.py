@@ -82,7 +82,6 @@ def report_cache(
 
 
 def _figures(records: Records) -> list[tuple[str, str]]:
-    """Return the figures at the top of the page, as pairs of title and value."""
     manifest, image = records.manifest, records.image
     figures = [("samples", f"{manifest.samples:,}"), ("records", f"{manifest.records:,}")]
     if manifest.classes:
@@ -93,7 +92,6 @@ def _figures(records: Records) -> list[tuple[str, str]]:
 
 
 def _sheet(records: Records, samples: int, seed: int, variants: int) -> Sheet | None:
-    """Return at most `samples` samples, each in at most `variants` variants; None for a cache without images."""
     manifest, image = records.manifest, records.image
     chosen = records.choose(samples, seed) if image is not None else []
     if image is None or not chosen:

@@ -69,7 +69,6 @@ def describe_versions(versions: Sequence[Manifest], times: Mapping[str, str]) ->
 
 
 def _changes(before: Manifest, now: Manifest) -> list[str]:
-    """Return texts that say how a version of a cache differs from the version before it."""
     gone = {each.number for each in now.deleted} - {each.number for each in before.deleted}
     back = {each.number for each in before.deleted} - {each.number for each in now.deleted}
     added = now.samples - before.samples + len(gone) - len(back)
@@ -197,7 +196,6 @@ def _statistics_line(manifest: Manifest) -> str:
 
 
 def _range(manifest: Manifest) -> str:
-    """Return a text with the range of the values of a cache's images."""
     dtype = next((field.dtype for field in manifest.fields if field.name == IMAGE), "|u1")
     return "0 to 255" if dtype == "|u1" else f"of {np.dtype(dtype).name}"
 
@@ -274,7 +272,6 @@ def describe_labels(read: Mapping[str, Any], classes: Sequence[str], counts: Seq
 
 
 def _read_as(manifest: Manifest) -> Mapping[str, Any]:
-    """Return the manifest's description of labels; {} if the manifest has none."""
     read = manifest.source.get("labels")
     return read if isinstance(read, dict) else {}
 

@@ -208,10 +208,7 @@ class Tick(NamedTuple):
 
 
 class Ink(NamedTuple):
-    """How a shape of a chart is coloured.
-
-    `style` is a CSS class, and `hue` a hue in degrees for the classes that have one.
-    """
+    """How a shape of a chart is coloured: by a CSS class, `style`, and for some classes by a `hue` in degrees."""
 
     style: str
     hue: int = 0

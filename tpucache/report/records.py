@@ -102,7 +102,6 @@ def _turns(labels: Array) -> Array:
 
 
 def _decode(field: Field, parts: Sequence[memoryview]) -> Array:
-    """Return a field of one record, decoded from its bytes in each band."""
     if CODECS[field.codec].has_any_length:
         return np.frombuffer(parts[0], np.uint8)
     array = np.empty(field.shape, field.dtype)

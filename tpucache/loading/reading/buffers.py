@@ -156,10 +156,7 @@ class AllocatedBuffers:
         return Buffer(self._fields, self._batch, self._allocate)
 
     def prepare(self, buffers: int, _rows: int) -> None:
-        """Allocate and free this many buffers, so that the allocator keeps their memory.
-
-        Raises the allocator's errors.
-        """
+        """Allocate and free `buffers` buffers, so that the allocator keeps the memory. Raises the errors of `take`."""
         kept = [self.take() for _ in range(buffers)]
         if kept and kept[0].is_large:
             native()

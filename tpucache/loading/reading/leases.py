@@ -160,10 +160,7 @@ class LeasedMap:
         return bool(_quick_fcntl()(self.number, system.fcntl.F_GETLEASE) == system.fcntl.F_RDLCK)
 
     def end(self) -> None:
-        """Unmap the file and release the lease, unless that was done before.
-
-        This method takes no lock, because finalizers call it.
-        """
+        """Unmap the file and release the lease, unless that was done before, without a lock: finalizers call this."""
         if not _WATCH.remove(self):
             return
         if self.base:
@@ -268,10 +265,7 @@ def look_if_needed() -> None:
 
 
 def refusal(path: Path, original: int) -> Reason | None:
-    """Return why the file at a path cannot be mapped under a lease; None if it can.
-
-    The descriptor `original` has the file open.
-    """
+    """Return why the file at `path`, which the descriptor `original` has open, cannot be leased; None if it can."""
     nobody = _Nobody()
     try:
         LeasedMap(path, original, nobody, 0).end()

@@ -155,10 +155,7 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return an array of flags, all False, which say whether a record was compared with its checksum.
-
-        The array has one flag per record in each frequency band, and is empty if no field is stored in bands.
-        """
+        """Return a flag, False, for each record and band: whether the record was compared with its checksum."""
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
@@ -274,7 +271,6 @@ class RecordReader:
     def _visit_part(
         self, rows: Numbers, places: _Places, use: UseRecords, parts: Numbers, keep: bool, start: int, stop: int
     ) -> None:
-        """Do a part of `visit`: the rows from `start` to `stop`."""
         decoded = places.decoded[start:stop]
         present = np.flatnonzero(decoded)
         if len(present):
@@ -323,7 +319,6 @@ class RecordReader:
         return self.cache.reader.read_by(found, read)
 
     def _ways(self, places: _Places) -> WaysRead:
-        """Count how many records are in memory, in maps and in files."""
         count = len(places.decoded)
         if places.found is None:
             return WaysRead(memory=count, memory_bytes=count * self._record_bytes)
@@ -358,7 +353,6 @@ class RecordReader:
         return (rows + self.cache.rows_a_band * np.arange(self._bands)[:, None]).reshape(-1)
 
     def _promise_memory(self) -> None:
-        """Reserve memory for all records. Raises UsageError if there is not enough."""
         if not self._memory.promise():
             raise UsageError(
                 f"{self._most:,} records in memory take {self._memory.wanted / 1e9:,.1f} GB, and "
@@ -381,7 +375,6 @@ class RecordReader:
         return _Places(decoded, encoded, found, is_complete=bool(decoded.all()))
 
     def _read_part(self, buffer: Buffer, rows: Numbers, places: _Places, keep: bool, start: int, stop: int) -> None:
-        """Do a part of `read_into`: the rows from `start` to `stop`."""
         decoded = places.decoded[start:stop]
         if places.is_complete:
             self._copy(buffer, slice(start, stop), decoded)
@@ -415,7 +408,6 @@ class RecordReader:
         return error
 
     def _damage(self, number: int, row: Rows, reason: object) -> DamageError:
-        """Return an error that names the shard and the sample of a record, given its index row and row number."""
         cache = self.cache
         place, position = divmod(number % cache.rows_a_band, cache.manifest.samples)
         shard = cache.reader.path(int(row["shard"])).name
@@ -426,7 +418,6 @@ class RecordReader:
         )
 
     def _copy(self, buffer: Buffer, rows: Indices | slice, sources: Addresses) -> None:
-        """Copy decoded records into rows of a buffer."""
         for starts, length, offset in zip(buffer.starts, buffer.lengths, self._offsets, strict=True):
             copy_rows(starts[rows], sources + offset, length, past_caches=buffer.is_large)
 

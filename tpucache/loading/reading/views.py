@@ -87,10 +87,7 @@ def _statistics(statistics: Statistics, resize: Resize, image: Field) -> Statist
 
 
 def bands_for(manifest: Manifest, size: int | tuple[int, int]) -> int:
-    """Return how many frequency bands images of a size need; 1 for a cache without bands.
-
-    Raises UsageError like `in_resolution`.
-    """
+    """Return how many frequency bands images of a size need; 1 without bands. Raises UsageError as `in_resolution`."""
     return len(in_resolution(manifest, size, None).layouts)
 
 
