@@ -139,7 +139,7 @@ class WeightedDraws:
     """
 
     def __init__(self, weights: Any, samples: int) -> None:
-        """Prepare the tables for weights (samples,). Raises UsageError unless they are finite, from 0, and not all 0."""
+        """Make the tables for weights (samples,). Raises UsageError unless they are finite, at least 0, not all 0."""
         array = _checked(weights, samples)
         self.text = f"weights {hashlib.sha256(array.astype('<f8').tobytes()).hexdigest()[:_SHOWN]}"
         self._kept, self._other = _alias_tables(array)
