@@ -56,7 +56,7 @@ def placement(box: Box, target: tuple[int, int], fit: Fit) -> Placement:
 
 
 def margins(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
-    """Return the numbers of canvas columns left of an image and of rows above it, if the image is in the middle.
+    """Return the number of columns left of an image in the middle of a canvas, and the number of rows above it.
 
     `size` and `canvas` are the (width, height) of the image and of the canvas.
     """

@@ -59,7 +59,7 @@ def option(
 ) -> Any:
     """Return a dataclass field that is an option, with this default and the help `text`.
 
-    `minimum` is its smallest allowed number, and `metavar` the word for its value in the help. With the default
+    `minimum` is the smallest allowed number, and `metavar` the word for the value in the help. With the default
     `dataclasses.MISSING` the field is required. `choices` are the allowed values if the field's type is not a Literal.
     `flag` is the name of the command line's option, if it differs from the field's.
     """

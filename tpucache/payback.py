@@ -106,7 +106,7 @@ def measure_payback(
 def _same_samples(source: Source, dataset: CachedDataset) -> list[Sample]:
     """Return at most 2,048 samples that a source and a dataset have in common, spread over the dataset.
 
-    Raises UsageError if there are none, or if the dataset has no images.
+    Raises UsageError if there is no such sample, or if the dataset has no images.
     """
     if dataset.manifest.fields[0].name != IMAGE:
         raise UsageError(f"--against reads images, and {dataset.place} has none: leave --against out")
@@ -159,7 +159,7 @@ def _fit(picture: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 class _Shuffled:
-    """A sampler without an end: yields the numbers 0 to `count` - 1 in random order, each time in a new one."""
+    """A sampler without an end: yields the numbers 0 to `count` - 1 repeatedly, each time in a new random order."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -160,7 +160,7 @@ def _options_by_name(kind: Callable[Names, PlanOptions]) -> Callable[[Callable[.
 
 @_options_by_name(PlanOptions)
 def plan_cache(source: str | Path | Source | Items, recipe: Recipe | None = None, *, options: PlanOptions) -> CachePlan:
-    """Compare caches of each codec, size and number of variants: build small ones from a few samples, and read them.
+    """Compare caches of each codec, size and number of variants: build small caches of a few samples, and read them.
 
     A small cache has up to 256 samples, spread over the source. One process builds it in a temporary folder. The size
     and the time of building are estimated for the whole cache in proportion to the number of samples, and the time is
@@ -479,7 +479,7 @@ class _TrialBuilds:
 
 
 def _bytes(manifest: Manifest, variants: int) -> float:
-    """Return how many bytes a cache would have with only this number of its augmented variants."""
+    """Return how many bytes a cache would have with only `variants` of its augmented variants."""
     records = (1 + variants) / len(manifest.variants)
     shards = sum(entry.bytes for entry in manifest.shards if entry.variant <= variants)
     tables = sum(entry.bytes for entry in manifest.tables)
@@ -495,7 +495,7 @@ def _pixels(built: _Built) -> dict[str, Array]:
 def _psnr(dataset: CachedDataset, pixels: Mapping[str, Array]) -> float | None:
     """Return the mean PSNR in dB of a dataset's images against uncompressed images; None if all are equal.
 
-    `pixels` has the uncompressed images by path. They are resized by Lanczos if the dataset's images have another size.
+    `pixels` has the uncompressed images by path, which are resized by Lanczos if the dataset's have another size.
     """
     positions = {path: at for at, path in enumerate(dataset.table.paths)}
     some = dataset.select([positions[path] for path in pixels])

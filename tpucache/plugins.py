@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 class PartTable(Mapping[str, Part]):
     """The codecs, sources, tasks or backends ("parts") by name: first tpucache's own, then those of other packages.
 
-    Only looking up a name imports a part. It raises DependencyError for a part that cannot be imported, is not of the
-    right type, or is in two packages.
+    A part is imported when its name is looked up. This raises DependencyError for a part that cannot be imported, is
+    not of the right type, or is in two packages.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PartTable(Mapping[str, Part]):
         """Make the table of a group of entry points, one of GROUPS, with tpucache's own parts `own` by name.
 
         Where `own` has a text `module:name`, that part is imported when it is looked up. `check` is called with a name
-        and the object of the entry point, and returns the part. It raises TypeError for a wrong object.
+        and the object of the entry point, and returns the part, or raises TypeError for a wrong object.
         """
         self.own: Final = tuple(own)
         #: The modules of tpucache's own parts that are imported when they are looked up.
@@ -86,7 +86,7 @@ class PartTable(Mapping[str, Part]):
     def names(self, *first: str, where: Callable[[Part], bool] | None = None) -> Names:
         """Return the names to choose from: `first`, then the names of the parts for which `where` returns True.
 
-        If `where` is None, these are the names of all parts.
+        If `where` is None, the names of all parts are returned.
         """
         return Names(self, first, where)
 

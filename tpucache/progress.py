@@ -70,7 +70,7 @@ class Progress:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Begin at `initial` of `total` units; the initial units do not count for the rate. `total` None is unknown.
+        """Begin at `initial` of `total` units (None if unknown). The initial units do not count for the rate.
 
         `label` names the work, and `unit` what is counted; `bytes` are shown as kB, MB, GB or TB. `stream` replaces
         standard error. If `is_brief`, the bar disappears from a terminal at the end, and a log has lines only if the

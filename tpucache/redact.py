@@ -49,7 +49,8 @@ def shown(url: str) -> str:
 def url_secrets(url: str) -> list[str]:
     """Return a URL's passwords, users and query values, longest first.
 
-    Each is returned as it is in the URL, percent-encoded, and percent-decoded.
+    Each secret is returned as it is in the URL, percent-encoded, and percent-decoded; secrets of one or two characters
+    are left out.
     """
     found: set[str] = set()
     for part in url.split("::"):

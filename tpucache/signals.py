@@ -7,7 +7,7 @@ first signal starts a thread, which sends the signal again until the exception i
 command has not ended some seconds later, the thread ends the process.
 
 The handler decides by the functions on the stack when it is called, so a signal cannot come between two states. Until a
-signal comes, this costs nothing.
+signal comes, the handler costs nothing.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def start_processes(function: Callable[[], Result]) -> Result:
 
     A terminal sends SIGINT to all processes of a command. The workers, and the processes that they start, do not
     receive it: each would print a traceback, and this process ends them anyway. In this process, a signal that arrives
-    during the call is raised after it, because workers that have only begun to start could not be ended.
+    during the call is raised after the call, because workers that have only begun to start could not be ended.
     """
     if sys.platform == "win32":
         return function()
@@ -390,7 +390,7 @@ def _send(thread: Any, number: int) -> None:
 
 
 def _end_at_once(command: _Command) -> None:
-    """Print one line and end this process. If it is one of several that a command has started, only end it."""
+    """Print one line and end this process; print nothing if it is one of several that a command has started."""
     if command.last_word.acquire(blocking=False) and LAUNCHED not in os.environ:
         with contextlib.suppress(OSError):
             os.write(2, f"{PROG}: {INTERRUPTED}\n".encode())

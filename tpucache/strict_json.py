@@ -245,7 +245,7 @@ def _limited(base: Any, limits: Sequence[Any], makes: bool) -> _Reader:
 
 
 def _with_short_way(base: Any, limits: Sequence[Any], read: _Reader) -> _Reader:
-    """Return `read` with a fast path for integers or texts that have one limit: manifests have very many of them."""
+    """Return `read` with a fast path for integers or texts that have one limit: manifests have many such values."""
     if len(limits) != 1 or base not in (int, str):
         return read
     (limit,) = limits

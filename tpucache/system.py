@@ -74,7 +74,7 @@ _HINT_BYTES: Final = 128 << 10
 def read_ahead(number: int, offset: int, length: int) -> None:
     """Ask the kernel to read `length` bytes of an open file ahead, from `offset` on, if the system has such a call.
 
-    Raises OSError if the call fails, OverflowError if a number is too large for it.
+    Raises OSError if the call fails, OverflowError if a number is too large for the call.
     """
     if hasattr(os, "posix_fadvise"):
         for start in range(offset, offset + length, _HINT_BYTES):
@@ -84,7 +84,7 @@ def read_ahead(number: int, offset: int, length: int) -> None:
 def begin_writing(number: int) -> None:
     """Ask Linux to begin writing an open file from the page cache to the disk. This does not wait for the disk.
 
-    A later `fsync` then waits less. Other systems, and file systems without such a call, do nothing.
+    A later `fsync` then waits less. On other systems, and on file systems without such a call, this does nothing.
     """
     if sys.platform != "linux":
         return

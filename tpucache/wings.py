@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: help.
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "build": {
-        "warmup": ("tpucache.cli.warming", "Build a cache, or finish one that was interrupted."),
+        "warmup": ("tpucache.cli.warming", "Build a cache, or finish a build that was interrupted."),
         "relabel": ("tpucache.cli.warming", "Give a cache other labels, folds or columns."),
         "delete": ("tpucache.cli.warming", "Make a version of a cache without some samples, or undo that."),
         "compact": ("tpucache.cli.warming", "Write a cache anew, without deleted samples and versions."),

@@ -22,8 +22,8 @@ from tpucache.wings import COMMANDS
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0: done. 1: an expected error, explained in one line on standard error. 2: wrong usage. 3: stopped early by a time
-    limit, Ctrl-C or SIGTERM; the results so far are kept, and the same command continues.
+    The status is 0 if the command is done, 1 after an expected error, which one line on standard error explains, 2 for
+    wrong usage, and 3 if a time limit, Ctrl-C or SIGTERM has stopped the command: the same command then continues.
     """
     has_begun = signals.begin()
     try:

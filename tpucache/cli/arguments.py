@@ -30,7 +30,7 @@ def add_command(
     example: str,
     basic: Collection[str] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command, and return its parser. The command has the name and, as its help, the docstring of `run`.
+    """Add a command that calls `run`, with the name of `run` and its docstring as help; return the command's parser.
 
     `example` are the arguments of an example. `basic` are the flags that --help lists in addition to required options;
     None lists all options.
@@ -143,7 +143,7 @@ class _Switch(argparse.Action):
 
 
 class _Explicit(argparse.Action):
-    """Stores a value and marks the option as given: the value may equal the default."""
+    """Stores a value and marks the option as given, because the value may equal the default."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         setattr(namespace, self.dest, values)
@@ -294,7 +294,7 @@ def in_memory(options: argparse.Namespace) -> InMemory:
 
 
 def cache(text: str) -> Path:
-    """Parse the place of a cache: its folder, or kaggle:slug, for a folder where Kaggle mounts datasets."""
+    """Return the folder of a cache, given as a path or as kaggle:slug, a dataset that Kaggle has mounted."""
     from tpucache.loading.find import locate
 
     try:
@@ -304,7 +304,7 @@ def cache(text: str) -> Path:
 
 
 def cache_or_url(text: str) -> str | Path:
-    """Parse the place of a cache as `cache` does. A URL is returned unchanged."""
+    """Return the folder of a cache as `cache` does, but a URL unchanged."""
     from tpucache.store.files import KAGGLE, is_url
 
     return text if is_url(text) and not text.startswith(KAGGLE) else cache(text)
@@ -319,7 +319,7 @@ def at_version(place: str | Path, version: int) -> str | Path:
 
 
 def names(text: str) -> Path:
-    """Parse the place of class names: a text file, or the place of a cache."""
+    """Return the path of a text file with class names, or the folder of a cache that has them."""
     return cache(text) if text.startswith("kaggle:") else local_path(text)
 
 
@@ -347,7 +347,10 @@ def bands(text: str) -> tuple[int, ...]:
 
 
 def colours(text: str) -> tuple[str, ...]:
-    """Read a .csv of colours as rrggbb: the last three cells of each line, 0 to 255. The first line may be a header."""
+    """Return the colours in a .csv file as texts rrggbb; the first line of the file may be a header.
+
+    Red, green and blue, 0 to 255, are the last three cells of each line.
+    """
     from tpucache.store.files import read_text
 
     try:

@@ -242,7 +242,7 @@ class _HelpAll(argparse.Action):
 
 
 def _flag(action: argparse.Action, given: str) -> str:
-    """Return the first flag of an option. --NAME and --no-NAME of a switch stay different."""
+    """Return the first flag of an option, or `given` if that is the --no-NAME of a switch."""
     return given if given.startswith("--no-") else action.option_strings[0]
 
 

@@ -138,7 +138,7 @@ def _command(found: CachePlan, options: argparse.Namespace) -> str | None:
 
 
 def _words(each: Option, value: Any) -> list[str]:
-    """Return the words of the command line for an option; none if it has its default."""
+    """Return the words of the command line for an option; [] if its value is the default."""
     if value is None or value in (each.default, []):
         return []
     if value is True:

@@ -69,7 +69,7 @@ _PICTURE_SIDE: Final = 160
 
 
 def warmup(options: argparse.Namespace) -> int:
-    """Build a cache, or finish one that was interrupted."""
+    """Build a cache, or finish a build that was interrupted."""
     from tpucache.errors import SampleError
     from tpucache.redact import shown
     from tpucache.store.files import is_kaggle
@@ -153,7 +153,7 @@ def _companions(place: str | Path) -> Callable[[Manifest], Mapping[str, bytes]] 
 
 
 def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
-    """Return the recipe and the build options. With --like, both take their unset values from that cache."""
+    """Return the recipe and the build options. With --like CACHE, values that are not given are those of CACHE."""
     from tpucache.warmup.sources.labelled import labels_like
 
     build = from_options(BuildOptions, options, jobs=options.jobs)

@@ -111,7 +111,7 @@ def _match(one: _Records, two: _Records, is_one_set: bool) -> Exact:
 
 
 def _difference(one: Cache, two: Cache) -> str:
-    """Return why the records of one picture may differ between two caches; "" if they are the same."""
+    """Return why the records of one picture may differ between two caches; "" if there is no reason."""
     if one.manifest.fields != two.manifest.fields:
         return "the two caches have records of different fields, sizes or codecs"
     if one.manifest.variants[0] != two.manifest.variants[0]:
@@ -212,7 +212,7 @@ def confirm_copies(alike: Pairs, one: Samples, two: Samples | None = None) -> np
 
 @dataclass(frozen=True)
 class Leak:
-    """How many validation samples are copies of training samples, and how many others look like one.
+    """How many validation samples are copies of training samples, and how many others only look like training samples.
 
     `samples` is the number of validation samples that are copies, and `path` is the path of one of them, or "".
     `compared` is "hashes" where hashes and then details of pictures were compared, "records" where only records were

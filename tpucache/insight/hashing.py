@@ -114,8 +114,8 @@ def _read_grids(cache: Cache, rows: Positions) -> npt.NDArray[np.float64]:
 def details(cache: Cache, positions: Positions) -> npt.NDArray[np.float64]:
     """Return the fine structure of the clean images at `positions`, float64 (n, 32, 32), each with a norm of 1.
 
-    An image without fine structure has norm 0. The fine structure are an image's 32x32 grey averages, each minus the
-    mean of itself and its eight neighbours. Hashes do not contain it: they have only the lowest frequencies.
+    An image without fine structure has norm 0. The fine structure consists of an image's 32x32 grey averages, each
+    minus the mean of itself and its eight neighbours. Hashes lack it, because they have only the lowest frequencies.
     """
     grids = _read_grids(cache, cache.rows(cache.manifest.variants[0], positions))
     padded = np.pad(grids, ((0, 0), (1, 1), (1, 1)), mode="edge")

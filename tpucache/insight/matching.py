@@ -45,15 +45,15 @@ class Pairs:
 
     `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
     in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). Where
-    `is_mirrored`, bool (m,), is True, it is the distance to the mirror image of the second. `samples` has the number of
-    images in each set, and `threshold` is the largest distance.
+    `is_mirrored`, bool (m,), is True, the second image is mirrored for this. `samples` has the number of images in each
+    set, and `threshold` is the largest distance.
 
     Several images with equal hashes are each paired with the first of them: a thousand images with equal hashes are 999
     pairs.
 
-    `search` is "exact" if all images were compared, or "bands". By bands, the share `share` of the pairs whose distance
-    is `threshold` is found, if bits differ at random, and more of closer pairs. `blank` is the number of images that
-    were left out because they have almost no contrast.
+    `search` is "exact" if all images were compared, or "bands" (see `pairs`). `share` is the share of the pairs at the
+    distance `threshold` that such a search finds, if bits differ at random; of closer pairs it finds more. `blank` is
+    the number of images that were left out because they have almost no contrast.
     """
 
     first: Positions
@@ -86,8 +86,8 @@ def pairs(
     bits of at least one band, as most copies do. "auto" is exact up to about 10^5 images. `on_progress` is called with
     the share that is done, 0 to 1.
 
-    Raises UsageError for a threshold or a search that is not possible, and for too many pairs: from 10 to 20 million
-    on.
+    Raises UsageError for a threshold or a search that is not possible, and for too many pairs. The limit is between 10
+    and 20 million pairs.
     """
     if not 0 <= threshold <= _LARGEST_THRESHOLD:
         raise UsageError(f"a threshold is 0 to {_LARGEST_THRESHOLD} bits of {BITS}, not {threshold}")

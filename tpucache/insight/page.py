@@ -213,7 +213,7 @@ class _Kind:
 
 
 def _alike(own: _Set, alike: Pairs) -> Iterator[_Kind]:
-    """Yield two kinds: pictures that look alike with different labels, and those with the same label."""
+    """Yield two kinds of findings: pictures that look alike and have different labels, or have the same label."""
     differs = own.have_other_labels(alike.first, alike.second)
     for title, note, chosen in (
         (
@@ -425,7 +425,7 @@ class _Shown:
     ) -> Sequence[Sequence[_Finding]]:
         """Return the findings of each kind that there is room for, and draw their pictures.
 
-        They are taken from each kind in turn.
+        Findings are taken from each kind in turn.
         """
         kept: list[list[_Finding]] = [[] for _ in kinds]
         counts = [min(_MOST, kind.count) for kind in kinds]

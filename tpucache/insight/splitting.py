@@ -38,8 +38,8 @@ def folds(
     a group, and a sample whose value is missing (empty, or NaN) is a group of its own.
 
     As far as groups allow, the folds have equally many samples with each value of `stratify`, which is a column or an
-    array (n,). Without groups, counts differ by at most one. If a sample can have several classes, (n, m), they are
-    balanced class by class. Numbers that are not classes are divided into ten bins, which are balanced. If `stratify`
+    array (n,). Without groups, counts differ by at most one. If a sample can have several classes, (n, m), the classes
+    are balanced one by one. Numbers that are not classes are divided into ten bins, which are balanced. If `stratify`
     is None, or "label" for a cache without labels, only the sizes of the folds are balanced.
 
     The same samples, groups, values and seed give the same folds on every machine.
@@ -152,7 +152,7 @@ def _divide(units: Integers, marks: _Marks, count: int, order: Integers) -> Inte
     """Return the fold of each sample, int64 (n,).
 
     `units` are the numbers of the samples' groups, and `count` is the number of folds. Among groups of equal size and
-    class, those come first whose samples come first in `order`, a permutation of the samples.
+    class, a group comes first if its samples come first in `order`, a permutation of the samples.
     """
     sizes = np.bincount(units)
     rank = np.empty(len(units), np.int64)

@@ -30,7 +30,7 @@ class _Failure:
 
 
 class Ahead(Generic[Prepared]):
-    """Iterates over batches. A thread prepares each by `prepare(batch, number)`, up to `depth` batches before its use.
+    """Iterates over batches. A thread calls `prepare(batch, number)` for each batch, up to `depth` batches ahead.
 
     A CachedLoader counts a batch in its state when the loop gets the prepared batch, not when the thread reads it. If
     reading or preparing a batch fails, the error is raised in the loop at that batch. Leaving the context ends the
@@ -50,7 +50,7 @@ class Ahead(Generic[Prepared]):
         first: int = 0,
         together: Callable[[Sequence[Any], int], Sequence[Prepared]] | None = None,
     ) -> None:
-        """Store the batches. The first one gets the number `first`. The thread starts when the context is entered."""
+        """Store the batches. The first batch has the number `first`. The thread starts when the context is entered."""
         self.waited_seconds = 0.0
         self.cpu_seconds = 0.0
         self._batches, self._prepare, self._together, self._first = batches, prepare, together, first

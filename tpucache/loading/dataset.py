@@ -168,7 +168,8 @@ class CachedDataset(Dataset[Item]):
     def close(self) -> None:
         """Close the files and free the records in memory. Reading raises UsageError afterwards.
 
-        Datasets from which this one was selected, or that were selected from it, stay open. A second call does nothing.
+        Datasets from which this dataset was selected, or that were selected from it, stay open. A second call does
+        nothing.
         """
         self._reader = None
 
@@ -228,7 +229,7 @@ class CachedDataset(Dataset[Item]):
 
         Only shards that were read are counted. The methods are "lease" and "read_only". The reasons are "other_owner",
         "open_for_writing", "not_local", "too_many_files", "no_leases", "given_back", "no_maps" and "being_fetched".
-        `tpucache.loading.reading.maps.TEXTS` explains them.
+        `tpucache.loading.reading.maps.TEXTS` explains these words.
         """
         return {} if self._reader is None else self._reader.maps
 
@@ -348,7 +349,8 @@ class CachedDataset(Dataset[Item]):
     def where(self, condition: str) -> CachedDataset:
         """Return a dataset of the samples that meet a condition on their columns, such as "age > 60 and site == 'A'".
 
-        `tpucache.store.filter.matching` explains conditions. They do not run code, and a missing value never matches.
+        `tpucache.store.filter.matching` explains conditions. A condition runs no code, and a missing value never
+        matches.
         Raises UsageError for an invalid condition.
         """
         from tpucache.store.filter import matching
@@ -414,7 +416,7 @@ class CachedDataset(Dataset[Item]):
         return self if reader.fields == self.record_fields else self._derive(self._selection, reader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, an integer from 0. Worker processes of a DataLoader see it, including persistent ones."""
+        """Set the epoch, an integer from 0. All worker processes of a DataLoader see it, also persistent ones."""
         self._epoch.set(to_integer("epoch", epoch, 0))
         self._unset_reads.set(_UNCOUNTED)
 

@@ -216,7 +216,7 @@ def _holds(parts: Sequence[str], wanted: Sequence[str]) -> bool:
 
 
 def _latest(found: Sequence[Found]) -> list[Found]:
-    """Keep only the latest version of each dataset that kagglehub has in several versions."""
+    """Return these folders, but of datasets that kagglehub has in several versions only the latest version."""
     best: dict[tuple[Path, tuple[str, ...]], tuple[int, Found]] = {}
     for one in found:
         at = one.parts.index(_VERSIONS) + 1 if _VERSIONS in one.parts[:-1] else 0

@@ -59,7 +59,7 @@ class FinishSettings:
     ) -> FinishSettings | None:
         """Make the settings from a CachedLoader's arguments; None if none of them is given.
 
-        Raises UsageError, and DependencyError without torch.
+        Raises UsageError for invalid arguments, and DependencyError without torch.
         """
         if augment is not None and not isinstance(augment, AugmentSettings):
             raise UsageError(f"augment is an AugmentSettings, such as AugmentSettings(flip=True), not {augment!r:.60}")

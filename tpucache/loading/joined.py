@@ -45,7 +45,7 @@ def is_of_dataset(part: str, slug: str) -> bool:
 def join_version(name: str, number: int, folders: Sequence[Path]) -> Path:
     """Return a folder with all files of one version of a cache. The files may be spread over these folders.
 
-    If one folder has all of them, it is returned. Otherwise a folder of links is made in the user's cache folder.
+    A folder that has all files is returned itself. Otherwise a folder of links is made in the user's cache folder.
     `name` is the cache's name for messages.
 
     Raises NotACacheError, which says what to attach, if no folder has the version or some files are missing;

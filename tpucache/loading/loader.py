@@ -197,7 +197,7 @@ class BatchLoader(Generic[AnySamples]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the current iteration. Between iterations it is the epoch of the next one."""
+        """The epoch of the current iteration. Between iterations it is the epoch of the next iteration."""
         return self._place[0]
 
     def __iter__(self) -> Iterator[Batch]:
@@ -297,7 +297,7 @@ class BatchLoader(Generic[AnySamples]):
         return self._metrics.to_dict(self.options.prefetch + 1, self.dataset.networks, self.dataset.maps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch, an integer from 0. In the epoch of a state just loaded, keep its position."""
+        """Go to the start of an epoch, an integer from 0, or to the position of a state of this epoch just loaded."""
         epoch = to_integer("epoch", epoch, 0)
         self._go_to(epoch, self._following[1] if epoch == self._following[0] else 0)
 
@@ -344,7 +344,7 @@ class BatchLoader(Generic[AnySamples]):
         )
 
     def _go_to(self, epoch: int, position: int) -> None:
-        """Let the next iteration begin there. Iterations that still run do not move the loader's position any more."""
+        """Let the next iteration begin at this position. Iterations that still run no longer move the position."""
         self._place = self._following = epoch, position
         self._outdated, self._is_ambiguous = self._iterations, False
 
@@ -648,7 +648,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         `device`, the CPU does all of this. On the CPU, the reading threads make random crops and flips, and `size` is
         the crops' height and width, by default the images' size.
 
-        Raises UsageError.
+        Raises UsageError for arguments that are invalid or do not fit together.
         """
         if finish not in get_args(Finish):
             raise UsageError(f"finish is one of {', '.join(get_args(Finish))}, not {finish!r}")
@@ -698,7 +698,10 @@ def _make_finish(settings: FinishSettings, samples: Any, crop: HostCrop | None) 
 
 
 def _make_crop(dataset: CachedDataset, finishing: FinishSettings | None) -> HostCrop | None:
-    """Return the HostCrop for a dataset; None if the host does not crop its images. Raises UsageError."""
+    """Return the HostCrop for a dataset; None if the host does not crop its images.
+
+    Raises UsageError for a `size` if the host does not crop.
+    """
     from tpucache.loading.augment import HostCrop, why_not
 
     settings, size = (None, None) if finishing is None else (finishing.augment, finishing.size)

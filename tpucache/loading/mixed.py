@@ -37,7 +37,7 @@ class Mixture:
     """An endless sequence of samples: of every `sum(shares)` samples, `shares[i]` come from source i, spread evenly."""
 
     def __init__(self, shares: Sequence[Any]) -> None:
-        """Store the share of each source, an integer from 1. Raises UsageError."""
+        """Store the share of each source, an integer from 1. Raises UsageError for other or too large shares."""
         numbers = [to_integer("a share", share, 1) for share in shares]
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
@@ -160,7 +160,7 @@ class MixedSamples:
 
     @property
     def records(self) -> int:
-        """The number of different records. Those of the first dataset have the first numbers."""
+        """The number of different records. The records of the first dataset have the first numbers."""
         return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:

@@ -75,7 +75,7 @@ def _part_slices(samples: int, parts: int) -> list[slice]:
 
 
 def epoch_random(seed: int, epoch: int) -> np.random.RandomState:
-    """Return the random generator of an epoch: numpy's legacy one, whose stream never changes (NEP 19).
+    """Return the random generator of an epoch: numpy's legacy RandomState, whose stream never changes (NEP 19).
 
     So orders stay the same with later versions of numpy. The seed sequence makes neighbouring seeds and epochs
     independent.

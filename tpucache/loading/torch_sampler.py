@@ -28,7 +28,7 @@ class SamplerOrder:
     def __init__(self, sampler: Any, samples: int) -> None:
         """Store a sampler for a dataset with `samples` samples.
 
-        Raises UsageError for a sampler of batches, or one that gives the samples of a single rank.
+        Raises UsageError for a sampler of batches, for a sampler of a single rank, and for a sampler without a length.
         """
         if isinstance(sampler, BatchSampler):
             raise UsageError("sampler gives batches: give the sampler of single samples that the BatchSampler wraps")

@@ -1,6 +1,6 @@
 """Decoders for packed batches, written once for torch and JAX.
 
-They are made for a TPU. A TPU works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
+The code is made for a TPU. A TPU works on tiles of 8x128 numbers, so no tensor ends in a dimension of 8, and nothing is
 transposed or shuffled. A TPU's matrix multiplication rounds operands to bfloat16 and adds in float32, so each operand
 is passed as two numbers that bfloat16 holds nearly exactly. On any device, the result is within one level of that of
 float32 matrix multiplications.
@@ -167,7 +167,7 @@ class CoefficientDecoder(PackedDecoder):
     def __init__(self, layout: CoefficientLayout, resize: Resize | None = None, frequencies: int | None = None) -> None:
         """Take the layout of the packed bytes, and how many frequencies of each block to use in each direction.
 
-        By default all of them are used.
+        By default all stored frequencies are used.
         """
         self.layout = layout
         self.frequencies = min(frequencies or BLOCK, layout.bands[-1])
@@ -329,7 +329,7 @@ def _signed_nibbles(library: ArrayLibrary, nibbles: Array) -> Array:
 def _matrices(library: ArrayLibrary, packed: Array, layout: CoefficientLayout) -> list[list[Array]]:
     """Return, for each plane, the low bits and the high bits of its coefficients, (batch, rows, columns) each.
 
-    They are read from the packed bytes, which are stored band by band.
+    The bits are read from the packed bytes, which are stored band by band.
     """
     found: list[list[Array]] = []
     at = 0
@@ -435,7 +435,7 @@ def _side(stored: int, start: float, stop: float, size: int, margin: int, canvas
 def doubling(size: int) -> npt.NDArray[Any]:
     """Return a matrix (2 * size, size) that doubles a row of samples by linear interpolation.
 
-    It interpolates between the centres of samples, and repeats the samples at both ends.
+    The matrix interpolates between the centres of samples, and repeats the samples at both ends.
     """
     near, far = np.eye(size), np.zeros((2 * size, size))
     far[0::2] = near[np.maximum(np.arange(size) - 1, 0)]

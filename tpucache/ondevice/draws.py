@@ -1,7 +1,7 @@
 """The random numbers of device augmentation: a few for each sample, drawn on the host.
 
-They depend only on the settings, the seed and the step. So they are the same on every backend, on any number of cores,
-and in a resumed run.
+The numbers depend only on the settings, the seed and the step. So they are the same on every backend, on any number of
+cores, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def used_columns(settings: AugmentSettings) -> tuple[int, ...]:
 def pack(
     settings: AugmentSettings, drawn: npt.NDArray[np.float32], size: tuple[int, int] | None = None
 ) -> npt.NDArray[np.float32 | np.int16]:
-    """Return the random numbers to send to the device: only those that it reads, as int16 if all are integers.
+    """Return the random numbers to send to the device: those that the device reads, as int16 if all are integers.
 
     `drawn` is what `draw` returned, and `size` the size that `draw` was given. Augmentation accepts packed and unpacked
     numbers, with the same result.

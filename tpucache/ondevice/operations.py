@@ -192,6 +192,6 @@ def _rotation(degrees: Array, down: float, across: float) -> dict[int, Array]:
 def _even(first: float, last: float) -> Array:
     """Return MOST_MAGNITUDE + 1 evenly spaced magnitudes from `first` to `last`, rounded so that integers are exact.
 
-    In torchvision they are float32: there a translation of 16 pixels is 15.99, and moves only 15.
+    Torchvision's magnitudes are float32: there a translation of 16 pixels is 15.99, and moves pixels only by 15.
     """
     return np.round(np.linspace(first, last, MOST_MAGNITUDE + 1), 9)

@@ -91,7 +91,7 @@ class Placed(NamedTuple):
 class RecordSlots:
     """Assigns rows of a device's memory to records, in the order in which the records are first needed.
 
-    Records have numbers from 0 to `records` - 1. A chunk has `chunk` records, the last one fewer. One thread calls
+    Records have numbers from 0 to `records` - 1. A chunk has `chunk` records, the last chunk fewer. One thread calls
     `place`; another thread may call `confirm`. An interrupt does no harm: records of chunks that were not confirmed get
     a row again and are uploaded again.
     """
@@ -160,7 +160,7 @@ class RecordSlots:
 
         Records without a row get one, and the result lists them in `missing`. If a new chunk is not full, it also takes
         the records with the lowest numbers that have no row. If fewer records than a chunk would then be left without a
-        row, they get one, too, in one more chunk. Raises UsageError for a record without an owner.
+        row, they get a row, too, in one more chunk. Raises UsageError for a record without an owner.
         """
         missing: list[tuple[int, Numbers]] = []
         if self._left.any():
@@ -179,7 +179,7 @@ class RecordSlots:
         """Raise UsageError where a core's part of a batch has a record that lies in the memory of another core.
 
         This can happen only where records have owners. There the cores exchange no records, so the core would read a
-        wrong one. `slots` are the rows of the batch's records, int32 (batch,).
+        wrong record. `slots` are the rows of the batch's records, int32 (batch,).
         """
         if not self.is_local:
             return

@@ -107,7 +107,7 @@ def _targets(labels: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def _mixed_masks(augment: Augment, moved: Mapping[str, torch.Tensor], draws: torch.Tensor) -> Array:
-    """Return the masks of mixed images, uint8 (batch, height, width, 1): the most frequent class of each pixel."""
+    """Return the mixed masks, uint8 (batch, height, width, 1): for each pixel, the class with the largest share."""
     masks = moved[MASK][..., 0].long()
     shares = torch.nn.functional.one_hot(masks, int(masks.max()) + 1).permute(0, 3, 1, 2).float()
     _, mixed = augment.mix(moved[IMAGE], shares, draws)

@@ -261,7 +261,7 @@ def simulate_device(batches: Iterator[Any], step_seconds: float, seconds: float)
     """Return the share of the time in which a simulated accelerator waits for `batches`, measured for `seconds`.
 
     The accelerator is a thread that takes batches from a queue of two, and needs `step_seconds` for each batch. At
-    least two batches are taken, if there are two; the wait for the first one does not count.
+    least two batches are taken, if there are two; the wait for the first batch does not count.
     """
     ready: queue.Queue[Any] = queue.Queue(_QUEUE_BATCHES)
     waited = [0.0, 0.0]  # seconds waiting, seconds in all

@@ -152,7 +152,7 @@ class Figure(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """Samples on a page, each about `width` pixels wide, or a `note` that says why there are none.
+    """Samples on a page, each about `width` pixels wide, with a `note`, which says why if there are no samples.
 
     `look` is the result of `look_of`. `colours` are the names of the things that are drawn over the pictures, each with
     its CSS colour.

@@ -36,7 +36,7 @@ class Buffer:
     """The memory of one batch: an array (batch, *shape) for each field, and the addresses of its rows."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
-        """Allocate memory for `batch` rows. Raises UsageError if there is not enough."""
+        """Allocate memory for `batch` rows. Raises UsageError if there is too little memory."""
         try:
             self.arrays = [allocate((batch, *field.shape), np.dtype(field.dtype)) for field in fields]
         except UsageError:  # raised by the allocator
@@ -170,7 +170,7 @@ class AllocatedBuffers:
 
 
 class BufferPools:
-    """The buffer pools of a dataset, by batch size. A new loader reuses the pool of an earlier one."""
+    """The buffer pools of a dataset, by batch size. A new loader reuses the pool of an earlier loader."""
 
     def __init__(self, fields: Sequence[Field]) -> None:
         """Make no pool yet. A pool is made on first use."""

@@ -90,7 +90,7 @@ class MapUse:
 
     @property
     def is_over(self) -> bool:
-        """Whether the block has ended. Only valid after it has begun."""
+        """Whether the block has ended. Only valid after the block has begun."""
         return self not in self._uses
 
 
@@ -101,7 +101,7 @@ class MapOwner(Protocol):
         """Stop using a shard's map in new reads. Returns the uses that may still read it."""
 
     def forget_maps(self) -> None:
-        """Forget all leased maps. Called in a forked process, in which they are not mapped."""
+        """Forget all leased maps. Called in a forked process, in which the files are not mapped."""
 
 
 class LeasedMap:
@@ -112,7 +112,10 @@ class LeasedMap:
     """
 
     def __init__(self, path: Path, original: int, owner: MapOwner, shard: int) -> None:
-        """Map the file at a path. It must be the file that the descriptor `original` has open. Raises NoLeaseError."""
+        """Map the file at `path`. Raises NoLeaseError if that is not possible.
+
+        The descriptor `original` has this file open; if it has another file open, NoLeaseError is raised, too.
+        """
         if not _has_leases() or file_system(original) not in _LOCAL:
             raise NoLeaseError("not_local" if _has_leases() else "no_leases")
         if len(_WATCH.maps) >= _most_files() // _SHARE:

@@ -57,7 +57,7 @@ TEXTS: Final[dict[How, str]] = {
 
 
 def cannot_shrink(number: int) -> bool:
-    """Return whether no program can truncate an open file: its file system is read-only, or it is sealed."""
+    """Return whether no program can truncate an open file: a file on a read-only mount, or a sealed memory file."""
     with contextlib.suppress(OSError):  # most file systems have no seals
         if system.fcntl is not None and system.fcntl.fcntl(number, _F_GET_SEALS) & _F_SEAL_SHRINK:
             return True
@@ -216,7 +216,7 @@ class ShardMaps:
         return list(self.uses)
 
     def forget_maps(self) -> None:
-        """Forget all leased maps. Called in a forked process, in which they are not mapped."""
+        """Forget all leased maps. Called in a forked process, in which the files are not mapped."""
         for shard, how in list(self._how.items()):
             if how == "lease":
                 self._bases[shard] = _UNKNOWN
@@ -227,7 +227,7 @@ class ShardMaps:
         self.uses.clear()
 
     def _map(self, rows: Rows) -> None:
-        """Map shards if that is safe, given the index row of one record of each.
+        """Map shards if that is safe. `rows` has the index row of one record of each shard.
 
         This record is compared with its checksum before the map is used.
         """

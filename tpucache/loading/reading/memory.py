@@ -39,7 +39,7 @@ class _Claim:
 
 
 class MemoryBudget:
-    """Grants memory to objects that keep records, for as long as they exist. Threads may share one."""
+    """Grants memory to objects that keep records, for as long as the objects exist. Threads may share one budget."""
 
     def __init__(self) -> None:
         """Start with nothing granted."""
@@ -62,7 +62,7 @@ class MemoryBudget:
     def take(self, owner: object, size: int, *, is_used: bool = True) -> bool:
         """Grant an owner `size` more bytes, if `room` is that large. Returns whether they were granted.
 
-        `is_used` means that the owner uses them at once, so that the system no longer shows them as free.
+        `is_used` means that the owner uses the bytes at once, so that the system no longer shows them as free.
         """
         with self._lock:
             if size > self._room():
