@@ -524,7 +524,7 @@ def _refusal(recipe: Recipe, needed: int) -> str:
     except BuildError as error:
         return str(error)
     limit = kaggle.WORKING_BYTES
-    return f"it has {needed / 1e9:,.1f} GB, and /kaggle/working keeps {limit / 1e9:.0f} GB" if needed > limit else ""
+    return f"{needed / 1e9:,.1f} GB, and /kaggle/working keeps {limit / 1e9:.0f} GB" if needed > limit else ""
 
 
 def _recommended(recipe: Recipe, rows: Sequence[PlanRow]) -> Recipe | None:

@@ -156,10 +156,10 @@ class Recipe:
         if self.codec not in IMAGE_CODECS:  # the list of names is made only for the error
             self._check("codec", False, "one of " + ", ".join(IMAGE_CODECS))
         chromas = CODECS[self.codec].chromas
-        allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"left out for {self.codec}"
+        allowed = f"one of {', '.join(chromas)} for {self.codec}" if chromas else f"to be left out for {self.codec}"
         self._check("chroma", self.chroma is None or self.chroma in chromas, allowed)
         low, high = CODECS[self.codec].quality_range or (0, -1)
-        allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"left out for {self.codec}"
+        allowed = f"{low} to {high} for {self.codec}" if high > 0 else f"to be left out for {self.codec}"
         self._check("quality", self.quality is None or _whole(self.quality, low, high), allowed)
         if wrong := misfit(vars(self), Recipe):
             raise RecipeError(wrong)
@@ -249,7 +249,7 @@ class Recipe:
                 values["mask_values"] = None
             return cls(**{**values, "size": tuple(content["size"])})
         except (TypeError, KeyError) as error:
-            raise RecipeError(f"the recipe in a manifest cannot be read: {error!r}") from error
+            raise RecipeError(f"the recipe in the manifest cannot be read: {error!r}. Build the cache anew") from error
 
     @classmethod
     def like(cls, cache: str | Path, **options: Any) -> Recipe:

@@ -170,7 +170,7 @@ def test_a_local_order_that_cannot_be_is_refused(cache: Path) -> None:
         local(dataset, 24, cores=5)
     with pytest.raises(UsageError, match="select each once"):
         local(dataset.select([1, 2, 2, 3]), 2)
-    with pytest.raises(UsageError, match="leave it out for other orders"):
+    with pytest.raises(UsageError, match="leave cores out for other orders"):
         CachedLoader(dataset, 24, shuffle=True, cores=2)
     with pytest.raises(UsageError, match="balance decides the order itself"):
         local(dataset, 24, balance=True)

@@ -108,9 +108,9 @@ def why_not(settings: AugmentSettings | None, dataset: CachedDataset, size: obje
         return "there is no random crop: give augment=AugmentSettings(crop=True)"
     before = [name for name in ("rotate", "shift", "tilt") if getattr(settings, name)]
     if before:
-        return f"the crop would come after {' and '.join(before)}: leave that out"
+        return f"the crop would come after {' and '.join(before)}: give only a crop and flips"
     if settings.views > 1:
-        return "each sample has several views"
+        return "each sample has several views: leave views out"
     return _why_not_images(settings, dataset)
 
 

@@ -670,7 +670,7 @@ class CachedLoader(BatchLoader[CachedDataset]):
         chunk = max(1, _CHUNK_BYTES // chosen.usual_record_bytes)
         drawn = make_sampled_order(chosen, shuffle, weights, balance, sampler)
         if to_integer("cores", cores, 1) > 1 and shuffle != "local":
-            raise UsageError('cores says how shuffle="local" divides the samples: leave it out for other orders')
+            raise UsageError('cores says how shuffle="local" divides the samples: leave cores out for other orders')
         if shuffle == "local":
             _check_local(chosen, options.batch_size, cores)
         parts, each = options.world_size * cores, options.batch_size // cores

@@ -42,7 +42,7 @@ class Mixture:
         divisor = math.gcd(*numbers)
         self.shares = np.array([number // divisor for number in numbers], np.int64)
         if self.shares.sum() > _LONGEST:
-            raise UsageError(f"shares add up to at most {_LONGEST:,}, not {self.shares.sum():,}: give smaller ones")
+            raise UsageError(f"shares add up to at most {_LONGEST:,}, not {self.shares.sum():,}: give smaller shares")
         sources = np.repeat(np.arange(len(numbers)), self.shares)
         turns = np.concatenate([np.arange(share) for share in self.shares])
         order = np.lexsort([sources, (turns + 0.5) / self.shares[sources]])
@@ -317,7 +317,10 @@ def _check(first: CachedLoader, loader: Any, at: int) -> None:
             f"`warmup SOURCE CACHE --like {one.directory}`, or leave finish out where only codecs differ"
         )
     if one.column_width != other.column_width:
-        raise UsageError(f"{other.directory} gives {other.column_width} columns, {one.directory} {one.column_width}")
+        raise UsageError(
+            f"{other.directory} has {other.column_width} columns as input, and {one.directory} has {one.column_width}: "
+            "give both the same columns"
+        )
     labels = [(dataset.labels[:0].dtype, dataset.labels.shape[1:]) for dataset in (one, other)]
     if labels[0] != labels[1]:
         raise UsageError(

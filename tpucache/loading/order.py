@@ -114,8 +114,8 @@ class EpochOrder:
         if self.digest(saved.seed, saved.epoch) != saved.drawn:
             raise UsageError(
                 f"the state cannot be continued here: the sampler gives another order in epoch {saved.epoch} than when "
-                "the state was saved. Its order must follow from its arguments, set_epoch and the random numbers of "
-                "torch, numpy and Python alone"
+                "the state was saved. A sampler's order must follow from its arguments, set_epoch and the random "
+                "numbers of torch, numpy and Python alone"
             )
 
     def continued(self, text: str, chunk: int) -> EpochOrder:

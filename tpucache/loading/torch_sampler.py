@@ -85,7 +85,9 @@ class SamplerOrder:
         except OutOfRangeError as error:
             raise OutOfRangeError(f"{name} is not for this dataset: {error}") from error
         if len(found) != expected:
-            raise UsageError(f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}")
+            raise UsageError(
+                f"{name} gives {len(found):,} indices in epoch {epoch}, and its length is {expected:,}: correct __len__"
+            )
         return found
 
 

@@ -101,7 +101,7 @@ def tilt_reach(degrees: float, height: int, width: int) -> tuple[int, int]:
     reach = math.ceil(math.tan(angle / 2) * (height - 1) / 2), math.ceil(math.sin(angle) * (width - 1) / 2)
     if reach[0] >= width or reach[1] >= height:
         raise UsageError(
-            f"a tilt of {degrees:g} degrees moves rows of {height}x{width} pixels out of the image: tilt less"
+            f"a tilt of {degrees:g} degrees moves rows out of images of {height}x{width} pixels: give a smaller tilt"
         )
     return reach
 
