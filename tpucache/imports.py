@@ -77,7 +77,7 @@ def missing_part(reference: str) -> str:
     found = find_spec(part)
     if found is not None and found.origin is not None:  # otherwise only a folder with compiled files is left
         return ""
-    return f"{part}, a part of tpucache, is not installed: install the whole package again"
+    return f"{part} is missing, which is a part of tpucache: install the whole package again"
 
 
 def load_callable(name: str) -> Callable[..., Any]:
