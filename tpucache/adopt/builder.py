@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tpucache.errors import BuildError
+from tpucache.native import native
 from tpucache.store.cache import Cache
 from tpucache.store.growing import GrowingCache, Prospect, RecordMaker
 from tpucache.system import usable_cores
@@ -39,6 +40,7 @@ def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cac
     the errors of `build_cache`.
     """
     builder = BuildProcess(source, directory, others)
+    native()  # compile what reading needs while the other process starts; later it would slow the workers down
     prospect = builder.first_answer()
     return Cache.open(directory) if prospect is None else GrowingCache(directory, prospect, builder)
 

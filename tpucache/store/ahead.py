@@ -99,6 +99,10 @@ class ReadAhead(Generic[Wanted, Loaded]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Load nothing more ahead, and end the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

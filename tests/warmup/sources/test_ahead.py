@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from patience import PATIENCE
 from thorough import thorough
@@ -15,6 +19,8 @@ from tpucache.recipe import Recipe
 from tpucache.store.ahead import MOST_BYTES, MOST_FILES, Lateness
 from tpucache.store.files import read_file
 from tpucache.warmup.build import build_cache
+from tpucache.warmup.growing import build_for_readers
+from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.sources.ahead import LoadAhead
 from tpucache.warmup.sources.folder import FolderSource
 from tpucache.warmup.sources.source import Item, Listing, Sample
@@ -62,6 +68,28 @@ class Counting:
             self.threads.add(threading.get_ident())
             self.begun.append(sample.number)
         return Item({"image": sample.path.encode()})
+
+
+SLOW = [Sample(number, f"{number:03d}", label=0, bytes=3 * 8 * 8) for number in range(60)]
+
+
+class Slow:
+    """A source on storage that answers late."""
+
+    loads_in_threads = True
+
+    def __init__(self, broken: int = -1) -> None:
+        self.broken, self.begun = broken, list[int]()
+
+    def list(self) -> Listing:
+        return Listing(SLOW, ("one",))
+
+    def load(self, sample: Sample) -> Item:
+        self.begun.append(sample.number)
+        time.sleep(0.03)
+        if sample.number == self.broken:
+            raise SampleError(sample.path, "is broken")
+        return Item({"image": np.full((8, 8, 3), sample.number, np.uint8)})
 
 
 def test_samples_come_in_their_order_whichever_is_there_first() -> None:
@@ -131,10 +159,70 @@ def test_samples_that_are_not_asked_for_are_passed_over() -> None:
         assert names_of([items.load(sample) for sample in some]) == [sample.path.encode() for sample in some]
 
 
+def loading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-load")]
+
+
 def test_no_thread_is_left() -> None:
     with LoadAhead(Threaded().load, Threaded(), SAMPLES, late()) as items:
         items.load(SAMPLES[0])
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpucache-load")]
+    assert not loading_threads()
+
+
+def test_samples_that_were_announced_for_the_next_task_are_not_read_twice() -> None:
+    counting = Counting()
+    with LoadAhead(counting, Threaded(), SAMPLES[:20], late()) as items:
+        items.load(SAMPLES[0])
+        items.follow([dataclasses.replace(sample) for sample in SAMPLES[1:40]])
+        found = [items.load(sample) for sample in items_left(items)]
+    assert names_of(found) == [sample.path.encode() for sample in SAMPLES[1:40]]
+    assert sorted(counting.begun) == list(range(40))
+
+
+def test_samples_that_were_announced_in_vain_are_forgotten() -> None:
+    with LoadAhead(Threaded().load, Threaded(), SAMPLES[:20], late()) as items:
+        items.load(SAMPLES[0])
+        items.follow(SAMPLES[50:60])
+        assert names_of([items.load(sample) for sample in SAMPLES[50:60]]) == [
+            sample.path.encode() for sample in SAMPLES[50:60]
+        ]
+        assert (len(items._ahead), items._bytes) == (0, 0)
+
+
+def items_left(items: LoadAhead) -> list[Sample]:
+    return [*(sample for sample, _ in items._ahead), *items._left]
+
+
+def followed(source: Slow, cache: Path, recipe: Recipe, jobs: int) -> None:
+    build_for_readers(source, cache, lambda _: None, recipe=recipe, jobs=jobs)
+
+
+@pytest.mark.parametrize("builds", [build_cache, followed])
+def test_each_sample_of_slow_storage_is_read_once_while_tasks_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: Callable[..., object]
+) -> None:
+    source, begun = Slow(), dict[int, int]()
+    encode = SampleEncoder.encode
+
+    def encoding(encoder: SampleEncoder, sample: Sample, *others: Any) -> EncodedSample:
+        begun[sample.number] = len(source.begun)
+        return encode(encoder, sample, *others)
+
+    monkeypatch.setattr(SampleEncoder, "encode", encoding)
+    monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _: 8))
+    builds(source, tmp_path / "cache", Recipe(size=8, max_blocks=4), jobs=1)
+    tried = len(source.begun) - len(SLOW)  # the samples that were read before the build
+    assert tried < 5
+    assert {*source.begun[tried:]} == {*range(len(SLOW))}
+    ahead = [read - tried - encoded for encoded, read in enumerate(begun.values(), 1)]
+    assert min(ahead[1:-8]) >= 4, "a task began without its samples"
+    assert not loading_threads()
+
+
+def test_a_build_that_fails_leaves_no_thread(tmp_path: Path) -> None:
+    with pytest.raises(SampleError, match="is broken"):
+        build_cache(Slow(broken=20), tmp_path / "cache", Recipe(size=8, max_blocks=4), jobs=1)
+    assert not loading_threads()
 
 
 @pytest.mark.parametrize("variants", [*thorough(0), 2])

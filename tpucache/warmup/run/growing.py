@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import BuildError, SourceError, UnfinishedError
-from tpucache.store.files import OpenFile, write_atomically
+from tpucache.store.ahead import MOST_FILES
+from tpucache.store.files import OpenFile, is_late, write_atomically
 from tpucache.store.format import Part
 from tpucache.store.growing import ARRIVED_DTYPE, ARRIVED_NAME, FAILURE_NAME, SPOOL_BIT, list_asked, spool_name
 from tpucache.store.manifest import value_bytes_of
@@ -42,6 +44,7 @@ from tpucache.warmup.run.tasks import (
     WrittenShard,
     add_samples,
     check_run,
+    end_loading,
     install_shard,
     keep_freed_memory,
     load_ahead,
@@ -167,8 +170,11 @@ class GrowingScheduler:
             self._log_sealed(log)
             with (self._context.work / _INFOS_NAME).open("a") as infos:
                 few = int((~self._is_made).sum()) < _FEW
-                for result in executor.run(self._tasks(), few=few):
-                    self._take(result, log, infos)
+                try:
+                    for result in executor.run(self._tasks(), few=few):
+                        self._take(result, log, infos)
+                finally:
+                    end_loading()  # if tasks ran in this process
         if not self._is_late():
             # A disk syncs several files in little more time than one, and workers do not wait for it.
             with ThreadPoolExecutor(_SYNCED_AT_ONCE, "tpucache-sync") as pool:
@@ -195,14 +201,22 @@ class GrowingScheduler:
 
         While no reader asks for samples, also yield tasks that write the shards of completed blocks.
         """
+        planned: deque[tuple[list[Chunk], bool]] = deque()  # the next tasks, and whether a reader asks for them
         while not self._is_late():
-            some, is_asked = self._next_samples()
+            is_slow = is_late(self._context.latency) or self._samples_a_task > 1
+            while len(planned) <= (self._workers if is_slow else 0):
+                some, is_asked = self._next_samples()
+                planned.append((self._cut(some), is_asked))
+            chunks, is_asked = planned.popleft()
             if not is_asked:
                 for number in [number for number, block in self._blocks.items() if self._can_seal(block)]:
                     yield from self._seals_of(self._blocks[number])
-            if not some:
+            if not chunks:
                 return
-            yield _run_samples, (self._context, self._cut(some), tuple(self._parts), len(self._samples))
+            # Workers take tasks in turns. So this worker's next task is probably the one as many tasks later.
+            later = planned[self._workers - 1][0] if is_slow else []
+            then = [sample for chunk in later for sample in chunk.samples][:MOST_FILES]
+            yield _run_samples, (self._context, chunks, tuple(self._parts), len(self._samples), then)
 
     def _next_samples(self) -> tuple[list[int], bool]:
         """Return the numbers of the samples of the next task, and whether a reader asks for one of them."""
@@ -449,13 +463,15 @@ def _spool(work: Path, _run: str) -> _Spool:
             continue
 
 
-def _run_samples(context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int) -> _Made:
+def _run_samples(
+    context: BuildContext, chunks: Sequence[Chunk], parts: Sequence[Part], samples: int, then: Sequence[Sample]
+) -> _Made:
     """Build the records of samples, and append them to the spool file of this process."""
     keep_freed_memory()
     groups: list[_Group] = []
     built: list[_Built] = []  # chunks whose records are not in the spool file yet
     is_whole = True
-    with load_ahead(context, chunks) as items:
+    with load_ahead(context, chunks, then) as items:
         for chunk in chunks:
             built.append(_Built(chunk.block, ChunkInfo(), []))
             is_whole = add_samples(context, chunk, 0, built[-1].info, items, built[-1].keep) == len(chunk.samples)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tpucache.errors import BuildError, SampleError, SourceError, UnfinishedError
+from tpucache.store.ahead import MOST_FILES
+from tpucache.store.files import is_late
 from tpucache.store.format import Part
 from tpucache.warmup.blocks import Block, Chunk, cut_block
 from tpucache.warmup.estimate import Remaining
@@ -28,6 +31,7 @@ from tpucache.warmup.run.tasks import (
     WrittenShard,
     build_block,
     build_chunk,
+    end_loading,
     find_partial_chunk,
     install_shard,
     load_ahead,
@@ -136,6 +140,8 @@ class Scheduler:
                 f"{error.reason}; the cache has it already, so that it cannot be skipped any more",
                 error.file,
             ) from error
+        finally:
+            end_loading()  # if tasks ran in this process
 
     def _tasks(self, blocks: Sequence[Block], executor: Executor) -> Iterator[Task]:
         """Yield the tasks for missing chunks and shards.
@@ -144,10 +150,12 @@ class Scheduler:
         block come after the chunks of the next block, so that no worker waits for a block's last chunk.
         """
         small = self._small_blocks(blocks, executor)
-        for block in small:
+        for at, block in enumerate(small):
             if self._context.deadline.is_past:
                 return
-            yield _run_block, (self._context_for(block), _bare(block), self._chunks[block.number])
+            chunks = self._chunks[block.number]
+            then = self._first_of(small[at + executor.workers :])
+            yield _run_block, (self._context_for(block), _bare(block), chunks, then)
         seal = _run_seal if executor.is_cluster else _run_write
         shard_tasks: list[Task] = []  # those of the previous block
         whole = {block.number for block in small}
@@ -160,11 +168,14 @@ class Scheduler:
             while left:
                 if self._context.deadline.is_past:
                     return
-                yield _run_chunks, (self._context_for(block), self._take_some(left, executor.workers))
+                some = self._take_some(left, executor.workers)
+                others = (executor.workers - 1) * len(some)  # chunks that other workers probably get
+                then = [] if executor.is_cluster else self._first_of(itertools.islice(left, others, None))
+                yield _run_chunks, (self._context_for(block), some, then)
             yield from shard_tasks
-            chunks = len(self._chunks[block.number])
+            count = len(self._chunks[block.number])
             shard_tasks = [
-                (seal, (self._context, _bare(block), part, chunks))
+                (seal, (self._context, _bare(block), part, count))
                 for part in block.parts
                 if (block.number, part) not in self._sealed
             ]
@@ -172,6 +183,16 @@ class Scheduler:
             if self._context.deadline.is_past:
                 return
             yield task
+
+    def _first_of(self, work: Iterable[Block | Chunk]) -> list[Sample]:
+        """Return the first samples of the work that a worker probably does next, if storage is slow: it reads them now.
+
+        Workers take tasks in turns. So a worker's next task probably comes as many tasks later as there are workers.
+        """
+        if not is_late(self._context.latency) and self._samples_a_task == 1:
+            return []
+        samples = itertools.chain.from_iterable(each.samples for each in work)
+        return list(itertools.islice(samples, MOST_FILES))
 
     def _take_some(self, left: deque[Chunk], workers: int) -> list[Chunk]:
         """Take the chunks of one task: one, or several if the storage is slow, so that workers wait less often."""
@@ -295,10 +316,12 @@ def _bare(block: Block) -> Block:
     return dataclasses.replace(block, samples=())
 
 
-def _run_chunks(context: BuildContext, chunks: Sequence[Chunk]) -> list[tuple[Chunk, ChunkResult]]:
+def _run_chunks(
+    context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample]
+) -> list[tuple[Chunk, ChunkResult]]:
     """Build chunks one after the other, until the deadline stops one."""
     done: list[tuple[Chunk, ChunkResult]] = []
-    with load_ahead(context, chunks) as items:
+    with load_ahead(context, chunks, then) as items:
         for chunk in chunks:
             done.append((dataclasses.replace(chunk, samples=()), build_chunk(context, chunk, items)))
             if not done[-1][1].whole:
@@ -306,8 +329,10 @@ def _run_chunks(context: BuildContext, chunks: Sequence[Chunk]) -> list[tuple[Ch
     return done
 
 
-def _run_block(context: BuildContext, block: Block, chunks: Sequence[Chunk]) -> list[tuple[Block, WrittenShard | None]]:
-    return [(block, build_block(context, chunks))]
+def _run_block(
+    context: BuildContext, block: Block, chunks: Sequence[Chunk], then: Sequence[Sample]
+) -> list[tuple[Block, WrittenShard | None]]:
+    return [(block, build_block(context, chunks, then))]
 
 
 def _run_seal(context: BuildContext, block: Block, part: Part, chunks: int) -> list[tuple[Block, BuiltShard | None]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -54,6 +55,8 @@ _ADDED_BYTES: Final = 2 << 20
 _CHECK_SECONDS: Final = 0.05
 #: The time of this process's last such check, by the token of the run. It has the newest run only.
 _checked: dict[str, float] = {}
+#: The loader that this process keeps between two tasks, by the token of the run; at most one.
+_kept: dict[str, LoadAhead] = {}
 
 _TRIED: Final = 8
 #: The number of compared samples if library versions differ: more, so that rare kinds of files are compared, too.
@@ -120,10 +123,36 @@ class WrittenShard:
     shard: BuiltShard
 
 
-def load_ahead(context: BuildContext, chunks: Sequence[Chunk]) -> LoadAhead:
-    """Return a loader of the chunks' samples. It reads ahead if the storage is slow to answer."""
-    samples = itertools.chain.from_iterable(chunk.samples for chunk in chunks)
-    return LoadAhead(context.encoder.load, context.encoder.source, samples, context.lateness)
+@contextlib.contextmanager
+def load_ahead(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> Iterator[LoadAhead]:
+    """Yield a loader of the chunks' samples. It reads ahead if the storage is slow to answer.
+
+    `then` are the samples with which this process's next task probably begins. They are read ahead, too: the loader is
+    kept for the next call, or until `end_loading`.
+    """
+    items = _kept.pop(context.run, None)
+    end_loading()
+    samples = [*itertools.chain.from_iterable(chunk.samples for chunk in chunks), *then]
+    if items is None:
+        items = LoadAhead(context.encoder.load, context.encoder.source, samples, context.lateness)
+    else:
+        items.follow(samples)
+    try:
+        yield items
+    except BaseException:
+        items.close()
+        raise
+    if then:
+        _kept[context.run] = items
+    else:
+        items.close()
+
+
+def end_loading() -> None:
+    """End the threads of the loader that this process kept after its last task."""
+    for run in [*_kept]:
+        if (items := _kept.pop(run, None)) is not None:
+            items.close()
 
 
 def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkResult:
@@ -150,8 +179,10 @@ def build_chunk(context: BuildContext, chunk: Chunk, items: LoadAhead) -> ChunkR
     return ChunkResult(len(info.numbers), len(info.skipped), made, whole, context.lateness.samples_a_task)
 
 
-def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard | None:
+def build_block(context: BuildContext, chunks: Sequence[Chunk], then: Sequence[Sample] = ()) -> WrittenShard | None:
     """Build a block with one part, and write its records directly into the shard, under a temporary name.
+
+    `then` is that of `load_ahead`.
 
     This avoids writing chunks and reading them again. At the deadline, None is returned. At the deadline, or when a
     sample cannot be used, finished records are saved as chunks. Raises the errors of `build_chunk` and `write_shard`.
@@ -160,7 +191,10 @@ def build_block(context: BuildContext, chunks: Sequence[Chunk]) -> WrittenShard 
     (part,) = chunks[0].parts
     infos: list[ChunkInfo] = []
     aside = temporary_shard(context, chunks[0].block, part)
-    with ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer, load_ahead(context, chunks) as items:
+    with (
+        ShardWriter(aside, value_bytes_of(context.encoder.fields)) as writer,
+        load_ahead(context, chunks, then) as items,
+    ):
 
         def keep(number: int, made: Sequence[bytes]) -> None:
             writer.append(number, made[0])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,7 @@ def lateness_of(_work: Path, latency: float = 0.0) -> Lateness:
 
 
 class LoadAhead(ReadAhead[Sample, Item]):
-    """Returns the items of samples in order. Use it in a `with` block, which ends its threads."""
+    """Returns the items of samples in order. Use it in a `with` block, or close it, which ends its threads."""
 
     def __init__(
         self, load: Callable[[Sample], Item], source: Source, samples: Iterable[Sample], lateness: Lateness
@@ -34,5 +36,23 @@ class LoadAhead(ReadAhead[Sample, Item]):
         If the storage is slow, and the source allows loading in threads, several threads call the function. Otherwise
         the calling thread does.
         """
-        ahead = samples if loads_in_threads(source) else ()
+        self._may_load_ahead = loads_in_threads(source)
+        ahead = samples if self._may_load_ahead else ()
         super().__init__(load, ahead, lambda sample: sample.bytes or _UNKNOWN_BYTES, lateness)
+
+    def follow(self, samples: Iterable[Sample]) -> None:
+        """Prepare to load other samples from now on, in this order.
+
+        Samples that were announced before and come first now are not read a second time; a sample's number decides
+        whether it is the same one.
+        """
+        if not self._may_load_ahead:
+            return
+        left, kept = deque(samples), deque[tuple[Sample, Future[Item]]]()
+        while self._ahead and (not left or self._ahead[0][0].number != left[0].number):
+            self._take().cancel()
+        while self._ahead and left and self._ahead[0][0].number == left[0].number:
+            kept.append((left.popleft(), self._ahead.popleft()[1]))
+        while self._ahead:
+            self._take().cancel()
+        self._ahead, self._left, self._returned = kept, left, None
