@@ -210,7 +210,7 @@ def test_each_sample_of_slow_storage_is_read_once_while_tasks_follow_each_other(
 
     monkeypatch.setattr(SampleEncoder, "encode", encoding)
     monkeypatch.setattr(Lateness, "samples_a_task", property(lambda _: 8))
-    builds(source, tmp_path / "cache", Recipe(size=8, max_blocks=4), jobs=1)
+    builds(source, tmp_path / "cache", Recipe(size=128, shard_mb=1), jobs=1)
     tried = len(source.begun) - len(SLOW)  # the samples that were read before the build
     assert tried < 5
     assert {*source.begun[tried:]} == {*range(len(SLOW))}
