@@ -79,8 +79,9 @@ class Recipe:
     boxes. `max_blocks` is the most shards of a variant, however large they are.
 
     `coordinates` says what masks, boxes and keypoints refer to: the image as `displayed`, turned by its EXIF
-    orientation, or as `stored`. With None, samples are refused if the two differ. `white_level` is the value of white
-    in images of more than 8 bits; with None, images are refused whose values do not show which value is white.
+    orientation, or as `stored`. With None, if the two differ, samples with boxes or keypoints are refused, and samples
+    with a mask whose size does not show which is meant. `white_level` is the value of white in images of more than 8
+    bits; with None, images are refused whose values do not show which value is white.
 
     `mode` is the form of images: `rgb`, `grey` (one channel), or `keep`, which keeps 1 to 16 channels of uint8, uint16,
     int16 or float32, in the codecs raw and zstd. `max_pixels` is the largest source image, in pixels; None is Pillow's
@@ -129,7 +130,7 @@ class Recipe:
     coordinates: Coordinates | None = option(
         None,
         "what masks, boxes and keypoints refer to where EXIF turns an image: the image as displayed or as stored; "
-        "without this option, such images are refused",
+        "without this option, such samples may be refused",
     )
     white_level: Annotated[int, Between(1, 2**31 - 1)] | None = option(
         None, "the value that is white in images of more than 8 bits, such as 4095", metavar="N", minimum=1

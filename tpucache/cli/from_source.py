@@ -63,7 +63,7 @@ def add_source(command: argparse.ArgumentParser, where: str) -> None:
 
 
 def is_source(place: str | Path) -> bool:
-    """Return whether a place is a source: a file, pattern or `module:name`, or a folder without files of a cache."""
+    """Return whether `place` is a source: a file, pattern, `module:name`, or a folder with files, none of a cache."""
     if isinstance(place, str):  # a URL
         return False
     if place.is_dir():

@@ -45,8 +45,8 @@ class Pairs:
 
     `first` and `second` are positions in the hashes, int64 (m,), with first < second; for two sets, each is a position
     in its own set. `distance` is the number of bits, of 256, in which the hashes differ: int64 (m,). Where
-    `is_mirrored`, bool (m,), is True, the second image is mirrored for this. `samples` has the number of images in each
-    set, and `threshold` is the largest distance.
+    `is_mirrored`, bool (m,), is True, the hash is that of the second image mirrored. `samples` has the number of images
+    in each set, and `threshold` is the largest distance.
 
     Several images with equal hashes are each paired with the first of them: a thousand images with equal hashes are 999
     pairs.

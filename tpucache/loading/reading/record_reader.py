@@ -155,7 +155,7 @@ class RecordReader:
         self._packed = None
 
     def _nothing_proven(self) -> npt.NDArray[np.bool_]:
-        """Return a flag, False, for each record and band: whether the record was compared with its checksum."""
+        """Return a flag for each record in each band, all False: was the record compared with its checksum?"""
         return np.zeros(0 if self._banded is None else self._bands * self.cache.rows_a_band, np.bool_)
 
     @property
