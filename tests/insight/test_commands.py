@@ -319,5 +319,5 @@ def test_train_warns_of_copies_that_validate(
         assert main(["train", str(cache), *run, *options]) == 2
         said = capsys.readouterr().err
         assert "nothing is trained here" in said
-        assert ("are copies of training samples (by the details of pictures), such as" in said) == warns
+        assert ("are copies of training samples (found by comparing details), such as" in said) == warns
         assert ("--make-folds N --groups duplicates" in said) == warns

@@ -211,7 +211,7 @@ def _check_labels(task: Task, dataset: CachedDataset, *, is_learned: bool) -> No
 
 
 def _check_combination(settings: TrainSettings, train_set: CachedDataset) -> None:
-    """Raise UsageError when one setting would disable another, or the device's augmentation make targets wrong."""
+    """Raise UsageError when one setting disables another, or when augmentation on the device makes targets wrong."""
     own = f"--train-step {settings.train_step}" if settings.train_step else f"--loss {settings.loss}"
     if settings.class_weights != "none" and (settings.own_loss or settings.train_step):
         raise UsageError(

@@ -45,7 +45,7 @@ def decide_epochs(
     settings = begun.settings
     left = stop.seconds_left
     if left is None:
-        raise UsageError("--epochs auto follows from --time-limit: give --time-limit, too, or a number of epochs")
+        raise UsageError("--epochs auto needs a time limit: give --time-limit, too, or a number of epochs")
     largest = max((size for size in settings.sizes.epochs if size is not None), default=None)
     probe = replace(settings, epochs=1, size=largest, grow=None, fix_res=0, valid_size=settings.sizes.valid)
     decided = decide_settings(probe, data.train_set, data.task, device, custom)

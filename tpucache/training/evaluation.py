@@ -136,7 +136,7 @@ def compile_evaluation(learner: Learner, dataset: CachedDataset | None, keep: Ke
     """Evaluate a few samples, so that graphs compile and errors are raised now, not after the first epoch.
 
     With a loss of the task, one sample is enough. The user's own loss function gets batches without padding, so a full
-    batch and a shorter one are evaluated. If `keep` keeps the records on the device, the last batch of the dataset is
+    batch and a shorter batch are evaluated. If `keep` keeps the records on the device, the last batch of the dataset is
     evaluated, and for the user's own loss also the batch before it.
     """
     if dataset is None:

@@ -64,7 +64,7 @@ class StopRequest:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def check(self, where: str) -> None:
-        """Raise Stopped when the run has to stop now; `where` is its position, such as "after step 8 of 9"."""
+        """Raise Stopped when the run has to stop now; `where` is the run's position, such as "after step 8 of 9"."""
         if self.is_due:
             reason = "interrupted" if self._agreed == _SIGNALLED else "the time limit was reached"
             if self._agreed == _SIGNALLED:
@@ -76,7 +76,7 @@ class StopRequest:
         return KeyboardInterrupt(str(stopped)) if self._agreed == _SIGNALLED else UnfinishedError(str(stopped))
 
     def on_signals(self) -> AbstractContextManager[None]:
-        """Return a context in which the first SIGINT or SIGTERM asks the run to stop, and a second one interrupts it.
+        """Return a context in which a first SIGINT or SIGTERM asks the run to stop, and a second signal interrupts it.
 
         A process that trains alone also stops while it waits for data, because nothing is half done then. Python
         delivers signals to the main thread only: in any other thread this context does nothing.

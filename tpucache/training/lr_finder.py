@@ -49,7 +49,7 @@ def find_lr(
     resume: bool = False,
     stop: StopRequest | None = None,
 ) -> TrainSettings:
-    """Return the settings with the learning rate that a range test suggests; write its numbers and its plot to `run`.
+    """Return the settings with the learning rate that a range test suggests; write the test's result to `run`.
 
     A resumed run keeps its rate. Raises UsageError when data, settings and device do not fit together, or the folder
     has a run that must not be resumed; TrainingError when the loss falls at none of the rates; UnfinishedError when a

@@ -46,7 +46,7 @@ _OF_SAMPLES: Final = ("positions", "errors", "labels", "predictions", "probabili
 class RunFiles:
     """The contents of a run's files; a file that is missing counts as empty.
 
-    `info` is run.json. `summary` is report.json or, before that exists, account.json. `rows` are the rows of
+    `info` is run.json. `summary` is report.json or, if there is none yet, account.json. `rows` are the rows of
     history.csv, and `arrays` the arrays of validation.npz, by name.
     """
 

@@ -312,8 +312,7 @@ def _ranks(values: Array) -> Array:
 def value_names(predictor: Predictor) -> list[str]:
     """Return the names of the columns of values.
 
-    They are the classes if each output belongs to one, otherwise `value`, or `value_0`, `value_1` … for several
-    outputs.
+    They are the classes' names if each output belongs to a class, otherwise `value`, or `value_0`, `value_1` …
     """
     outputs = predictor.task.outputs
     if len(predictor.classes) == outputs:
@@ -331,7 +330,7 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DependencyError(f"class maps are PNG files: `pip install pillow` to write them ({error})") from error
+        raise DependencyError(f"class maps are PNG files: run `pip install pillow` to write them ({error})") from error
     dataset, folder, task = datasets[0], work.output.with_name(f"{work.output.stem}_maps"), predictor.task
 
     def class_map(batch: DeviceBatch) -> tuple[torch.Tensor, ...]:
@@ -394,7 +393,7 @@ def _metrics(predictor: Predictor, dataset: CachedDataset, values: Array) -> dic
 def _check_finite(dataset: CachedDataset, finite: Array, first: int = 0) -> None:
     """Raise TrainingError unless the predictions of all samples are finite.
 
-    `finite` says so for each sample, from the position `first` on.
+    `finite` says for each sample, from the position `first` on, whether its predictions are finite.
     """
     bad = np.flatnonzero(~finite)
     if len(bad):

@@ -54,7 +54,7 @@ class Predictor:
 
         A model or an evaluation step of the user's, `module:name`, is imported only if `trust` has its name, too:
         whoever wrote the file could name any code. Each model computes in the precision of its run, or in float32 on a
-        device without that precision. With several processes only the main one reads the folders.
+        device without that precision. With several processes only the main process reads the folders.
 
         Raises TrainingError where there is no run; UsageError for runs that do not fit together, cannot be weighted,
         cannot predict these views, or name code that is not trusted.

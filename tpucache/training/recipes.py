@@ -16,7 +16,7 @@ from tpucache.training.settings import AUTO, RecipeName, TrainSettings
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """A recipe: what it is good for, and the settings and augmentations in which it differs from the defaults.
+    """A recipe: the settings and augmentations in which it differs from the defaults, by name.
 
     `summary` says what it is good for. `mix_off` is the share of the epochs, at the end of the run, that do not mix
     images. All other settings follow from data, task, model and weights, as they do without a recipe. With

@@ -90,8 +90,8 @@ class TrainSettings:
     weights: str | None = option(
         None,
         "begin with these weights: a file of torch or safetensors, or a folder with one; the best weights of a run; "
-        "hub:OWNER/NAME from the hub's local cache; or pretrained, timm's own for the model; they are adapted as timm "
-        "does, and a layer of another size, such as the last one, is created anew",
+        "hub:OWNER/NAME from the local cache of the Hugging Face hub; or pretrained, timm's own for the model; weights "
+        "are adapted as by timm, and a layer of another size, such as the last layer, is created anew",
         metavar="FILE|RUN|hub:NAME|pretrained",
     )
     freeze: tuple[str, ...] = option(
@@ -112,7 +112,7 @@ class TrainSettings:
     )
     batch_size: int | None = option(
         None,
-        "samples in one optimizer step, on all cores together; by the number of samples, epochs and cores if not given",
+        "samples in one optimizer step, on all cores together; chosen by samples, epochs and cores if not given",
         metavar="B",
         minimum=1,
     )
@@ -123,16 +123,16 @@ class TrainSettings:
     optimizer: str | None = option(
         None,
         "sgd: SGD with Nesterov momentum; adamw: AdamW; or another optimizer of torch.optim or timm, such as nadam, "
-        "torch:NAdam or timm:lamb; by task and model if not given",
+        "torch:NAdam or timm:lamb; chosen by task and model if not given",
         metavar="NAME",
     )
     schedule: ScheduleName | None = option(
-        None, "how learning rate and momentum change over the run; by optimizer and model if not given"
+        None, "how learning rate and momentum change over the run; chosen by optimizer and model if not given"
     )
     lr: float | None = option(
         None,
-        "peak learning rate; find: measure it with a learning-rate range test; by optimizer, model and batch if not "
-        "given",
+        "peak learning rate; find: measure it with a learning-rate range test; chosen by optimizer, model and batch if "
+        "not given",
         metavar="X|find",
     )
     scale: ScaleRule | None = option(
@@ -146,7 +146,7 @@ class TrainSettings:
     )
     weight_decay: float | None = option(
         None,
-        "weight decay, by optimizer and model if not given; biases and normalisation layers have none",
+        "weight decay, chosen by optimizer and model if not given; biases and normalisation layers have none",
         metavar="X",
     )
     size: int | None = option(
@@ -171,13 +171,13 @@ class TrainSettings:
     order: Literal["full", "local"] = option(
         "full",
         "order of the training samples; local: each core shuffles samples of its own, so that with --resident the "
-        "cores exchange none",
+        "cores exchange no samples",
     )
     #: The number of cores among which the order "local" divides the samples; None before the run begins.
     order_parts: int | None = None
     clip: float | None = option(
         None,
-        "clip the norm of all gradients together to this value; by the task if neither this nor --optimizer is given",
+        "clip the norm of all gradients together to this value; chosen by the task if --optimizer is not given either",
         metavar="NORM",
     )
     ema: float | None = option(
@@ -207,7 +207,7 @@ class TrainSettings:
     )
     augment: AugmentSettings = field(default_factory=AugmentSettings)
     mix_off: float = option(
-        0, "train the last N epochs without --mixup and --cutmix; below 1: this share of them", metavar="N", minimum=0
+        0, "train the last N epochs without --mixup and --cutmix; below 1: this share of epochs", metavar="N", minimum=0
     )
     loss: str | None = option(
         None,
@@ -224,7 +224,7 @@ class TrainSettings:
     )
     watch: str | None = option(
         None,
-        "metric that chooses the best epoch; for a metric of your own more is better, with :min after its name less",
+        "metric that chooses the best epoch; of a metric of your own more is better, or less with :min after its name",
         metavar="NAME",
     )
     patience: int | None = option(
@@ -339,8 +339,8 @@ def whole_epochs(count: float, epochs: int) -> int:
 def scale_lr(lr: float, batch_size: int, rule: str, base: int = 256) -> float:
     """Return the learning rate for a global batch of `batch_size`, given the rate `lr` for `base` samples.
 
-    "linear" keeps the sum of the steps over an epoch (Goyal et al., arXiv:1706.02677), "sqrt" keeps the variance of a
-    step (Krizhevsky, arXiv:1404.5997), and "none" keeps the rate. Raises UsageError for another rule.
+    "linear" multiplies `lr` by `batch_size` / `base` (Goyal et al., arXiv:1706.02677), "sqrt" by the root of this ratio
+    (Krizhevsky, arXiv:1404.5997), and "none" returns `lr`. Raises UsageError for another rule.
     """
     if rule not in SCALE_RULES:
         raise UsageError(f"there is no rule {rule!r} to scale the learning rate by: use {', '.join(SCALE_RULES)}")
@@ -375,7 +375,7 @@ def undecided(settings: TrainSettings) -> list[str]:
 
 
 def as_decided(settings: TrainSettings, before: TrainSettings) -> TrainSettings:
-    """Return the settings, in which undecided ones get their values from `before`, the decided settings of a run."""
+    """Return the settings; undecided settings get their values from `before`, the decided settings of a run."""
     return replace(settings, **{name: getattr(before, name) for name in undecided(settings)})
 
 

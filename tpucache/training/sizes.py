@@ -28,7 +28,7 @@ class ImageSizes:
     valid: int | None
 
     def at(self, epoch: int) -> int | None:
-        """Return the size in an epoch, counted from 0; epochs after the last one have the size of the last epoch."""
+        """Return the size in an epoch, counted from 0; later epochs have the size of the last planned epoch."""
         return self.epochs[min(epoch, len(self.epochs) - 1)]
 
     @property

@@ -189,4 +189,4 @@ def test_xla_is_refused_under_torchrun(cache, tmp_path, python):
     )
     done = python(script)
     assert done.returncode == 2
-    assert "start it without torchrun" in done.stderr
+    assert "start the command without torchrun" in done.stderr

@@ -53,7 +53,7 @@ def test_auc_leaves_out_classes_that_no_sample_or_every_sample_has_and_says_so(c
     aucs = [sklearn_metrics.roc_auc_score(labels == c, probabilities[:, c]) for c in (0, 1)]
     assert found["auc"] == pytest.approx(np.mean(aucs))
     assert [record.getMessage() for record in caplog.records] == [
-        "AUC leaves out class 2, 3: all samples have it, or none"
+        "AUC leaves out classes that all samples have, or no sample has: 2, 3"
     ]
     assert class_metrics(probabilities[:1], labels[:1]).keys() == {"accuracy", "f1"}
 

@@ -46,7 +46,7 @@ def test_code_that_raises_is_reported_with_its_place_and_the_batch(cache, tmp_pa
     ("settings", "words"),
     [
         ({"model": "failing_code:make_nothing"}, r"make_nothing \(.*failing_code.py:.*no weights"),
-        ({"model": "failing_code:Fixed"}, "no parameter that asks for gradients"),
+        ({"model": "failing_code:Fixed"}, "no parameter that requires gradients"),
         ({"loss": "failing_code:unreduced_loss"}, r"returns torch.float32 \(50,\).*one floating-point number"),
         ({"loss": "failing_code:whole_number_loss"}, "returns torch.int64"),
         ({"loss": "failing_code:detached_loss"}, "without a gradient"),

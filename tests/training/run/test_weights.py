@@ -151,7 +151,7 @@ def test_a_folder_has_the_file_that_the_hub_stores_or_its_only_one(tmp_path):
     torch.save(WEIGHTS, tmp_path / "swin.pth")
     assert read_weights(tmp_path).keys() == WEIGHTS.keys()
     torch.save(WEIGHTS, tmp_path / "other.pth")
-    with pytest.raises(UsageError, match=r"2 files of weights, other\.pth, swin\.pth"):
+    with pytest.raises(UsageError, match=r"2 other files of weights, other\.pth, swin\.pth"):
         read_weights(tmp_path)
     torch.save({"hub": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     assert read_weights(tmp_path).keys() == {"hub"}

@@ -124,7 +124,7 @@ def _export(options: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _stopped_report(options: argparse.Namespace, account: Account) -> FoldsReport | TrainReport | None:
-    """Return the report of a run that has to stop; None if RUN has folds without --folds, or no folds with it."""
+    """Return the report of a run that has to stop; None if RUN has another kind of run than --folds says."""
     from tpucache.runs import FOLDS_NAME
     from tpucache.training.run.folds import read_report
     from tpucache.training.run.report import ensure_report
@@ -256,7 +256,7 @@ def _warn_of_leaks(parts: Sequence[tuple[str, CachedDataset, CachedDataset]]) ->
     for name, train_set, valid_set in parts:
         leak = call("leak", train_set, valid_set)
         if leak is not None and leak.samples:
-            how = "by the details of pictures" if leak.compared == "hashes" else "by equal records only"
+            how = "found by comparing details" if leak.compared == "hashes" else "found by comparing records only"
             note(
                 f"{name}: {leak.samples:,} of {len(valid_set):,} samples are copies of training samples ({how}), such "
                 f"as {leak.path!r}: scores will be too good. `relabel CACHE --make-folds N --groups duplicates` makes "

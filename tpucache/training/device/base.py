@@ -105,7 +105,7 @@ class Device(Protocol):
         ...
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Return a model whose weights are on the device, in the memory layout that is fastest on it."""
+        """Return a model whose weights are on the device, in the memory layout that is fastest there."""
         ...
 
     def to_layout(self, images: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,7 @@ class HostGroup(Processes):
         return self._reduce([value], dist.ReduceOp.MAX)[0]
 
     def largest_before(self) -> Callable[[float], float]:
-        """Return a function that begins a reduction, and returns the result of the one before it; see Processes."""
+        """Return a function that begins a reduction, and returns the result of the call before; see Processes."""
         begun: list[tuple[Any, torch.Tensor]] = []
 
         def exchange(value: float) -> float:
@@ -254,7 +254,7 @@ def _warn_of_batch_norm() -> None:
 
 
 def _take_device(module: Any, device: str, number: int) -> None:
-    """Make device `number` of this host the current one, by torch's `module`. Raises UsageError if it is missing."""
+    """Make device `number` of this host current by `module`, such as torch.cuda. Raises UsageError if it is missing."""
     count = module.device_count()
     if number >= count:
         raise UsageError(

@@ -76,7 +76,7 @@ class Processes:
         return value
 
     def gather(self, value: Result) -> list[Result]:
-        """Return the values of all processes in rank order, on the main process; on others, return an empty list."""
+        """Return the values of all processes in rank order on the main process, and [] on all other processes."""
         return [value]
 
     def on_main(self, call: Callable[[], Result]) -> Result:
@@ -122,7 +122,7 @@ ALONE: Final = Processes()
 
 
 def current() -> Processes:
-    """Return the processes that this one has joined, or this one alone."""
+    """Return the processes that this process has joined, or this process alone."""
     return _joined[0] if _joined else ALONE
 
 
@@ -132,12 +132,12 @@ def is_launched() -> bool:
 
 
 def may_be_several(backend: str) -> bool:
-    """Return whether this process may be one of several; only an opened device knows for sure."""
+    """Return whether this process may be one of several processes; only an opened device knows for sure."""
     return is_launched() or (backend == "xla" and os.environ.get("PJRT_DEVICE", "TPU") == "TPU")
 
 
 def join(group: Callable[[], Processes]) -> Processes:
-    """Return the processes that this one has joined; call `group` to join them if it has joined none."""
+    """Return the processes that this process has joined; if it has joined none, call `group`, which joins them."""
     if not _joined:
         _joined.append(group())
     return current()

@@ -71,7 +71,7 @@ class DeviceBatch:
 
 
 def put_all(device: Device, batches: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors of one shape and dtype on the device, in one transfer if it has `put_all`; see `Device.put`."""
+    """Return tensors of one shape and dtype on `device`, in one transfer if it has `put_all`; see `Device.put`."""
     send = getattr(device, "put_all", None)
     return [device.put(batch) for batch in batches] if send is None else send(batches)
 

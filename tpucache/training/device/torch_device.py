@@ -187,7 +187,7 @@ class CpuDevice(TorchDevice):
         """Do nothing: all operations have run."""
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, the time spent within steps, and the bytes put."""
+        """Return the number of torch.compile's graphs, the time spent within steps, and the bytes received."""
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
     def peak_bytes(self) -> None:
@@ -264,7 +264,7 @@ class AcceleratorDevice(TorchDevice):
 
     @contextlib.contextmanager
     def preserve_rng(self) -> Iterator[None]:
-        """Restore the device's generator and torch's default one after the context."""
+        """Restore the device's random number generator and torch's default generator after the context."""
         state = self._module.get_rng_state(self.torch_device)
         try:
             with torch.random.fork_rng(devices=()):
@@ -287,7 +287,7 @@ class AcceleratorDevice(TorchDevice):
         self._module.synchronize(self.torch_device)
 
     def counters(self) -> Counters:
-        """Return the number of torch.compile's graphs, the time of ended executions, and the bytes put."""
+        """Return the number of torch.compile's graphs, the time of ended executions, and the bytes received."""
         self._count_ended()
         return Counters(compiled_graphs(), self._execute_seconds, self._received_bytes)
 
@@ -452,14 +452,14 @@ def _set_products(precision: str, allow_tf32: bool) -> None:
 
 @contextlib.contextmanager
 def _no_warning() -> Iterator[None]:
-    """Hide torch 2.9's warnings about its older settings of precision: its compiler reads no newer settings yet."""
+    """Hide torch 2.9's warnings about its older settings of precision, which torch's compiler still needs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
 
 
 def find_devices() -> list[str]:
-    """Return the kinds of devices that this machine has, the preferred one first; "cpu" is always among them."""
+    """Return the kinds of devices that this machine has, the preferred kind first; "cpu" is always among them."""
     found = ["cuda"] if torch.cuda.is_available() else []
     accelerator = getattr(torch, "accelerator", None)  # torch has it since 2.6
     if accelerator is not None and accelerator.is_available():

@@ -48,7 +48,8 @@ try:
     from torch_xla.experimental.callback import on_ready_event
 except ImportError as error:
     raise DependencyError(
-        f"torch_xla cannot be imported: {error}. `pip install torch==2.9.0 torch_xla==2.9.0`, or use --backend torch"
+        f"torch_xla cannot be imported: {error}. Run `pip install torch==2.9.0 torch_xla==2.9.0`, or use --backend "
+        "torch"
     ) from error
 
 
@@ -67,7 +68,7 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def open_device(cores: int, device: str, compile: bool) -> XlaDevice:
-    """Return the device that PJRT_DEVICE names. Raises UsageError for another `device`, `compile`, or bad `cores`."""
+    """Return the device that PJRT_DEVICE names. Raises UsageError if `device` is not "auto", or `compile` is set."""
     if device != "auto":
         raise UsageError(f"xla takes the device that PJRT_DEVICE names, not {device!r}: use --backend torch for it")
     if compile:
@@ -91,8 +92,8 @@ class XlaDevice:
         """
         if is_launched():
             raise UsageError(
-                "--backend xla uses all cores of a host from one process: start it without torchrun (--cores 1 uses "
-                "one core)"
+                "--backend xla uses all cores of a host from one process: start the command without torchrun "
+                "(--cores 1 uses one core)"
             )
         if os.environ.get("TPU_PROCESS_ADDRESSES") == "local":
             # Kaggle's image sets it although there are no peers.

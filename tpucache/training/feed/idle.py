@@ -278,9 +278,9 @@ def _share(executing: float, seconds: float) -> float:
 
 
 def ceiling(execute: Callable[[], None], device: Device, images: int, seconds: float = REPLAY_SECONDS) -> float:
-    """Return the images a second that `execute`, which runs an execution of `images` images, reaches when repeated.
+    """Return how many images a second repeated calls of `execute` process; one call processes `images` images.
 
-    It is repeated for `seconds`, at most 2, and at least 5 times.
+    It is called for `seconds`, but at most 2 s, and at least 5 times.
     """
     execute()
     device.wait()

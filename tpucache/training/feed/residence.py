@@ -39,7 +39,7 @@ class DeviceMemory:
 
     @property
     def tile(self) -> Tile:
-        """The unit in which memory is allocated; `NO_TILE` for a plug-in's device that does not say it."""
+        """The unit in which memory is allocated; `NO_TILE` for a plug-in's device without a `tile`."""
         return getattr(self.device, "tile", NO_TILE)
 
     def put(self, array: Any, name: str = "rows") -> torch.Tensor:
@@ -104,7 +104,7 @@ class Residence:
 
     @property
     def is_resident(self) -> bool:
-        """Whether records stay on the device; False until it is decided."""
+        """Whether records stay on the device; False before the decision."""
         return self._decision.is_resident
 
     @property

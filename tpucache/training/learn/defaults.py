@@ -107,7 +107,7 @@ _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
 class Custom:
     """Objects that a Python program gives instead of names.
 
-    `build` is a function that makes the model, and `make_optimizer` one that makes the optimizer.
+    `build` is a function that makes the model, and `make_optimizer` a function that makes the optimizer.
     """
 
     build: Callable[..., nn.Module] | None = None
@@ -116,7 +116,7 @@ class Custom:
 
 @dataclass(frozen=True)
 class Decided:
-    """The settings of a run with nothing left open, and its new model, on which some of them depend.
+    """The settings of a run with nothing left open, and its new model, on which some settings depend.
 
     `optimizer` makes the optimizer, or names it. `rates`, `batch` and `precision` are texts that say what was decided,
     and why.
@@ -163,9 +163,9 @@ def decide_settings(
 def decide_length(settings: TrainSettings, samples: int, cores: int = 1, processes: int = 1) -> TrainSettings:
     """Return the settings with a number of epochs, a batch size, and the number of cores for the order "local".
 
-    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 40 if fewer show less
-    than 4,000 samples, and at least 250 steps if batches of 16 allow it. A device gets at most 128 samples and a core
-    at least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
+    Given values are kept. `cores` is the number in each process. A run has 5 epochs, or up to 40 if 5 epochs show fewer
+    than 4,000 samples. It has at least 250 steps if batches of 16 allow that. A device gets at most 128 samples of a
+    batch and a core at least 8, if there are enough; all cores get equally many. Raises UsageError for too few samples.
     """
     if settings.order == "local" and settings.order_parts is None:
         settings = replace(settings, order_parts=cores * processes)
@@ -242,7 +242,7 @@ def find_defaults(
     *,
     needs_rate: bool = True,
 ) -> Defaults:
-    """Return the defaults for a run: the table's row, or those of the optimizer that `make_optimizer` makes.
+    """Return the defaults for a run: a row of `_TABLE`, or those of the optimizer that `make_optimizer` makes.
 
     For a batch below the row's `least_batch`, `lr` is the rate for a batch of that size, and is not scaled.
 
@@ -261,7 +261,7 @@ def find_defaults(
 
 
 def find_family(model: nn.Module) -> Family:
-    """Return a model's kind of normalisation layers; if it has two kinds, the more frequent one."""
+    """Return a model's kind of normalisation layers; if it has two kinds, the more frequent kind."""
     kinds = Counter(kind for module in model.modules() if (kind := _kind_of_norm(module)) is not None)
     if not kinds:
         return "no norm"

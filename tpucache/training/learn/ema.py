@@ -16,7 +16,7 @@ _AVERAGE: Final = "average"
 
 
 class Ema:
-    """Exponential moving average of a model's parameters and floating-point buffers, on its device.
+    """Exponential moving average of a model's parameters and floating-point buffers, on the model's device.
 
     `update` after a step computes average = decay * average + (1 - decay) * model. The decay warms up: it is min(decay,
     (1 + t) / (10 + t)) in update t = 1, 2, …. Integer buffers are copied. The count of updates is a tensor on the

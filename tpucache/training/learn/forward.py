@@ -239,7 +239,7 @@ def _model_statistics(model: nn.Module) -> Statistics | None:
 def make_augment(
     settings: TrainSettings, dataset: CachedDataset, mean: Sequence[float], std: Sequence[float], device: Device
 ) -> Augment | None:
-    """Return an Augment for a dataset's images; None without images. Raises UsageError for unfit settings."""
+    """Return an Augment for a dataset's images; None without images. Raises UsageError if augmentations do not fit."""
     if IMAGE not in dataset.names:
         if settings.augment != type(settings.augment)():
             raise UsageError("the cache has no images to augment: leave the augmentations out")

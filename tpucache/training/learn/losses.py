@@ -72,7 +72,7 @@ def dice_cross_entropy(
 
 
 def error(compute: Callable[..., torch.Tensor]) -> Loss:
-    """Return a loss for regression: each sample's mean over columns of `compute`, which is such as `mse_loss`."""
+    """Return a loss for regression: the mean over columns of `compute`, a function of torch such as `mse_loss`."""
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         each = compute(outputs.float(), targets, reduction="none")

@@ -103,7 +103,7 @@ class NamedMetric(NamedTuple):
 
 
 def find_metric(name: str, known: Mapping[str, Metric], has_thresholds: bool) -> NamedMetric | None:
-    """Return the metric with this name: one of those `known`, or F-beta if `has_thresholds`; None for other names."""
+    """Return the metric with this name: a metric in `known`, or F-beta if `has_thresholds`; None for other names."""
     if name in known:
         metric = known[name]
         return NamedMetric(lambda predictions, labels: {name: metric(predictions, labels)}, name not in _LESS_IS_BETTER)
@@ -155,7 +155,7 @@ def mean_average_precision(probabilities: Array, labels: Array) -> float:
     present = truth.any(0)
     if not present.all():
         _warn_once(
-            f"mean average precision leaves out class {_listed(np.flatnonzero(~present).tolist())}: no sample has it"
+            f"mean average precision leaves out classes without samples: {_listed(np.flatnonzero(~present).tolist())}"
         )
     found = [_average_precision(probabilities[:, number], truth[:, number]) for number in np.flatnonzero(present)]
     return float(np.mean(found)) if found else math.nan
@@ -312,7 +312,7 @@ def _mean_auc(scores: Array, members: Callable[[int], Array]) -> dict[str, float
             aucs[number] = _auc(column, inside)
     missing = sorted(set(range(scores.shape[1])) - set(aucs))
     if missing:
-        _warn_once(f"AUC leaves out class {_listed(missing)}: all samples have it, or none")
+        _warn_once(f"AUC leaves out classes that all samples have, or no sample has: {_listed(missing)}")
     return {"auc": float(np.mean(list(aucs.values())))} if aucs else {}
 
 

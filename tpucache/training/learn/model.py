@@ -192,7 +192,7 @@ def build_model(
     except Exception as error:  # a user's code raises any error
         raise UsageError(f"the model {name!r} cannot be made: {describe_error(error)}") from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name!r} returned a {type(model).__name__}: make it return a torch.nn.Module")
+        raise UsageError(f"the model {name!r} is a {type(model).__name__}: let the function return a torch.nn.Module")
     return model
 
 
@@ -383,7 +383,7 @@ def _with_channels(
 def _first_convolutions(model: nn.Module) -> Iterable[str]:
     """Return the names of the weights that are applied to the images.
 
-    They are those that timm names, or else the weights of the first convolution.
+    timm names these weights for its models; for other models, they are the weights of the first convolution.
     """
     convolutions = {
         f"{name}.weight".lstrip("."): module
@@ -422,8 +422,8 @@ def _is_of_timm(model: nn.Module) -> bool:
 def _renamings(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the weights with each choice of names that may be the model's.
 
-    These are the given names, the names without one or two known prefixes, with the name of a part of the model as a
-    prefix, and with `resnet18`'s names for torchvision's.
+    The choices are the given names; the names without one or two known prefixes; the names with the name of a part of
+    the model as a prefix; and `resnet18`'s names in place of torchvision's.
     """
     yield dict(weights)
     for outer in _PREFIXES:

@@ -54,7 +54,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
             tops = list(dict.fromkeys(name.partition(".")[0] for name in parameters))
             raise UsageError(
                 f"--freeze {pattern} fits no parameter of the model: its modules are {', '.join(tops[:_NAMED])}"
-                f"{' …' if len(tops) > _NAMED else ''}, its parameters such as {next(iter(parameters), 'none')}"
+                f"{' …' if len(tops) > _NAMED else ''}, and one of its parameters is {next(iter(parameters), 'none')}"
             )
     for name, parameter in parameters.items():
         if any(_is_within(name, pattern) for pattern in patterns):
@@ -109,8 +109,8 @@ def parameter_groups(
     """Return the groups of an optimizer over all parameters that require gradients.
 
     Parameters with at most one dimension have no weight decay, nor do those that the model's `no_weight_decay()` names,
-    such as position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next one, and the
-    last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
+    such as position embeddings. With `layer_decay` each layer has `layer_decay` times the rate of the next layer, and
+    the last layer has the whole rate (Bao et al., arXiv:2106.08254). `use_matcher` is as in `layer_numbers`.
     """
     kept = _undecayed_names(model)
     learned = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -218,7 +218,7 @@ def make_optimizer(
         raise UsageError(f"the learning rate is above 0 and the weight decay at least 0, not {lr} and {weight_decay}")
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise UsageError("the model has no parameter that asks for gradients: there is nothing to train")
+        raise UsageError("the model has no parameter that requires gradients: there is nothing to train")
     groups = parameter_groups(model, weight_decay, layer_decay, use_matcher=use_matcher)
     optimizer: torch.optim.Optimizer
     if not isinstance(kind, str):
@@ -274,14 +274,14 @@ def find_optimizer(name: str) -> str | OptimizerMaker:
         found = _timm_optimizer(key, is_asked=bool(library))
     if found is None:
         raise UsageError(
-            f"there is no optimizer {name!r}: use {', '.join(OPTIMIZERS)}, one of torch.optim, "
-            f"{', '.join(sorted(_torch_optimizers()))}, or timm's, such as timm:lamb"
+            f"there is no optimizer {name!r}: use {', '.join(OPTIMIZERS)}, an optimizer of torch.optim, "
+            f"{', '.join(sorted(_torch_optimizers()))}, or an optimizer of timm, such as timm:lamb"
         )
     return found
 
 
 def optimizer_name(maker: OptimizerMaker) -> str:
-    """Return the name for messages of the optimizer that a callable makes."""
+    """Return, for messages, the name of the optimizer that `maker` makes."""
     made = maker.func if isinstance(maker, functools.partial) else maker
     return str(getattr(made, "__name__", "that was given"))
 
@@ -338,7 +338,7 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Rates) -> None:
 
     XLA makes a constant of a factor that is 1 in float32, and merges equal numbers into one input: both would give
     another graph. So AdamW's weight decay times the learning rate is at least 2^-23, and its count of steps stops where
-    its bias correction is 1. Where layers have rates of their own, these products are different multiples of 2^-23.
+    its bias correction is 1. Where layers have rates of their own, decay times rate is another multiple of 2^-23 each.
     """
     multiple = 0
     for group in optimizer.param_groups:

@@ -78,7 +78,7 @@ def warmup_cosine(
     end_divisor: float = 1e4,
     momentum: float = _MOMENTUM,
 ) -> Rates:
-    """Return the rates of a linear rise to the peak, then half a cosine down to peak / `end_divisor`.
+    """Return the rates of a linear rise to `peak_lr`, then half a cosine down to `peak_lr` / `end_divisor`.
 
     The rise takes the first `ramp` of the steps (Goyal et al., arXiv:1706.02677); the fall is that of Loshchilov and
     Hutter, arXiv:1608.03983, without restarts.

@@ -179,7 +179,7 @@ def _check_last(content: Mapping[str, Any], where: str) -> None:
 
 
 def _check_tensors(tensors: object, where: str) -> None:
-    """Raise FormatError unless these are dense tensors by name, and each has as many bytes as its shape needs."""
+    """Raise FormatError unless `tensors` has dense tensors by name, each with as many bytes as its shape needs."""
     if not isinstance(tensors, dict) or not tensors:
         raise FormatError(f"{where} has no tensors")
     for name, tensor in tensors.items():

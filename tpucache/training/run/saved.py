@@ -40,7 +40,7 @@ class SavedRun:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with its loss and its constants from the training labels. Raises TrainingError if they misfit."""
+        """The task, with its loss and its constants from the labels. Raises TrainingError if these do not fit."""
         task, constants = make_task(self.content["task"], self.content["outputs"]), self.content.get("labels", {})
         try:
             return (task if self.settings.own_loss else task.with_loss(self.settings.loss)).with_constants(constants)
@@ -94,7 +94,9 @@ class SavedRun:
             model.load_state_dict(weights)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:_SHOWN]
-            raise TrainingError(f"{self._path} does not fit the model {name!r}: {reason}") from error
+            raise TrainingError(
+                f"{self._path} does not fit the model {name!r}: {reason}. Use the model of the run, or train again"
+            ) from error
         return model.eval()
 
     @property

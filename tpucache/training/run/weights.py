@@ -136,10 +136,14 @@ def _weights_file(source: Path) -> Path:
             return source / name
     others = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES and path.is_file())
     if len(others) != 1:
-        has = f"{len(others)} files of weights, {', '.join(path.name for path in others[:3])} …" if others else "none"
+        has = (
+            f"{len(others)} other files of weights, {', '.join(path.name for path in others[:3])} …"
+            if others
+            else "no other file of weights"
+        )
         raise UsageError(
-            f"{source} has no {BEST_NAME}, no {_HUB_NAMES[0]}, and of other names {has}: give a file of weights, or a "
-            "run after its first epoch"
+            f"{source} has no {BEST_NAME}, no {_HUB_NAMES[0]}, and {has}: give a file of weights, or a run after its "
+            "first epoch"
         )
     return others[0]
 

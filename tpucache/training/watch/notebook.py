@@ -20,10 +20,10 @@ Show = Callable[[bytes], None]
 
 
 class NotebookCurves:
-    """Watches a run and shows its losses and metrics: after each epoch, and at most every ten seconds within one."""
+    """Watches a run and shows its losses and metrics: after each epoch, and within epochs at most every ten seconds."""
 
     def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the function that shows a picture in place of the one before it; `clock` returns the time in seconds."""
+        """Take `show`, which shows a picture in place of the earlier picture, and `clock`, which returns seconds."""
         self._show, self._clock = show, clock
         self._first: int | None = None
         self._losses: list[float] = []

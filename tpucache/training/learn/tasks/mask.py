@@ -106,7 +106,7 @@ class Mask(TaskBase):
         return np.bincount(labels[labels != VOID], minlength=self.outputs)
 
     def check_counts(self, counts: Array, labels: int) -> None:
-        """Raise UsageError where nearly no pixel has a class, or some pixels have none and all others class 0."""
+        """Raise UsageError where nearly no pixel has a class, or some have none and all other pixels have class 0."""
         ignored = 1 - float(counts.sum()) / max(labels, 1)
         if ignored >= _MOST_IGNORED or (ignored > 0 and not counts[1:].any()):
             raise UsageError(

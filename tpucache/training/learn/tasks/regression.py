@@ -40,8 +40,8 @@ class Regression(SampleTask):
     """One or several numbers for each sample: labels (batch, outputs). The default loss is the mean squared error.
 
     If there are `mean` and `std`, a number for each column, the model learns standardised labels, as `as_learned`
-    returns them: minus the mean, divided by the deviation. Losses are in this unit, predictions and metrics in the
-    labels' own.
+    returns them: minus the mean, divided by the deviation. Losses are then in the standardised unit; predictions and
+    metrics are in the unit of the labels.
     """
 
     name: str = "regression"
