@@ -520,7 +520,7 @@ def test_numbers_that_32_bits_do_not_hold_are_refused_and_not_cut_off(cache, mon
 def test_samples_without_a_class_are_not_mixed(cache, monkeypatch):
     real = CachedDataset.labels_of
     monkeypatch.setattr(CachedDataset, "labels_of", lambda self, indices: real(self, indices) - 1)
-    with pytest.raises(UsageError, match="have none"):
+    with pytest.raises(UsageError, match="have no class"):
         next(feed(CachedLoader(CachedDataset(cache), 8), augment=AugmentSettings(mixup=0.4)))
 
 
