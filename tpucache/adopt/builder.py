@@ -1,4 +1,4 @@
-"""BuildProcess: another process that builds a cache while this one reads it. It never imports torch."""
+"""BuildProcess: another process that builds a cache while this one reads the cache. This file never imports torch."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def open_growing(source: Any, directory: Path, others: Mapping[str, Any]) -> Cac
 
 
 class BuildProcess:
-    """A process that builds a cache. It ends when this object is garbage collected."""
+    """A process that builds a cache. The process ends when this object is garbage collected."""
 
     def __init__(self, source: Any, directory: Path, others: Mapping[str, Any]) -> None:
-        """Start the process. Raises BuildError."""
+        """Start the process. Raises BuildError for a source that cannot be pickled."""
         from tpucache.warmup.growing import COMMAND, Request, send_request
 
         self._directory, self._source, self._others = directory, source, others
@@ -140,7 +140,7 @@ class BuildProcess:
 
 
 def _is_large(source: Any) -> bool:
-    """Return whether a source has more than `LEAST_GROWING` samples, as far as is known before it is listed."""
+    """Return whether a source has more than 256 samples (`LEAST_GROWING`), as far as is known before it is listed."""
     if isinstance(source, functools.partial):  # the caller has listed and counted the pictures
         return True
     if isinstance(source, (str, Path)):

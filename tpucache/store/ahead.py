@@ -83,8 +83,8 @@ class ReadAhead(Generic[Wanted, Loaded]):
         """Prepare to load the items `wanted`, in this order, with the function `load`. No item is loaded yet.
 
         `size` returns the size of an item in bytes: items of at most 64 MiB together are loaded ahead. `lateness`
-        measures how long loading takes. If the storage answers late, several threads call `load`. If not, the thread
-        that calls the method `load` does. That thread also loads items that are not in `wanted`.
+        measures how long loading takes. If the storage answers late, several threads load items ahead. Otherwise each
+        item is loaded when the method `load` asks for it, and so is any item that is not in `wanted`.
         """
         self._load, self._size, self._lateness = load, size, lateness
         self._left = deque(wanted)
