@@ -59,10 +59,13 @@ def table(folder: Path, *labels: str, fold: str | None = "fold", **options: Any)
 
 _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "another label column": ({"labels": ("age",)}, "another label"),
-    "no label column": ({"labels": ()}, "made with labels, and the source has none now"),
+    "no label column": ({"labels": ()}, "made with labels, and the source has no labels now"),
     "another fold column": ({"labels": ("kind",), "fold": "split"}, "column 'fold' .* other values"),
     "no fold column": ({"labels": ("kind",), "fold": None}, "column 'fold"),
-    "a mask column": ({"labels": ("kind",), "mask_col": "note"}, "has a column 'note', and the source has none now"),
+    "a mask column": (
+        {"labels": ("kind",), "mask_col": "note"},
+        "has a column 'note', and the source does not have it",
+    ),
     "several labels": ({"labels": ("age", "split")}, "another label"),
     "a separator": ({"labels": ("kind",), "label_sep": "|"}, "another label"),
 }
@@ -85,7 +88,7 @@ def test_other_columns_on_a_finished_cache_are_refused(
 
 def test_labels_given_after_a_cache_was_made_without_any_are_refused(folder: Path, tmp_path: Path) -> None:
     build_cache(table(folder), tmp_path / "cache", _RECIPE, jobs=1)
-    with pytest.raises(SourceError, match="was made without labels, and the source has some now"):
+    with pytest.raises(SourceError, match="was made without labels, and the source has labels now"):
         build_cache(table(folder, "kind"), tmp_path / "cache", _RECIPE, jobs=1)
 
 

@@ -104,7 +104,7 @@ def test_a_refusal_leaves_nothing_behind_so_that_its_advice_can_be_followed(
 ) -> None:
     cache = tmp_path / "new" / "cache"
     free(10)
-    with pytest.raises(BuildError, match=r"24\.\d MB more and \d+\.\d MB to work in, and 10\.0 MB are free"):
+    with pytest.raises(BuildError, match=r"24\.\d MB for shards and \d+\.\d MB for tables .* and 10\.0 MB are free"):
         build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=lambda _: None)
     assert not (tmp_path / "new").exists()
     free(100)
@@ -136,7 +136,7 @@ def test_what_is_spooled_already_still_has_to_be_sealed(tmp_path: Path, free: Ca
             build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1)
     assert list((cache / WORK_NAME).glob("chunk-*.bin"))
     free(10)
-    with pytest.raises(BuildError, match=r"needs about 24.*run the same command again; what is finished is kept"):
+    with pytest.raises(BuildError, match=r"needs about 24.*run the same command again; finished work is kept"):
         build_cache(Arrays(2000, 10_000), cache, Recipe(size=8), jobs=1, announce=reports.append)
     assert reports[0].records == 0
     free(30)

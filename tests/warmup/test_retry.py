@@ -145,7 +145,7 @@ def test_only_samples_that_changed_are_tried_again(
     assert "retry     2 of 5 skipped samples" in text
     assert "2 samples, 2 cannot be used" in text
     assert retried(retry=True) == {"7.png", "8.png"}
-    assert "3 of 5 skipped samples are as they were and are not tried again: --retry-all" in caplog.text
+    assert "3 of 5 skipped samples have not changed and are not tried again: --retry-all" in caplog.text
     assert retried(retry=True) == {"8.png"}  # what cannot be read may be readable now
     assert retried(retry_all=True) == {f"{number}.png" for number in BAD}
     assert retried() == set()
@@ -180,7 +180,7 @@ def test_what_was_skipped_otherwise_before_a_build_was_continued_is_tried_again(
         data.recipe = dataclasses.replace(data.recipe, max_pixels=10_000)
     assert "pip install pillow-heif" in data.build(tmp_path / "other").skipped[0].reason
     data.build(tmp_path / "other", retry=True)
-    assert "are as they were" not in caplog.text
+    assert "have not changed" not in caplog.text
 
 
 def test_labels_that_were_wrong_are_read_again(data: Data, tmp_path: Path, digests: Digests) -> None:
@@ -251,7 +251,7 @@ def test_what_cannot_be_right_is_refused_and_changes_nothing(data: Data, tmp_pat
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     before = digests(cache)
-    with pytest.raises(DamageError, match=r"record of sample \d+ is not what the index says.*--repair"):
+    with pytest.raises(DamageError, match=r"record of sample \d+ does not have the checksum of the index.*--repair"):
         data.build(cache, retry=True)
     assert before.items() <= digests(cache).items()
     with pytest.raises(BuildError, match="not finished"):

@@ -353,7 +353,7 @@ def test_another_cache_at_the_url_is_not_mixed_with_this_one(source: Path, store
 def test_what_cannot_be_written_to_or_has_no_folder_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can be read only"):
         build_cache(source, "https://example.org/cache", _RECIPE)
-    with pytest.raises(UsageError, match="need a cache at a URL"):
+    with pytest.raises(UsageError, match="which need a URL"):
         build_cache(source, tmp_path / "cache", _RECIPE, keep_local=False)
 
 

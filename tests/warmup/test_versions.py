@@ -397,12 +397,12 @@ def test_changes_are_refused_while_somebody_else_writes(three: Path) -> None:
     [
         ({"paths": ["a/00.png"]}, "has no samples for 1 of 1 paths .*deleted already"),
         ({"paths": ["a/02.png", "x"]}, "no samples for 1 of 2 paths: 'x'. Nothing is deleted"),
-        ({"paths": []}, "no sample of .* is meant"),
-        ({"where": "path == 'none'"}, "no sample of .* is meant"),
-        ({"where": "path > ''"}, "all samples of .* are meant"),
+        ({"paths": []}, "no sample of .* was selected"),
+        ({"where": "path == 'none'"}, "no sample of .* was selected"),
+        ({"where": "path > ''"}, "all samples of .* were selected"),
         ({"where": "oops > 1"}, "oops"),
-        ({}, "give either a condition or paths"),
-        ({"where": "path > ''", "paths": []}, "give either a condition or paths"),
+        ({}, "give either a condition \\(where\\) or paths"),
+        ({"where": "path > ''", "paths": []}, "give either a condition \\(where\\) or paths"),
     ],
 )
 def test_a_deletion_that_cannot_be_meant_changes_nothing(three: Path, chosen: Any, error: str) -> None:

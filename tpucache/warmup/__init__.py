@@ -1,6 +1,6 @@
-"""Builds caches from source files: decodes, resizes, augments and encodes each sample once. Never imports torch.
+"""Builds caches from source files: decodes each sample once, resizes, augments and encodes it. Never imports torch.
 
-Importing this package loads no module: each public name is imported when it is first used (PEP 562).
+Importing this package loads none of its modules: each public name is imported when it is first used (PEP 562).
 """
 
 from tpucache.imports import lazy_names

@@ -1,7 +1,7 @@
 """Divides samples into blocks, which become shards, and blocks into chunks, which become tasks.
 
-Blocks depend only on samples and recipe, never on the number of workers. When the skipped samples of a finished cache
-are tried again, they become blocks, too.
+The division into blocks does not depend on the number of workers. When the skipped samples of a finished cache are
+tried again, they become blocks, too.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive samples. Their records form one shard for each part: a variant, or one band of a variant.
+    """Samples in the order of their numbers. Their records form one shard for each part: a variant, or one band of it.
 
-    `parts` are the parts to build. If a cache already has the clean records (variant 0) of these samples, `clean` maps
-    each sample's number to the CRC-32s of its clean record, one for each band.
+    `parts` are the parts to build. If the cache already has the clean records (variant 0) of these samples, `clean`
+    maps each sample's number to the CRC-32s of its clean record, one for each band.
     """
 
     number: int
@@ -62,8 +62,8 @@ class Block:
 class Chunk:
     """Consecutive samples of the block with the number `block`.
 
-    One task decodes each of these samples once, and builds all parts. `number` counts the chunks of the block. `parts`
-    and `clean` are those of `Block`.
+    One task decodes each of these samples once, and builds its records for all `parts`. `number` is the chunk's
+    position in the block, from 0. `parts` are those of `Block`, and so is `clean`, but only for these samples.
     """
 
     block: int
@@ -85,14 +85,15 @@ def variants_of(parts: Iterable[Part]) -> tuple[int, ...]:
 
 
 def record_bytes(fields: Sequence[Field]) -> int:
-    """Return the expected size of a record in bytes: exact for raw fields, typical for other codecs."""
+    """Return the expected bytes of a record with all its bands: exact for raw fields, typical for other codecs."""
     return max(1, round(sum(field.nbytes * CODECS[field.codec].typical_ratio for field in fields)))
 
 
 def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Recipe, first: int = 0) -> list[Block]:
     """Divide samples into blocks of equal size, give or take one sample, numbered from `first`.
 
-    Shards have at most about `shard_mb`, unless the recipe's `max_blocks` makes them larger.
+    The records of one variant of a block take at most about `recipe.shard_mb` MiB, unless `recipe.max_blocks` allows
+    only fewer and larger blocks.
     """
     if not samples:
         return []
@@ -111,7 +112,7 @@ def plan_blocks(samples: Sequence[Sample], fields: Sequence[Field], recipe: Reci
 def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block]:
     """Return the blocks to add to a finished cache: its own blocks with new variants, and blocks of new samples.
 
-    The listing is numbered as in the cache.
+    The samples in `listing` have the same numbers as in the cache.
     """
     manifest = cache.manifest
     variants = tuple(variant for variant in range(recipe.variants + 1) if variant not in manifest.variants)
@@ -122,7 +123,7 @@ def missing_blocks(cache: Cache, listing: Listing, recipe: Recipe) -> list[Block
 
 
 def _blocks_of(cache: Cache, listing: Listing, variants: tuple[int, ...]) -> list[Block]:
-    """Return the blocks of a cache, to build `variants` of them. Skipped and deleted samples are left out."""
+    """Return the blocks of a finished cache, without skipped and deleted samples, and with the parts of `variants`."""
     numbers = cache.samples.numbers.tolist()
     manifest, blocks = cache.manifest, []
     parts = parts_of(variants, manifest.fields)
@@ -163,7 +164,7 @@ def _of_samples(clean: Mapping[int, Sequence[int]], samples: Sequence[Sample]) -
 
 
 def listing_sha256(listing: Listing) -> str:
-    """Return a hash of a listing: numbers, paths, labels, classes and columns, but not the sizes of samples."""
+    """Return the hexadecimal SHA-256 of a listing: classes, columns, and numbers, paths and labels of samples."""
     digest = hashlib.sha256(json.dumps(listing.classes).encode())
     for sample in listing.samples:
         digest.update(json.dumps([sample.number, sample.path, sample.label]).encode())
@@ -175,8 +176,8 @@ def listing_sha256(listing: Listing) -> str:
 def check_can_retry(cache: Cache, is_growing: bool) -> None:
     """Raise an error if the skipped samples of a cache cannot be tried again.
 
-    UsageError: the same run would also add samples or variants (`is_growing`), or samples of the cache were deleted.
-    SourceError: the cache was relabelled.
+    The error is a UsageError if the same run would also add samples or variants (`is_growing`), or if samples of the
+    cache were deleted, and a SourceError if the cache was relabelled.
     """
     if is_growing:
         raise UsageError(
@@ -186,17 +187,17 @@ def check_can_retry(cache: Cache, is_growing: bool) -> None:
     if cache.manifest.deleted:
         raise UsageError(
             f"samples of {cache.directory} were deleted, and a retry would bring back their records: run `tpucache "
-            "compact` first, which removes them"
+            "compact` first, which removes these records"
         )
     if earlier_tables(cache.manifest):
         raise SourceError(
             f"{cache.directory} was relabelled, and the new labels of its skipped samples are not known: build the "
-            "cache anew in another folder, and relabel that"
+            "cache anew in another folder, and relabel the new cache"
         )
 
 
 def new_block_numbers(manifest: Manifest) -> dict[int, int]:
-    """Return a new number for each block of a cache, by its present number. The order of blocks stays the same.
+    """Return a new number for each block of a cache, by the block's present number. The order of blocks stays the same.
 
     No shard of any version of the cache has one of the new numbers.
     """
@@ -206,7 +207,10 @@ def new_block_numbers(manifest: Manifest) -> dict[int, int]:
 
 
 def grown_bytes(manifest: Manifest, blocks: Sequence[Block]) -> int:
-    """Return the total bytes of the shards into which the retried samples of `blocks` may be merged."""
+    """Return the total bytes of the cache's shards to which the samples of `blocks` may be added.
+
+    `blocks` are results of `retried_blocks`.
+    """
     numbers, grown = new_block_numbers(manifest), {block.number for block in blocks}
     return sum(entry.bytes for entry in manifest.shards if numbers[entry.block] in grown)
 
@@ -223,7 +227,7 @@ def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Re
     """Return the numbers of the skipped samples that would fail again, because their content is the same as before.
 
     The set is empty if versions of libraries or `max_pixels` have changed. It lacks samples without a content hash in
-    the manifest. The listing is numbered as in the cache.
+    the manifest. The samples in `listing` have the same numbers as in the cache.
     """
     manifest = cache.manifest
     if not is_read_as_before(manifest, recipe):
@@ -242,10 +246,10 @@ def unchanged_samples(source: Source, listing: Listing, cache: Cache, recipe: Re
 def retried_blocks(
     cache: Cache, listing: Listing, recipe: Recipe, unchanged: frozenset[int] = frozenset()
 ) -> list[Block]:
-    """Return the skipped samples, except `unchanged` ones, as blocks to build.
+    """Return blocks of the skipped samples of a cache, without the samples whose numbers are in `unchanged`.
 
-    Each block has the new number (of `new_block_numbers`) of the cache's block into which it will be merged. The
-    listing is numbered as in the cache.
+    Each returned block will be merged into a block of the cache. Its number is the one that `new_block_numbers` returns
+    for that block. The samples in `listing` have the same numbers as in the cache.
     """
     manifest = cache.manifest
     entries = [entry for entry in manifest.shards if entry.part == (manifest.variants[0], 0)]
@@ -263,8 +267,8 @@ def retried_blocks(
 def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listing: Listing, recipe: Recipe) -> Numbers:
     """Return the position in `entries` of the block to which each skipped sample belongs: int64 (n,).
 
-    If the cache was built in one go, these are the blocks of its plan. If samples were added later, the ends of blocks
-    are not known exactly, and a sample between two blocks belongs to the later one.
+    If the cache was built in one run, this is the block for which that run planned the sample. If samples were added
+    later, the ends of blocks are not known exactly, and a sample between two blocks belongs to the later block.
     """
     kept = cache.samples.numbers.astype(np.int64)
     starts = [block.samples[0].number for block in plan_blocks(listing.samples, cache.manifest.fields, recipe)]
@@ -276,7 +280,7 @@ def _places(cache: Cache, entries: Sequence[ShardEntry], skipped: Numbers, listi
 
 
 def content_sha256(source: Source, sample: Sample) -> str:
-    """Return a hash of a sample's content and labels, or "" if it cannot be read."""
+    """Return the hexadecimal SHA-256 of a sample's content and labels, or "" if the sample cannot be read."""
     try:
         item = source.load(sample)
     except SampleError:

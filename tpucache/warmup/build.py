@@ -1,4 +1,4 @@
-"""build_cache: list the source, plan the shards, let workers build them, and write the manifest last."""
+"""build_cache: lists the source, plans the shards, lets workers build them, and writes the manifest last."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from tpucache.warmup.tables import finish_cache, make_prospect
 
 _ADVICE: Final = "make room, or use another folder, --codec dct-zstd, a smaller --size or fewer --variants"
 _ADVICE_ADDING: Final = "make room, or add fewer variants or samples"
-_ADVICE_RESUMING: Final = "make room, then run the same command again; what is finished is kept"
+_ADVICE_RESUMING: Final = "make room, then run the same command again; finished work is kept"
 
 _WAIT_SECONDS: Final = 0.1
 _QUICK_TRIALS: Final = Trials(samples=4, seconds=0.25)
@@ -71,7 +71,7 @@ _log: Final = logging.getLogger("tpucache")
 
 @dataclass(frozen=True, kw_only=True)
 class BuildArguments(BuildOptions):
-    """The keyword arguments of `build_cache`, which describes them."""
+    """The keyword arguments of `build_cache`, whose docstring describes them."""
 
     engine: Executor | None = None
     on_progress: Callable[[BuildProgress], None] = ignore
@@ -87,11 +87,11 @@ class BuildArguments(BuildOptions):
 def build_cache(
     source: str | Path | Source | Items, cache: str | Path, recipe: Recipe | None = None, *, options: BuildArguments
 ) -> Manifest:
-    """Build a cache of all samples of a source, finish one that was interrupted, or add to a finished one.
+    """Build a cache of all samples of a source, continue an interrupted build, or add to a finished cache.
 
-    The records do not depend on the number of workers, on the order in which they finish, or on interruptions. If the
-    cache is finished, and source and recipe are the same, nothing is built. If there are more samples or more variants
-    now, they are added, and no finished shard is built again. `source` may also be a dataset object, such as a
+    The records do not depend on the number of workers, on the order in which workers finish, or on interruptions. If
+    the cache is finished, and source and recipe are the same, nothing is built. If there are more samples or more
+    variants now, they are added, and no finished shard is built again. `source` may also be a dataset object, such as a
     `datasets.Dataset`; it is pickled for the workers.
 
     Options are given by name, as in `build_cache(source, cache, jobs=4)`:
@@ -99,12 +99,13 @@ def build_cache(
     - `jobs`: the number of worker processes on this machine; None: one for each core.
     - `engine`: an Executor, which replaces the `jobs` local processes.
     - `labels`: how labels are read. With "auto", whole numbers and text are classes, other numbers are values.
-    - `classes`: the classes in their order: names, a text file with one name on each line, or a cache that has them.
+    - `classes`: the classes in their order: names, a text file with one name on each line, or the folder of a cache.
     - `missing_label`: values that mean no label, as texts; by default -1 where labels are class numbers.
     - `pad`, `truncate`: give all sequences one length; see `pad_source`.
     - `on_error`: "skip" leaves out samples that cannot be used, and lists them; "fail" stops at the first one.
-    - `retry`: try skipped samples of a finished cache again if their content, the libraries or `max_pixels` have
-      changed. They keep their numbers. Samples that fail again stay skipped. `retry_all` tries all of them.
+    - `retry`: try skipped samples of a finished cache again if their content, the versions of libraries or `max_pixels`
+      have changed. These samples keep their numbers, and stay skipped if they fail again.
+    - `retry_all`: try all skipped samples of a finished cache again.
     - `time_limit`: stop before this number of seconds has passed.
     - `target`: "kaggle" keeps the cache within the limits of Kaggle.
     - `on_progress`: is called with a BuildProgress after each task.
@@ -124,13 +125,13 @@ def build_cache(
 
     If `cache` is "kaggle:owner/slug", shards are sent to Kaggle in the same way, with `target` "kaggle". At the end
     they become one private dataset without a stated licence. Files that the next run needs stay in the folder `local`.
-    `companions` is a function that returns further files to send with the cache, by their names, such as its card.
+    `companions` is a function that receives the manifest, and returns the content of further files to send, by their
+    names, such as the dataset's card.
 
     Raises UsageError for a value that an option does not allow, TypeError for an option that does not exist,
-    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from that of an
-    unfinished cache, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the estimate
-    exceeds a limit, DamageError when a file of a finished cache is missing or cut short. Finished work is kept for the
-    next run.
+    SourceError or SampleError for the source, RecipeError for a recipe that cannot be built or differs from that of the
+    cache, UnfinishedError when the time is up, BuildError when a worker or the disk fails or the estimate exceeds a
+    limit, DamageError when a file of a finished cache is missing or cut short. Finished work is kept for the next run.
     """
     deadline = Deadline.of(options.time_limit)
     recipe = recipe or Recipe()
@@ -179,24 +180,21 @@ def build_cache(
 
 
 def _check_addition(plan: BuildPlan, cache: Path, upload: CacheUpload | None) -> None:
-    """Raise BuildError if the plan adds to a finished cache at a URL or at Kaggle that cannot be added to."""
+    """Raise BuildError if the plan adds to a finished cache at a URL or at Kaggle, and this is not possible there."""
     existing = plan.existing
     if existing is None or not plan.blocks:
         return
     if plan.is_retry and existing.directory != cache:
         raise BuildError(
             f"samples of {existing.place} can be tried again only if the whole cache is on this machine: "
-            f"`tpucache fetch` it into {cache}, then run this again"
+            f"copy it to {cache} with `tpucache fetch`, then run the same command again"
         )
     if upload:
         upload.check_addition(existing)
 
 
 def _send_existing(existing: Cache, cache: Path, upload: CacheUpload | None, target: Target) -> None:
-    """Send a finished cache, to which nothing is added, if it has a URL.
-
-    Raises BuildError if the `target` is "kaggle" and the cache has too many shards for it.
-    """
+    """Send a finished cache if it has a URL. Raises BuildError if it has too many shards for `target` "kaggle"."""
     if target == "kaggle":
         check_kaggle_files(len(existing.manifest.shards))
     if upload:
@@ -214,11 +212,11 @@ def _check_listed(encoder: SampleEncoder, plan: BuildPlan, skip: bool) -> None:
 
 
 def _open_upload(cache: str | Path, options: BuildArguments) -> CacheUpload | None:
-    """Return the object that sends a cache to its URL, or None if `cache` is a local folder. Raises UsageError."""
+    """Return the object that sends a cache to its URL, or None for a local folder. Raises UsageError."""
     local = options.local
     if not is_url(cache) and not is_kaggle(cache):
         if local is not None or not options.keep_local:
-            raise UsageError(f"{cache} is a folder of this machine: keep_local and local need a cache at a URL")
+            raise UsageError(f"{cache} is a local folder: leave local and keep_local out, which need a URL")
         return None
     url = os.fspath(cache) if is_kaggle(cache) else as_url(cache)
     if url.startswith("file://"):
@@ -228,7 +226,7 @@ def _open_upload(cache: str | Path, options: BuildArguments) -> CacheUpload | No
 
 
 class _RefusedError(Exception):
-    """The caller's `check` has raised `error`, because the source has changed during the build."""
+    """The option `check` of `build_cache` has raised the TpucacheError `error`."""
 
     def __init__(self, error: TpucacheError) -> None:
         super().__init__(str(error))
@@ -237,7 +235,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class _Build:
-    """Builds a plan that has at least one block. `context.run` is set only when the work folder is locked."""
+    """Builds a plan that has at least one block. `context.run` is still "", because no lock has been taken."""
 
     plan: BuildPlan
     context: BuildContext
@@ -247,7 +245,7 @@ class _Build:
     kept: KeptListings
 
     def run(self) -> Manifest:
-        """Build the blocks of the plan, continuing an interrupted run if there is one.
+        """Build the blocks of the plan, continue an interrupted run if there is one, and return the manifest.
 
         Raises HeldError if another process builds the cache; with `on_prospect`, only after that process has ended.
         """
@@ -263,9 +261,10 @@ class _Build:
             raise refused.error from None
 
     def _wait(self, on_prospect: Callable[[Prospect], None]) -> None:
-        """Wait while another process builds the cache. Call `on_prospect` once its plan is known.
+        """Wait while another process builds the cache.
 
-        Raises RecipeError, SourceError, BuildError if that process builds a different cache.
+        If readers can follow the build, call `on_prospect` once that process has saved its plan. Raises RecipeError,
+        SourceError or BuildError if that process builds a different cache.
         """
         plan, work = self.plan, self.context.work
         is_done = not self._can_grow()
@@ -289,7 +288,7 @@ class _Build:
         if not resumed:  # before the work folder is made, so that an error here leaves no files behind
             self._announce(self._scheduler(context), _ADVICE_ADDING if plan.existing else _ADVICE)
         if self.options.on_prospect is not None and is_worked_on(work):
-            raise HeldError(f"another process builds {self.context.shards}")
+            raise HeldError(f"another process builds {self.context.shards}: run the same command again later")
         work.mkdir(exist_ok=True)
         with hold(work) as run:
             if plan.existing is None and (self.context.shards / MANIFEST_NAME).exists():
@@ -306,7 +305,7 @@ class _Build:
             if changed:
                 scheduler.check_unchanged(changed)
                 save_listing(work, plan)
-            with context.deadline.interrupting("samples were compared with those that are done"):
+            with context.deadline.interrupting("records of the interrupted run were compared with the source"):
                 check_records(context, plan.listing.samples, scheduler.known)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
@@ -321,7 +320,7 @@ class _Build:
             return finish_cache(context.shards, plan, shards, is_mixed)
 
     def _scheduler(self, context: BuildContext) -> Scheduler | GrowingScheduler:
-        """Return the scheduler that builds the plan's blocks. It builds retried samples into the work folder."""
+        """Return the scheduler of the plan's blocks. It writes shards of retried samples into the work folder."""
         shards = context.work if self.plan.is_retry else context.shards
         context = dataclasses.replace(context, shards=shards)
         if self._can_grow() or (has_arrivals(context.work) and can_grow(context, self.plan)):
@@ -336,24 +335,24 @@ class _Build:
             check_kaggle_files(existing + sum(len(block.parts) for block in self.plan.blocks))
 
     def _compared_with_cache(self) -> BuildContext:
-        """Return the context with the library versions that differ from those of the existing cache.
+        """Build a few records of the existing cache again, and raise BuildError if they differ from the cache's.
 
-        A few records of the cache are built again. Raises BuildError if they differ from the cache's.
+        Return the context, with the versions of libraries that differ from those with which the cache was built.
         """
         existing = self.plan.existing
         if existing is None:
             return self.context
         other = tuple(version_differences(existing.manifest.created_by))
         context = dataclasses.replace(self.context, other_versions=other)
-        with context.deadline.interrupting("samples of the cache were compared"):
+        with context.deadline.interrupting("records of the cache were compared with the source"):
             check_records(context, self.plan.listing.samples, known_records(existing))
         return context
 
     def _announce(self, scheduler: Scheduler | GrowingScheduler, advice: str) -> None:
         """Estimate the remaining work, and pass the estimate to the option `announce`.
 
-        Nothing is estimated without the options `announce` and `on_prospect`. Raises BuildError if the disk has not
-        enough room, with `advice` in its message, or if Kaggle has not.
+        Nothing is estimated if neither `announce` nor `on_prospect` is given. Raises BuildError if the disk has too
+        little room, with `advice` in the message, or if the cache would exceed Kaggle's limits.
         """
         announce, is_followed = self.options.announce, self.options.on_prospect is not None
         if announce is None and not is_followed:
@@ -391,9 +390,6 @@ def _warn_of_slow_parts(plan: BuildPlan) -> None:
 
 
 def _clean_up(cache: Path, manifest: Manifest) -> None:
-    """Remove all files that are not part of the finished cache.
-
-    The work folder is removed last: if this is interrupted, the next run finds it and removes the rest.
-    """
+    """Remove all files that are not part of the finished cache; the work folder last, so that a later run can go on."""
     remove_old_files(cache, manifest)
     remove_folder(cache / WORK_NAME)

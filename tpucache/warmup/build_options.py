@@ -1,4 +1,4 @@
-"""Options of warmup and plan that are not part of a recipe: how to read a source, and how to build a cache."""
+"""Options of the commands warmup, plan and relabel that are not part of a recipe."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMPARED: Final = tuple(CODECS.names(where=lambda codec: codec.is_compared).own
 
 
 def ignore(_: object) -> None:
-    """Do nothing. The default of `on_progress`."""
+    """Do nothing. This is the default of the option `on_progress`."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class SoftOptions:
 
     soft_labels: bool = option(
         False,
-        "the table has class probabilities, as predict writes them: train uses them as targets in place of the labels "
-        "of the samples that have a row; validation still uses the labels",
+        "the table has class probabilities, as predict writes them: for samples that have a row, train uses them as "
+        "targets instead of the labels; validation still uses the labels",
     )
     weight_col: str | None = option(
-        None, "with --soft-labels: the column of sample weights, from 0; 1 if not given", metavar="NAME"
+        None, "with --soft-labels: the column with the weights of samples, from 0; default: all 1", metavar="NAME"
     )
     soft_share: float = option(
         1.0, "with --soft-labels: the share of the probabilities in a target; the rest is the label", metavar="X"
@@ -55,7 +55,7 @@ class SoftOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if not 0 < self.soft_share <= 1:
-            raise UsageError(f"soft_share is above 0 and at most 1, not {self.soft_share}")
+            raise UsageError(f"soft_share must be above 0 and at most 1, not {self.soft_share}")
         if not self.soft_labels and (self.weight_col is not None or self.soft_share != 1):
             raise UsageError("--weight-col and --soft-share are for a table of predictions: give --soft-labels, too")
 
@@ -74,13 +74,13 @@ class SourceOptions:
     )
     missing_label: Sequence[str] = option(
         (),
-        "a value that is no label, such as -1 or NA; can be repeated. If not given: -1 where labels are class numbers, "
-        "and always empty cells, None and NaN",
+        "a value that means that a sample has no label, such as -1 or NA; can be repeated. If not given: -1 where "
+        "labels are class numbers. Empty cells, None and NaN always mean this",
         metavar="VALUE",
     )
     pad: int | None = option(
         None,
-        "length of every sequence: zeros are added at the end of shorter ones; if not given, the longest one's length",
+        "length of every sequence: zeros are added at the end of shorter ones; default: that of the longest sequence",
         metavar="N",
         minimum=1,
     )
@@ -100,12 +100,12 @@ class BuildOptions(SourceOptions):
     option of WorkerOptions.
     """
 
-    time_limit: float | None = option(None, "stop before this time; run again to continue", metavar="8h")
-    target: Target = option(None, "keep within Kaggle's limits: 20 GB and 44 shards")
-    on_error: OnError = option("fail", "stop at a bad sample, or list it and continue")
+    time_limit: float | None = option(None, "stop before this time; the same command continues", metavar="8h")
+    target: Target = option(None, "kaggle: keep the cache within Kaggle's limits of 20 GB and 44 shards")
+    on_error: OnError = option("fail", "what to do about a sample that cannot be used: stop, or skip and list it")
     retry: bool = option(
         False,
-        "try skipped samples of a finished cache again if their content, the libraries or max_pixels have changed",
+        "try skipped samples of a finished cache again if their content, library versions or max_pixels have changed",
     )
     retry_all: bool = option(False, "try all skipped samples of a finished cache again")
     jobs: int | None = None
@@ -115,19 +115,20 @@ class BuildOptions(SourceOptions):
 class PlanOptions(SourceOptions):
     """Which caches `plan_cache` compares, and how it measures them. Raises UsageError.
 
-    `jobs` is the number of processes that will build the whole cache, as in BuildOptions.
+    `jobs` is the number of processes that will build the whole cache, as in BuildOptions. `device_rate` is the number
+    of images a second that the accelerator takes; None: not known.
     """
 
     target: Target = option(None, "recommend only caches within Kaggle's limits: 20 GB and 44 shards", flag="for")
     sizes: Sequence[Size] = option(
         (224,),
-        "sizes of images to compare, N or HxW; with several, the largest one is also stored in bands",
+        "sizes of images to compare, N or HxW; with several sizes, caches of the largest with bands are compared, too",
         metavar="N,N",
     )
-    codecs: Sequence[str] = option(_COMPARED, "codecs to compare, as --codec of warmup", metavar="NAME,NAME")
-    variants: Sequence[int] = option((0, 4), "numbers of augmented variants", metavar="K,K")
-    seconds: float = option(30.0, "about how long to measure", metavar="N")
-    threads: int = option(2, "threads that read", metavar="N", minimum=1)
+    codecs: Sequence[str] = option(_COMPARED, "codecs to compare, named as in --codec of warmup", metavar="NAME,NAME")
+    variants: Sequence[int] = option((0, 4), "numbers of augmented variants to compare", metavar="K,K")
+    seconds: float = option(30.0, "about how many seconds to measure", metavar="N")
+    threads: int = option(2, "number of threads that read", metavar="N", minimum=1)
     device_rate: float | None = None
     jobs: int | None = None
     on_progress: Callable[[str], None] = ignore
@@ -135,14 +136,14 @@ class PlanOptions(SourceOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds are a number above 0, not {self.seconds}")
+            raise UsageError(f"seconds must be a finite number above 0, not {self.seconds}")
         for name in ("sizes", "codecs", "variants"):
             values = getattr(self, name)
             if isinstance(values, str) or not len(values):
-                raise UsageError(f"{name} are one or more, in a list, not {values!r}")
+                raise UsageError(f"{name} must be a list with at least one value, not {values!r}")
         for codec in self.codecs:
             if codec not in IMAGE_CODECS:
-                raise UsageError(f"codecs are some of {', '.join(IMAGE_CODECS)}, not {codec!r}")
+                raise UsageError(f"each of the codecs must be one of {', '.join(IMAGE_CODECS)}, not {codec!r}")
 
 
 class TakesOptions(Protocol[Names, Result_co]):
@@ -162,7 +163,7 @@ class TakesOptions(Protocol[Names, Result_co]):
 def options_by_name(
     kind: Callable[Names, SourceOptions],
 ) -> Callable[[Callable[..., Result_co]], TakesOptions[Names, Result_co]]:
-    """Decorate a function that takes `options` of type `kind`. Callers then pass the fields of `kind` by name."""
+    """Decorate a function that takes `options` of type `kind`: its callers pass the fields of `kind` by name."""
     return lambda function: by_name(function, kind)
 
 
@@ -171,12 +172,12 @@ class SelectionOptions:
     """Which samples of a source are used: the arguments of `select_source`. Raises UsageError."""
 
     limit: int | None = option(
-        None, "samples to use at most, spread over the source; a larger limit adds to them", metavar="N", minimum=1
+        None, "most samples to use, spread over the source; a larger limit later adds samples", metavar="N", minimum=1
     )
     include: tuple[str, ...] = option(
-        (), "paths to use, such as 'cats/*'; `*` is any text, / too; can be repeated", metavar="PATTERN"
+        (), "use only such paths, as in 'cats/*'; `*` is any text, also with /; can be repeated", metavar="PATTERN"
     )
-    exclude: tuple[str, ...] = option((), "paths to leave out; can be repeated", metavar="PATTERN")
+    exclude: tuple[str, ...] = option((), "leave out such paths; can be repeated", metavar="PATTERN")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -195,16 +196,16 @@ class BoxOptions:
 class WorkerOptions:
     """Which workers build a cache. Raises UsageError.
 
-    With `backend` "loky", these are `jobs` processes on this machine (None: one for each core). With "dask", "ray" and
-    "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each worker). `scheduler` is the
-    address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the same paths.
+    With `backend` "loky", the workers are `jobs` processes on this machine (None: one for each core). With "dask",
+    "ray" and "spark", the workers of a cluster run up to `jobs` tasks at once (None: one for each worker). `scheduler`
+    is the address of a Dask scheduler or a Ray cluster. Every worker must see source and cache under the same paths.
     """
 
-    backend: Backend = option("loky", "which library runs the work")
-    jobs: int | None = option(None, "worker processes; all cores if not given", metavar="N", minimum=1)
+    backend: Backend = option("loky", "the library that runs the workers: loky on this machine, others on a cluster")
+    jobs: int | None = option(None, "number of worker processes; default: one for each core", metavar="N", minimum=1)
     scheduler: str | None = option(None, "address of a Dask scheduler or a Ray cluster", metavar="ADDRESS")
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.scheduler and self.backend not in ("dask", "ray"):
-            raise UsageError(f"a scheduler's address is for dask and ray, not for {self.backend}")
+            raise UsageError(f"--scheduler is for --backend dask and ray, not for {self.backend}: leave it out")

@@ -20,7 +20,8 @@ from tpucache.warmup.run.plan_file import is_adding_to
 def changing(cache: Path, doing: str) -> Iterator[Cache]:
     """Lock a finished cache against other writers, and yield its newest version.
 
-    `doing` names the change in messages, such as "relabel". Raises BuildError, and the errors of opening a cache.
+    `doing` names the change in messages, such as "relabel". Raises BuildError if the cache is locked or cannot be
+    written, or if a warmup that adds to it is not finished; and the errors of opening a cache.
     """
     refuse_version(cache)
     manifest = Manifest.load(cache)
@@ -29,8 +30,8 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
     try:
         if work.exists() and is_adding_to(work, manifest):
             raise BuildError(
-                f"a warmup is adding to {cache} and is not finished: run it again to its end, or remove {work} to give "
-                f"it up, then {doing}"
+                f"a warmup is adding to {cache} and is not finished: run that warmup again to its end, or remove "
+                f"{work} to give it up, then {doing}"
             )
         work.mkdir(exist_ok=True)
         with hold(work):
@@ -48,7 +49,7 @@ def changing(cache: Path, doing: str) -> Iterator[Cache]:
 
 
 def next_history(folder: Path, before: Manifest, command: str) -> History:
-    """Save the manifest `before` in a file for its version, and return the history of the version that follows it.
+    """Save the manifest `before` as that of an earlier version, and return the history of the version that follows it.
 
     `command` is the command that makes the new version. Raises OSError.
     """
@@ -70,10 +71,10 @@ def save_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def keep_table(folder: Path, entry: FileEntry, first: str, generation: int) -> FileEntry:
-    """Give a table that a change leaves as it is the name that it has in the next version. Return its new entry.
+    """Give an unchanged table a name in the next version, as a link or a copy of its file. Return its new entry.
 
-    `first` is the table's name in the first version, such as `index.npy`, and `generation` the number that the new name
-    gets: `index-1.npy` for 1. Raises OSError.
+    `first` is the table's name in the first version, such as `index.npy`, and `generation` the number in the new name:
+    `index-1.npy` for 1. Raises OSError.
     """
     name = table_name(first, generation)
     link_or_copy(folder / entry.name, folder / name, folder / WORK_NAME / f"{name}.tmp")

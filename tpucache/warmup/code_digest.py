@@ -29,10 +29,12 @@ _parsing: Final = threading.Lock()
 
 
 def code_digests(name: str) -> dict[str, Any]:
-    """Return the SHA-256 of the file of `module:name` ("" if it has no file), and those of its helper modules.
+    """Return the SHA-256 of the code of the callable `name`, given as `module:name`: a dict for the manifest.
 
-    Helpers are all modules that the module imports directly or indirectly, except Python's own and installed ones.
-    Raises UsageError when the module cannot be imported.
+    `source_sha256` is that of the module's file, "" without a file. `helpers` maps names of helper modules to those of
+    their files; without helpers, the key is missing. Helpers are all modules that the module imports directly or
+    indirectly, except those of Python, of tpucache and of installed packages. Raises UsageError when the callable
+    cannot be imported.
     """
     load_callable(name)
     module = name.partition(":")[0]
@@ -42,7 +44,10 @@ def code_digests(name: str) -> dict[str, Any]:
 
 
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of the modules whose code differs between two definitions of one callable."""
+    """Return the names of the modules whose code differs between two definitions of one callable.
+
+    `before` and `now` have the keys `callable` and those that `code_digests` returns.
+    """
     module = str(now.get("callable", "")).partition(":")[0]
     changed = [module] if before.get(OWN) != now.get(OWN) else []
     old, new = before.get(HELPERS, {}), now.get(HELPERS, {})
@@ -50,9 +55,10 @@ def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def check_imported(definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError if the code that this process has imported differs from a definition's hashes.
+    """Raise RecipeError if the code that this process has imported differs from the hashes in `definition`.
 
-    This happens if a file was changed after a notebook or a reused worker had imported it.
+    This happens if a file was changed after a notebook or a reused worker had imported it. Raises UsageError when the
+    callable cannot be imported.
     """
     name = definition["callable"]
     load_callable(name)
@@ -65,12 +71,11 @@ def check_imported(definition: Mapping[str, Any]) -> None:
         if wanted.get(found, _imported[found][1]) != _imported[found][1]:
             raise RecipeError(
                 f"the code of {found} changed after this process imported it for the augmentation {name}: start a new "
-                "process (in a notebook: restart the kernel) and run it again"
+                "process (in a notebook: restart the kernel) and run the same command again"
             )
 
 
 def _files(module: str) -> dict[str, Path]:
-    """Return the files of a module and of its helpers, by module name."""
     own = _file(_spec(module))
     if own is None:
         return {}
@@ -86,7 +91,7 @@ def _files(module: str) -> dict[str, Path]:
 
 
 def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield (module, file) for each prefix of a dotted name that is a module of the user's own."""
+    """Yield the name and the file of each module of the user's own that a dotted name begins with."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         module = ".".join(parts[:count])
@@ -100,7 +105,7 @@ def _local_modules(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """Yield the full names that a module's file imports, also inside functions."""
+    """Yield the dotted names that a module's file imports, also inside functions."""
     try:
         with _parsing:
             tree = ast.parse(path.read_bytes())
@@ -117,7 +122,6 @@ def _imports(module: str, path: Path) -> Iterator[str]:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Return the spec of a module, or None if there is no such module, or if it is part of Python."""
     if not module or module.partition(".")[0] in sys.stdlib_module_names:
         return None
     if spec := getattr(sys.modules.get(module), "__spec__", None):

@@ -55,9 +55,9 @@ def compact_cache(cache: str | Path) -> Manifest:
     augmented variants, samples keep their numbers, because random numbers of the augmentation depend on them; the
     manifest then lists the numbers without a sample. docs/format.md lists other differences from a fresh warmup.
 
-    At any moment the folder holds the old or the new cache. A process that reads it meanwhile keeps its open files, or
-    gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not finished,
-    StoreError when the disk has no room for the new shards, DamageError for a damaged record.
+    At any moment the folder holds the old or the new cache. A process that reads the cache meanwhile continues with its
+    open files, or gets one StoreError. Raises BuildError when the cache cannot be written or a warmup of it is not
+    finished, StoreError when the disk has no room for the new shards, DamageError for a damaged record.
     """
     folder = Path(cache).absolute()
     with changing(folder, "compact") as opened:
@@ -86,7 +86,8 @@ def compact_cache(cache: str | Path) -> Manifest:
 def _place_aside(folder: Path, manifest: Manifest, tables: Mapping[str, bytes], first: int, generation: int) -> None:
     """Move the new files into the cache's folder under unused names, save a manifest of them, and remove the old files.
 
-    The names of shards have block numbers from `first`, and those of tables the number `generation`. Raises OSError.
+    The names of shards have block numbers from `first`, and the names of tables have the number `generation`. Raises
+    OSError.
     """
     work, shards = folder / WORK_NAME, []
     for entry in manifest.shards:
@@ -119,7 +120,7 @@ class _Compaction:
 
     @classmethod
     def of(cls, cache: Cache) -> _Compaction:
-        """Number and divide the remaining samples of a cache as a fresh warmup would number and divide them."""
+        """Give the remaining samples of a cache their new numbers, and divide them into blocks as a warmup would."""
         manifest = cache.manifest
         kept = cache.samples.numbers.tolist()
         total = len(kept) + len(manifest.skipped) + len(manifest.deleted)
@@ -150,7 +151,7 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
     """Write the shard of a new block and part into the work folder. Return its manifest entry and its index rows.
 
     The caller sets `first` of the entry later. Raises DamageError for a record whose checksum is not that of the index,
-    BuildError, OSError.
+    BuildError or OSError when the disk fails.
     """
     name = shard_name(part, block)
     path = cache.directory / WORK_NAME / name
@@ -161,8 +162,8 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
             record, crc = cache.reader.read(row), int(row["crc32"])
             if zlib.crc32(record) != crc:
                 raise DamageError(
-                    f"the record of sample {old} in {cache.directory} is not what the index says: run `tpucache "
-                    "verify` with --repair SOURCE, then compact again"
+                    f"the record of sample {old} in {cache.directory} does not have the checksum of the index: run "
+                    "`tpucache verify` with --repair SOURCE, then compact again"
                 )
             writer.append(layout.numbers[old], bytes(record), crc)
         sealed = writer.seal(path)
@@ -175,7 +176,7 @@ def _shard(cache: Cache, layout: _Compaction, block: int, part: Part) -> tuple[S
 def _manifest(
     cache: Cache, layout: _Compaction, shards: Sequence[tuple[ShardEntry, Array]]
 ) -> tuple[Manifest, dict[str, bytes]]:
-    """Return the manifest that a fresh warmup would write for these shards, and its tables by their names."""
+    """Return the manifest of the compacted cache, and the bytes of its tables by their names."""
     before = cache.manifest
     entries, runs, first = list[ShardEntry](), list[Array](), 0
     for entry, rows in shards:
@@ -210,13 +211,13 @@ def _entry(name: str, data: bytes) -> FileEntry:
 
 
 def _as_built(name: str, column: Column) -> Column:
-    """Return a column with the dtype of a fresh warmup: int64 for whole numbers if no value is missing now."""
+    """Return a column with the dtype of a fresh warmup: int64 for sizes and turns of images if no value is missing."""
     is_integer = name in _INTEGER_COLUMNS and isinstance(column, np.ndarray) and column.dtype.kind == "f"
     return np.asarray(column).astype(np.int64) if is_integer and np.isfinite(column).all() else column
 
 
 def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) -> dict[str, Any]:
-    """Return the part `source` of the manifest, with the new numbers of samples."""
+    """Return the value of `source` in the manifest, with the new numbers of samples."""
     before = cache.manifest
     source = dict(before.source)
     digests = content_digests(before)
@@ -231,7 +232,7 @@ def _source(cache: Cache, layout: _Compaction, columns: Mapping[str, Column]) ->
 def _listing(before: Manifest, layout: _Compaction, columns: Mapping[str, Column]) -> Listing:
     """Return the listing of a source that has only the remaining samples, made from what the cache stores.
 
-    The cache does not store labels and columns of skipped samples: they get no label, and columns of the first sample.
+    The cache has no labels and columns of skipped samples: they get no label, and the first sample's values in columns.
     """
     numbers: list[int] = np.asarray(columns["number"]).tolist()
     paths, labels = list(columns["path"]), columns.get(LABEL)

@@ -20,31 +20,28 @@ _LEAST_SECONDS: Final = 2.0
 
 
 class _Late(BaseException):
-    """Raised when the deadline comes, by the handler of the alarm.
-
-    It is not an Exception, so that code that catches the errors of a user's dataset does not catch it.
-    """
+    """Raised at the deadline. Not an Exception, so that code that catches a user's errors does not catch it."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The time when a run must stop.
+    """The time when a run must stop: `at`, in seconds of Unix time, so that workers on other machines can use it.
 
-    `at` is in Unix time, so that workers on other machines can use it; None: never.
+    If `at` is None, the run never has to stop.
     """
 
     at: float | None = None
 
     @classmethod
     def of(cls, time_limit: float | None) -> Deadline:
-        """Return the deadline for a time limit, in seconds from now. It is 10 % earlier than the limit, at most 60 s.
+        """Return the deadline for a time limit in seconds from now; None: no deadline.
 
-        Raises UsageError.
+        The deadline is earlier than the limit, by 10% of it but at most 60 s. Raises UsageError for an invalid limit.
         """
         if time_limit is None:
             return cls()
         if not isinstance(time_limit, (int, float)) or not 0 <= time_limit < math.inf:
-            raise UsageError(f"time_limit is a number of seconds from 0, not {time_limit!r}")
+            raise UsageError(f"time_limit must be a number of seconds from 0, not {time_limit!r}")
         return cls(time.time() + time_limit - min(_MARGIN_SECONDS, _MARGIN_SHARE * time_limit))
 
     @property
@@ -56,8 +53,8 @@ class Deadline:
     def interrupting(self, activity: str) -> Iterator[None]:
         """Interrupt the body of the `with` statement at the deadline, but not in its first two seconds.
 
-        The body must not write files. This works only in the main thread. Raises UnfinishedError, whose message says
-        that the time limit came while `activity`.
+        The body must not write files. Only the main thread is interrupted. Raises UnfinishedError, whose message says
+        that the time limit came while `activity`, such as "the source was listed".
         """
         if self.at is None or threading.current_thread() is not threading.main_thread():
             yield
@@ -76,7 +73,7 @@ class Deadline:
                 signal.signal(signal.SIGALRM, handler)
         except _Late:
             raise UnfinishedError(
-                f"the time limit came while {activity}, and nothing was changed: run the same command again with a "
+                f"the time limit came while {activity}, and nothing was built: run the same command again with a "
                 "longer time limit"
             ) from None
 

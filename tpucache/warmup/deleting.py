@@ -44,16 +44,16 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
     """Make a version of a cache without some of its samples, and return its manifest.
 
     Either `where` is a condition on the columns of the samples table, such as "fold == 3", or `paths` are the paths of
-    the samples to delete. The tables of the new version do not have these samples, so no epoch does. Their records stay
-    in the shards, and earlier versions still have the samples, until `compact_cache` is called. A warmup does not add
-    them again.
+    the samples to delete. The tables of the new version do not have these samples, so loaders do not read them. Their
+    records stay in the shards, and earlier versions still have the samples, until `compact_cache` is called. A later
+    warmup does not add the deleted samples again.
 
-    Raises UsageError unless exactly one of `where` and `paths` is given, and if no sample or every sample would be
-    deleted; SourceError for a path that no sample has; BuildError when the cache cannot be written or a warmup of it is
-    not finished; and the errors of opening a cache.
+    Raises UsageError unless exactly one of `where` and `paths` is given, if no sample or every sample would be deleted,
+    and for a cache of images without the clean variant; SourceError for a path that no sample has; BuildError when the
+    cache cannot be written or a warmup of it is not finished; and the errors of opening a cache.
     """
     if (where is None) == (paths is None):
-        raise UsageError("say which samples to delete: give either a condition or paths")
+        raise UsageError("say which samples to delete: give either a condition (where) or paths, not both")
     folder = Path(cache).absolute()
     with changing(folder, "delete") as opened:
         if where is not None:
@@ -63,14 +63,14 @@ def delete_samples(cache: str | Path, *, where: str | None = None, paths: Iterab
         else:
             chosen, command = _positions(opened, list(paths or ())), f"{_COMMAND} --paths"
         if not len(chosen):
-            raise UsageError(f"no sample of {folder} is meant, so nothing is deleted")
+            raise UsageError(f"no sample of {folder} was selected: check the condition or the paths")
         if len(chosen) == opened.manifest.samples:
-            raise UsageError(f"all samples of {folder} are meant: remove the folder instead, if nobody needs it")
+            raise UsageError(f"all samples of {folder} were selected: to delete the whole cache, remove its folder")
         return _without(opened, chosen, command)
 
 
 def read_paths(file: str | Path) -> list[str]:
-    """Return the paths of samples that a file lists: one in each line, or the column `path` of a .csv.
+    """Return the paths of samples that a file lists: one path on each line, or the column `path` of a .csv.
 
     Raises SourceError for a file that cannot be read, or has no paths.
     """
@@ -85,15 +85,15 @@ def read_paths(file: str | Path) -> list[str]:
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"{file} cannot be read: {error}") from error
     if not paths:
-        raise SourceError(f"{file} lists no paths: give one in each line")
+        raise SourceError(f"{file} lists no paths: write one path on each line")
     return paths
 
 
 def undo_delete(cache: str | Path) -> Manifest:
-    """Undo the last deletion: make a version of a cache that equals the one before it, and return its manifest.
+    """Undo the last deletion: make a new version equal to the version before the deletion, and return its manifest.
 
-    A second undo undoes the deletion before the last one. Raises UsageError if the last change was not a deletion, and
-    the errors of `delete_samples`.
+    A second call undoes the deletion before the last one. Raises UsageError if there is no deletion left to undo, or if
+    another command has changed the cache since, BuildError as `delete_samples`, and the errors of opening a cache.
     """
     folder = Path(cache).absolute()
     with changing(folder, "undo") as opened:
@@ -109,34 +109,34 @@ def undo_delete(cache: str | Path) -> Manifest:
 
 
 def _undone(folder: Path, now: Manifest) -> Manifest:
-    """Return the version before the last deletion that is not undone yet. Raises UsageError."""
+    """Return the manifest of the version before the last deletion that is not undone yet. Raises UsageError."""
     version = now
     while version.history is not None and (undone := _UNDONE.fullmatch(version.history.command)):
         version = load_earlier(folder, version, int(undone[1]))
     if version.history is None or not version.history.command.startswith(f"{_COMMAND} "):
         made = f"by `{version.history.command}`" if version.history else "by a warmup alone"
         raise UsageError(
-            f"the newest version of {folder} was made {made}, not by deleting, so there is nothing to undo: "
-            "`tpucache inspect --versions` lists which command made each version, and each can be read"
+            f"there is no deletion to undo in {folder}: its samples are those of a version that was made {made}. "
+            "`tpucache inspect --versions` lists all versions, and which command made each of them"
         )
     return load_earlier(folder, now, version.number - 1)
 
 
 def _positions(cache: Cache, paths: Sequence[str]) -> Positions:
-    """Return the positions of the samples with these paths, ascending. Raises SourceError for unknown paths."""
+    """Return the ascending positions of the samples with these paths: int64 (n,). Raises SourceError."""
     places = {path: at for at, path in enumerate(cache.samples.paths)}
     if unknown := [path for path in paths if path not in places]:
         gone = {each.path for each in cache.manifest.deleted}
         was = " (deleted already)" if gone.issuperset(unknown) else ""
         raise SourceError(
             f"{cache.directory} has no samples for {len(unknown):,} of {len(paths):,} paths{was}: "
-            f"{name_some(unknown)}. Nothing is deleted"
+            f"{name_some(unknown)}. Nothing is deleted: correct the paths"
         )
     return np.array(sorted({places[path] for path in paths}), np.int64)
 
 
 def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
-    """Write the version without the samples at these positions. Raises OSError, DamageError."""
+    """Write a version without the samples at the positions `chosen`. Raises OSError, DamageError, UsageError."""
     folder, before = cache.directory, cache.manifest
     is_kept = np.ones(before.samples, np.bool_)
     is_kept[chosen] = False
@@ -165,7 +165,7 @@ def _without(cache: Cache, chosen: Positions, command: str) -> Manifest:
 def without_numbers(
     shards: Sequence[ShardEntry], numbers: npt.NDArray[np.uint64], gone: set[int]
 ) -> tuple[ShardEntry, ...]:
-    """Return the entries of a cache's shards after the samples with the numbers `gone` are deleted.
+    """Return the manifest entries of a cache's shards after the samples with the numbers `gone` are deleted.
 
     `numbers` are the numbers of the samples before the deletion, in the order of the samples table.
     """
@@ -185,7 +185,7 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
     """Return the statistics of a cache after the deletion of the samples at the positions `chosen`.
 
     `columns` are those of the remaining samples. Clean images of deleted samples are decoded, to subtract their pixels
-    from the sums. Raises UsageError if the cache does not have the clean variant.
+    from the sums. Raises UsageError if the cache has images, but no clean variant.
     """
     before, manifest = cache.manifest.statistics, cache.manifest
     counts = class_counts(np.asarray(columns[LABEL]), manifest.classes) if before.class_counts else ()
@@ -193,8 +193,8 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
         return dataclasses.replace(before, class_counts=counts)
     if 0 not in manifest.variants:
         raise UsageError(
-            f"{cache.directory} has no clean images, which are needed to update mean and deviation: delete the samples "
-            "in a copy that has all variants"
+            f"{cache.directory} has no clean images, which are needed to update the mean and the standard deviation: "
+            "delete the samples in a copy that has all variants"
         )
     left = list(before.sums), list(before.squares)
     for images in field_batches(cache, cache.rows(0, chosen), IMAGE):
@@ -210,9 +210,10 @@ def _statistics(cache: Cache, chosen: Positions, columns: Mapping[str, Column]) 
 
 
 def _source(before: Manifest, columns: Mapping[str, Column], gone: set[int]) -> dict[str, Any]:
-    """Return the part `source` of the manifest, without the content hashes and labels of the deleted samples.
+    """Return the value of `source` in the manifest after the deletion of the samples with the numbers `gone`.
 
-    The number of annotations that they had in the source is not known, so the result has no numbers of annotations.
+    It has the content hashes and the description of labels of the remaining samples. It has no numbers of annotations,
+    because the numbers of the deleted samples in the source are not known.
     """
     source = dict(before.source)
     digests = source.get("digests")

@@ -43,9 +43,9 @@ _MEGABYTE: Final = 1e6
 class Remaining:
     """The remaining work of a build.
 
-    `chunks` are the chunks to build, and `spooled` is the number of bytes of finished chunks on disk. `unsealed` has
-    (records, most records in a chunk) for each block with unfinished shards. If readers follow the build (`is_read`),
-    the chunks of all blocks stay on the disk until the end.
+    `chunks` are the chunks to build, and `spooled` is the number of bytes of finished chunks on disk. `unsealed` has a
+    pair for each block with unfinished shards: the number of their records, and the largest number of records of a
+    chunk. If readers follow the build (`is_read`), the chunks of all blocks stay on the disk until the end.
     """
 
     chunks: Sequence[Chunk]
@@ -71,10 +71,7 @@ class Estimate:
 
 
 class _TrialSample(NamedTuple):
-    """A sample that was encoded as a trial, in `seconds`.
-
-    `bytes` is the mean size of its records, and `on_disk` the mean size that they take in a shard.
-    """
+    """Mean sizes of an encoded sample's records, in bytes, alone and in a shard, and the seconds that encoding took."""
 
     bytes: float
     on_disk: float
@@ -83,10 +80,10 @@ class _TrialSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Trials:
-    """How samples are tried: at most `samples` of them, for about `seconds`.
+    """How many samples are encoded for an estimate: at most `samples`, for about `seconds`.
 
-    `look` is called with each sample and its result. The estimate of sizes is `margin` standard errors above the mean
-    of the tried samples.
+    `look` is called with each sample and the result: an EncodedSample, or the SampleError of a sample that failed. The
+    estimate of sizes is `margin` standard errors above the mean of the encoded samples.
     """
 
     samples: int = 8
@@ -105,7 +102,8 @@ def estimate(
 ) -> Estimate:
     """Encode a few samples, spread over the chunks, in this process, and estimate the remaining work from them.
 
-    Samples that fail are ignored. `folder` is a folder on the cache's disk.
+    Samples that fail are ignored. `folder` is a folder on the cache's disk. `jobs` is the number of workers, which
+    decides how many files of chunks exist at once; None: one for each core.
     """
     samples = [(sample, chunk.parts) for chunk in remaining.chunks for sample in chunk.samples]
     done = _try_samples(encoder, samples, deadline, trials)
@@ -151,19 +149,19 @@ def _try_samples(
 
 
 def spread(samples: Sequence[_Item], count: int) -> list[_Item]:
-    """Return `count` evenly spread samples, or all if there are fewer."""
+    """Return `count` evenly spread items of `samples`, or all items if there are fewer."""
     count = min(count, len(samples))
     return [samples[number * len(samples) // count] for number in range(count)]
 
 
 def _upper(sizes: Sequence[float], margin: float) -> float:
-    """Return a size that the mean of all records is unlikely to exceed, computed from a few sizes."""
+    """Return the mean of `sizes` plus `margin` standard errors."""
     deviation: float = statistics.stdev(sizes) if len(sizes) > 1 else 0.0
     return statistics.fmean(sizes) + margin * deviation / math.sqrt(len(sizes))
 
 
 def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
-    """Return the bytes that a record of this length takes in a shard: pages of its own, or its share of a page."""
+    """Return the bytes that a record of `length` bytes takes in a shard: pages of its own, or its share of a page."""
     page: int = os.sysconf("SC_PAGE_SIZE")
     if value_bytes := value_bytes_of(fields):  # several records share one value of about this size
         return length * (1 + page / 2 / value_bytes)
@@ -176,9 +174,10 @@ def on_disk_bytes(length: int, fields: Sequence[Field]) -> float:
 
 
 def _working_bytes(remaining: Remaining, size: float, jobs: int) -> int:
-    """Return the most bytes that chunk files will take on the disk, without those that exist already.
+    """Return the most bytes that files of chunks will take on the disk, without the files that exist already.
 
-    While the shards of one block are written, the next block is built, and tasks of the block after it may run.
+    `size` is the size of a record in bytes. While the shards of one block are written, the next block is built, and
+    tasks of the block after it may run.
     """
     blocks = sorted((records for records, _ in remaining.unsealed), reverse=True)
     ahead = _TASKS_PER_WORKER * jobs * max((most for _, most in remaining.unsealed), default=0)
@@ -192,17 +191,18 @@ def _table_bytes(remaining: Remaining) -> int:
 
 
 def check_room(expected: Estimate, cache: Path, advice: str) -> None:
-    """Raise BuildError, with this `advice`, if the disk has no room for the shards and the temporary files."""
+    """Raise BuildError, with `advice` in the message, if the disk has no room for shards and temporary files."""
     needed = expected.bytes + expected.spooled
     if needed > expected.free:
         raise BuildError(
-            f"{cache} needs about {expected.bytes / _MEGABYTE:,.1f} MB more and {expected.spooled / _MEGABYTE:,.1f} MB "
-            f"to work in, and {expected.free / _MEGABYTE:,.1f} MB are free: {advice}"
+            f"{cache} needs about {expected.bytes / _MEGABYTE:,.1f} MB for shards and "
+            f"{expected.spooled / _MEGABYTE:,.1f} MB for tables and temporary files, and "
+            f"{expected.free / _MEGABYTE:,.1f} MB are free: {advice}"
         )
 
 
 def kaggle_blocks(recipe: Recipe) -> int:
-    """Return the largest number of blocks with which the number of a cache's shards stays within Kaggle's limit.
+    """Return the largest number of blocks with which a cache has at most the shards that `--target kaggle` allows.
 
     Raises BuildError if even one block has too many shards.
     """
@@ -211,8 +211,8 @@ def kaggle_blocks(recipe: Recipe) -> int:
     if not blocks:
         in_bands = f", in {bands} bands each," if bands > 1 else ""
         raise BuildError(
-            f"{recipe.variants} variants and the clean one{in_bands} make more than {kaggle.TARGET_SHARDS} shards: use "
-            f"at most {kaggle.TARGET_SHARDS // bands - 1} --variants with --target kaggle"
+            f"{recipe.variants} variants and the clean one{in_bands} make more than {kaggle.TARGET_SHARDS} shards: "
+            f"with --target kaggle, give --variants {kaggle.TARGET_SHARDS // bands - 1} or fewer"
         )
     return blocks
 
@@ -229,17 +229,17 @@ def check_kaggle_files(shards: int) -> None:
 def check_kaggle_bytes(expected: Estimate, cache: Path, sent: int = 0, *, is_kept: bool = True) -> None:
     """Raise BuildError if a cache, including its estimated rest, is larger than Kaggle's limits.
 
-    If shards are kept on this machine, the limit is that of /kaggle/working. If not, `sent` is the number of bytes that
-    Kaggle has already, and the limit is that of a dataset.
+    The limit is that of a dataset, for all shards. If shards are kept on this machine (`is_kept`), they must also fit
+    into /kaggle/working. `sent` is the number of bytes that Kaggle has already and this machine has not.
     """
     total = expected.bytes + sum(path.stat().st_size for path in cache.glob("*.lmdb"))
     if is_kept and total > kaggle.WORKING_BYTES:
         raise BuildError(
-            f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps "
-            f"{kaggle.WORKING_BYTES / 1e9:.0f}: use --codec dct-zstd, a smaller --size or fewer --variants"
+            f"the cache would take about {total / 1e9:,.1f} GB, and /kaggle/working keeps at most "
+            f"{kaggle.WORKING_BYTES / 1e9:.0f} GB: use --codec dct-zstd, a smaller --size or fewer --variants"
         )
     if total + sent > kaggle.MAX_BYTES:
         raise BuildError(
-            f"the cache would take about {(total + sent) / 1e9:,.1f} GB, and a dataset at Kaggle at most "
-            f"{kaggle.MAX_BYTES / 1e9:.0f}: use --codec dct-zstd, a smaller --size or fewer --variants"
+            f"the cache would take about {(total + sent) / 1e9:,.1f} GB, and a dataset at Kaggle takes at most "
+            f"{kaggle.MAX_BYTES / 1e9:.0f} GB: use --codec dct-zstd, a smaller --size or fewer --variants"
         )

@@ -1,7 +1,7 @@
 """The main function of a process that builds a cache while another process reads it.
 
-The reading process has threads, so it must not be forked, and starts a new process. The new process ends when the
-reading process ends. Finished records are kept, as after any kill.
+The reading process has threads, so it must not be forked. It starts a new process, which ends when the reading process
+ends. Finished records are kept, as after any kill.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMAND: Final = "from tpucache.warmup.growing import main; main()"
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `build_for_readers`: `source`, the folder `cache`, and all other arguments by name, `others`.
+    """Arguments of `build_for_readers`: `source`, the folder `cache`, and a dict of all other arguments, `others`.
 
     If `source` is a `functools.partial`, the new process calls it to make the source.
     """
@@ -49,13 +49,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last answer after a success: the cache is finished."""
+    """The last answer of a build that succeeded: the cache is finished."""
 
 
 def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
-    """Write a request for `main`. If the source is large, `main` starts its workers before it reads the source.
+    """Write a request for `main` to `target`, the standard input of the process that runs it.
 
-    Raises BuildError for a source that cannot be pickled, OSError.
+    If the source is large (`is_large`), `main` starts its workers before it reads the source. Raises BuildError for a
+    source that cannot be pickled, OSError.
     """
     from tpucache.warmup.run.executors import Executor, to_pickle
 
@@ -63,7 +64,7 @@ def send_request(target: BinaryIO, request: Request, is_large: bool) -> None:
         data = to_pickle(request)
     except Exception as error:  # the user's own code raises anything
         raise BuildError(
-            f"the source cannot be sent to the process that builds: {error}. Keep paths in it, not open files or "
+            f"the source cannot be sent to the process that builds: {error}. Keep paths in a source, not open files or "
             "locks, or build the cache first, with build_cache"
         ) from error
     workers = Executor(jobs=request.others.get("jobs")).workers if is_large and sys.platform == "linux" else 1
@@ -114,12 +115,12 @@ def build_for_readers(
     done: Callable[[], None] = lambda: None,
     **others: Any,
 ) -> Manifest:
-    """Build a cache while other processes read it.
+    """Build a cache while other processes read it, and return its manifest.
 
     If another process is building the cache already, wait, and continue the build if that process ends early.
 
-    `tell` is called once with a Prospect, and `done` is called when the cache is finished. The other arguments and the
-    errors are those of `build_cache`.
+    `tell` is called at most once, with a Prospect, and `done` is called when the cache is finished. The other arguments
+    and the errors are those of `build_cache`.
     """
     from tpucache.warmup.build import build_cache
 
@@ -147,7 +148,7 @@ class Maker:
     """Builds single records of a cache in the process that reads it. Threads may share a Maker."""
 
     def __init__(self, source: Any, cache: Path, recipe: Recipe | None = None, **others: Any) -> None:
-        """List the source. The arguments, and the errors for them, are those of `build_cache`."""
+        """List the source. The arguments, and the errors for the source, are those of `build_cache`."""
         from tpucache.recipe import Recipe
         from tpucache.warmup.plan import make_encoder, meant_source, plan_build
         from tpucache.warmup.sources import to_source
@@ -179,7 +180,7 @@ def _answer(answers: BinaryIO, message: object) -> None:
 
 
 def _end_workers() -> None:
-    """End the workers in the middle of their tasks. The tasks are done again by the next build."""
+    """End the workers in the middle of their tasks. The next build does these tasks again."""
     for worker in multiprocessing.active_children():
         worker.kill()
 

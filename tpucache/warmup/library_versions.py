@@ -47,7 +47,7 @@ def _version(name: str) -> str:
 
 
 def version_differences(before: Mapping[str, Any]) -> list[str]:
-    """Describe each version that differs now, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
+    """Describe versions that differ from `before`, as `pillow 12.0.0, now 12.1.0` or `simplejpeg none, now 1.9.0`."""
     now = versions()
     pairs = {name: (before.get(name) or "none", now.get(name) or "none") for name in {**before, **now}}
     return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]

@@ -56,7 +56,7 @@ _BRIGHT: Final = 200
 _JPEG: Final = b"\xff\xd8\xff"
 _JPEG_ADVICE: Final = (
     "the first mask is a JPEG, which changes numbers of classes: save masks without loss, as PNG, or give "
-    "--mask-values scale where they are black and white"
+    "--mask-values scale if masks are black and white"
 )
 
 _GREY_PALETTE: Final = (
@@ -78,7 +78,7 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
 
     If the cache was relabelled, and no samples are added, the listing gets the cache's labels and columns instead of
     the source's. Raises SourceError when a sample of the cache is missing, or has another size or label now, or when
-    only one of the cache and the listing was made with `--boxes`.
+    only one of the two, the cache and the listing, was made with `--boxes`.
     """
     check_boxes(cache.manifest, listing, cache.directory)
     table = cache.samples
@@ -108,7 +108,6 @@ def number_samples(listing: Listing, cache: Cache) -> Listing:
 
 
 def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Listing:
-    """Return a listing with the labels, classes and columns of a relabelled cache."""
     _log.warning("%s was relabelled: its own labels and columns are used, not those of the source", cache.directory)
     table = cache.samples
     samples = [dataclasses.replace(sample, label=None) for sample in listing.samples]
@@ -124,7 +123,10 @@ def _relabelled(listing: Listing, cache: Cache, places: Mapping[str, int]) -> Li
 
 
 def order_of(numbered: Listing, listing: Listing) -> str:
-    """Return the positions of a numbered listing's samples in the source's own listing, in the form of `to_slices`."""
+    """Return the positions in `listing` of the samples of `numbered`, in the form of `to_slices`.
+
+    `listing` is the source's own listing, and `numbered` the same listing with the cache's numbers.
+    """
     places = {sample.path: at for at, sample in enumerate(listing.samples)}
     return to_slices([places.get(sample.path) for sample in numbered.samples])
 
@@ -141,9 +143,10 @@ def to_slices(places: Sequence[int | None]) -> str:
 
 
 def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
-    """Return the position of each sample of a cache in its source, by number. Empty if the manifest lacks them.
+    """Return the position in the source of each sample of a cache, by its number, from the manifest.
 
-    `samples` is the number of kept, skipped and deleted samples together.
+    Samples that the source lacked are left out. The dict is empty if the manifest has no such positions. `samples` is
+    the number of kept, skipped and deleted samples together.
     """
     places, number = dict[int, int](), 0
     for part in str(manifest.source.get("order", "")).split():
@@ -160,22 +163,22 @@ def places_in_source(manifest: Manifest, samples: int) -> dict[int, int]:
 
 
 def put_in_order(listing: Listing, order: str) -> Listing:
-    """Return a source's own listing, put into the order that `order_of` described.
+    """Return `listing`, a source's own listing, with its samples in the order that `order_of` described as `order`.
 
-    Raises ValueError if the listing has other samples.
+    Raises ValueError if the listing has another number of samples, or if `order` is not valid.
     """
     slices = [tuple(map(int, part.split(":"))) for part in order.split()]
     count = sum(stop - start for start, stop in slices)
     if count != len(listing.samples):
-        raise ValueError(f"it has {len(listing.samples):,} samples, and had {count:,}")
+        raise ValueError(f"the source has {len(listing.samples):,} samples now, and had {count:,}")
     places = [at for start, stop in slices for at in range(start, stop)]
     if sorted(places) != list(range(count)):
-        raise ValueError(f"{order!r} is no order of its samples")
+        raise ValueError(f"{order!r} is no order of samples")
     return _reordered(listing, places)
 
 
 def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
-    """Describe how the paths and sizes of samples differ from the listing with which a run was started."""
+    """Describe how the paths and sizes of samples differ from those in `before`, with which a build began."""
     sizes: Any = before[SIZE_COLUMN]
     old = dict(zip(before.paths, np.asarray(sizes).tolist(), strict=True))
     new = {sample.path: sample.bytes for sample in samples}
@@ -188,11 +191,11 @@ def sample_difference(before: SampleTable, samples: Sequence[Sample]) -> str:
         )
         if paths
     ]
-    return "; ".join(differences) or "their order, labels or columns differ"
+    return "; ".join(differences) or "the order, labels or columns of samples differ"
 
 
 def name_some(paths: Sequence[str]) -> str:
-    """Return the first few paths as text, and how many more there are."""
+    """Return the first three paths as text, and how many more there are."""
     more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
     return ", ".join(repr(path) for path in paths[:_NAMED]) + more
 
@@ -225,7 +228,7 @@ def _check_sizes_and_labels(listing: Listing, cache: Cache, places: Mapping[str,
     if changed:
         raise SourceError(
             f"{len(changed):,} samples have another label than when {cache.directory} was made of them: "
-            f"{name_some(changed)}. Bring the labels back as they were, change the cache's with `tpucache relabel`, or "
+            f"{name_some(changed)}. Bring the labels back, change those of the cache with `tpucache relabel`, or "
             "give another folder to build anew"
         )
 
@@ -238,7 +241,10 @@ def _comparable(label: Any, classes: Sequence[str]) -> Any:
 
 
 def as_asked(source: Source, manifest: Manifest) -> Source:
-    """Return a source with the options (limit, patterns, padding, labels, classes) with which a cache was built."""
+    """Return a source with the options (limit, patterns, padding, labels, classes) with which a cache was built.
+
+    If the cache was relabelled, the options for labels are left out.
+    """
     asked, read = _saved(manifest.source.get("asked")), _saved(manifest.source.get("labels"))
     part = select_source(
         source,
@@ -255,7 +261,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise SourceError when an unfinished build was started with another limit, or other patterns or classes."""
+    """Raise SourceError if an unfinished build was started with other values `before` of options such as --limit."""
     changed = [
         f"--{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}"
         for name in sorted({*before, *now})
@@ -269,13 +275,13 @@ def check_given_classes(manifest: Manifest, listing: Listing, cache: Path) -> No
     """Raise SourceError if a finished cache was built with --classes, and the listing has other classes."""
     if manifest.classes and "classes" in _saved(manifest.source.get("asked")) and listing.classes != manifest.classes:
         raise SourceError(
-            f"{cache} was made with --classes, and the classes now are others or have another order: give "
+            f"{cache} was made with --classes, and the source now has other classes, or in another order: give "
             f"--classes {cache}"
         )
 
 
 def check_boxes(manifest: Manifest, listing: Listing, cache: Path) -> None:
-    """Raise SourceError if a cache was built with --boxes and the listing has none, or the other way round."""
+    """Raise SourceError if only one of the two, the cache and the listing, was made with --boxes."""
     before, now = _saved(manifest.source.get("asked")).get("boxes"), listing.asked.get("boxes")
     if before is not None and now is None:
         raise SourceError(f"{cache} was made with --boxes {before}: give --boxes again, or another folder")
@@ -290,17 +296,18 @@ def _saved(content: Any) -> Mapping[str, Any]:
 def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when labels, classes, folds or other columns differ from those of a finished cache.
 
-    The listing comes from `number_samples`, which has compared the labels if the listing has them.
+    `listing` comes from `number_samples`, which has compared the labels in it. If labels are stored in the samples, the
+    label of the first sample that can be read is compared here.
     """
     table, folder = cache.samples, cache.directory
     numbers = table.numbers.tolist()
     position, item, unread = _first_item(source, listing, numbers)
     _check_labels(listing, cache, position, item)
     if unread is not None and table.labels is not None:
-        raise SourceError(f"{folder} was made with labels, and the source has none now like them: {unread}. {_ADVICE}")
+        raise SourceError(f"{folder} was made with labels, and the source now has other ones: {unread}. {_ADVICE}")
     for name, column in listing.columns.items():
         if name not in table:
-            raise SourceError(f"{folder} has no column {name!r}, and the source has one now. {_ADVICE}")
+            raise SourceError(f"{folder} has no column {name!r}, and the source has it now. {_ADVICE}")
         old, new = table[name], [column[number] for number in numbers]
         changed = [at for at, pair in enumerate(zip(old, new, strict=True)) if not _is_equal(*pair)]
         if changed:
@@ -310,17 +317,20 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
             )
     gone = [name for name in table if name not in OWN_COLUMNS and name not in listing.columns]
     if gone and not (item is not None and item.columns):  # the samples do not have the column either
-        raise SourceError(f"{folder} has a column {gone[0]!r}, and the source has none now. {_ADVICE}")
+        raise SourceError(f"{folder} has a column {gone[0]!r}, and the source does not have it now. {_ADVICE}")
 
 
 def compared_numbers(listing: Listing) -> frozenset[int]:
-    """Return the numbers of a few evenly spread samples. Later runs compare their content to notice another source."""
+    """Return the numbers of up to eight evenly spread samples.
+
+    Later runs compare the content of these samples, to notice another source.
+    """
     count = len(listing.samples)
     return frozenset(number * count // _TRIED for number in range(min(count, _TRIED)))
 
 
 def content_digests(manifest: Manifest) -> dict[int, str]:
-    """Return the content hashes that a manifest has, by sample number: of skipped samples and of a few others."""
+    """Return the content hashes in a manifest by sample number: those of skipped samples, and of a few kept samples."""
     saved = manifest.source.get("digests")
     pairs = saved.items() if isinstance(saved, dict) else ()
     return {
@@ -333,8 +343,8 @@ def content_digests(manifest: Manifest) -> dict[int, str]:
 def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
     """Raise SourceError when the content of a few samples has changed since the cache was built.
 
-    Samples that cannot be read are ignored. The comparison ends after about half a second. The listing is numbered as
-    in the cache.
+    Samples that cannot be read are ignored. The comparison ends after about half a second. The samples in `listing`
+    have the same numbers as in the cache.
     """
     skipped = {skip.number for skip in cache.manifest.skipped}
     began = time.monotonic()
@@ -344,9 +354,8 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
         with contextlib.suppress(SampleError):
             if source.load(listing.samples[number]).sha256() != digest:
                 raise SourceError(
-                    f"{listing.samples[number].path!r} has another content than when {cache.directory} was made of it, "
-                    "though its name and size are the same. Give the source that the cache was made of, or another "
-                    "folder to build anew"
+                    f"{listing.samples[number].path!r} has another content than when {cache.directory} was made of it. "
+                    "Give the source that the cache was made of, or another folder to build anew"
                 )
         if time.monotonic() - began > _COMPARE_SECONDS:
             break
@@ -355,10 +364,11 @@ def check_contents(source: Source, listing: Listing, cache: Cache) -> None:
 def _first_item(
     source: Source, listing: Listing, numbers: Sequence[int]
 ) -> tuple[int, Item | None, UnreadLabelError | None]:
-    """Return the position and item of the first sample that can be read, or (0, None) if the first few cannot.
+    """Return the position in `numbers` and the item of the first sample that can be read.
 
-    The third value is the error of the first label that cannot be read as before, among the samples up to the second
-    one that can be read; None without such a label.
+    If none of the first eight samples can be read, the two values are 0 and None. The third value is the error of a
+    label that cannot be read in the same way as for the cache, or None; the second readable sample ends the search for
+    it.
     """
     found: tuple[int, Item] | None = None
     for position, number in enumerate(numbers[:_TRIED]):
@@ -380,11 +390,11 @@ def _check_labels(listing: Listing, cache: Cache, position: int, item: Item | No
     listed = next((label for number in numbers if (label := listing.samples[number].label) is not None), None)
     now = listed if listed is not None or item is None else item.label
     if table.labels is None and now is not None:
-        raise SourceError(f"{folder} was made without labels, and the source has some now. {_ADVICE}")
+        raise SourceError(f"{folder} was made without labels, and the source has labels now. {_ADVICE}")
     if table.labels is None or listed is not None or item is None:
         return
     if now is None:
-        raise SourceError(f"{folder} was made with labels, and the source has none now. {_ADVICE}")
+        raise SourceError(f"{folder} was made with labels, and the source has no labels now. {_ADVICE}")
     before = table.labels[position].tolist()
     if not _is_label(now, before):
         raise SourceError(f"the label of {table.paths[position]!r} is {now} now, and {before} in {folder}. {_ADVICE}")
@@ -401,7 +411,7 @@ def _is_label(label: Label, before: Any) -> bool:
 
 
 def _is_equal(old: Any, new: Any) -> bool:
-    """Return whether two cells are equal. A number equals its text."""
+    """Return whether two cells are equal. A number and its text are equal, and so are two NaNs."""
     if str(old) == str(new) or (isinstance(old, str) and isinstance(new, str)):
         return str(old) == str(new)
     first, second = _number(old), _number(new)
@@ -415,7 +425,10 @@ def _number(value: Any) -> int | float | None:
 
 
 def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> None:
-    """Raise RecipeError when a recipe, with its full augmentation, would make other records than the cache has."""
+    """Raise RecipeError when a recipe would make other records than the cache has, or fewer variants.
+
+    `recipe` is the result of `full_recipe`.
+    """
     old = {**manifest.recipe}
     if not manifest.augmented:  # the cache has no augmented variants yet
         old.update(augmentation=recipe["augmentation"], augment=recipe["augment"])
@@ -430,7 +443,7 @@ def check_recipe(cache: Path, manifest: Manifest, recipe: Mapping[str, Any]) -> 
 
 
 def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each difference of two recipes, and list the changed modules of the augmentation's code."""
+    """Return a text for each difference between two recipes, and one that lists changed modules of the augmentation."""
     old, new = before.get("augmentation", {}), now.get("augmentation", {})
     if not old.get("callable") or old.get("callable") != new.get("callable"):
         return differences(before, now)
@@ -440,10 +453,11 @@ def recipe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
-    """Raise RecipeError if the pixels of masks are black and white or levels of grey, not class numbers.
+    """Raise RecipeError if the pixels of masks are probably not class numbers, but black and white or levels of grey.
 
-    The values of several masks together decide: next to masks with the classes 1 and 2, a mask of 0 and 255 has class 0
-    and pixels without a class. A mask that cannot be decoded is an error later, when its sample is built.
+    The values of up to 32 masks together decide: next to masks with the classes 1 and 2, a mask of 0 and 255 has class
+    0 and pixels without a class. If the first mask is a JPEG, there is only a warning. A mask that cannot be decoded is
+    an error later, when its sample is built.
     """
     samples, found, most, looked_at = listing.samples, set[int](), 0, 0
     for position in sorted({*np.linspace(0, len(samples) - 1, _MASKS).round().astype(int).tolist()}):
@@ -464,8 +478,8 @@ def check_masks(source: Source, listing: Listing, recipe: Recipe) -> None:
     if (fault := _fault(sorted(found), most)) is not None:
         masks = "the mask that was looked at holds" if looked_at == 1 else f"{looked_at} masks that were looked at hold"
         raise RecipeError(
-            f"{masks} {fault}, not numbers of classes: give --mask-values scale where they are black and white, and "
-            "white becomes class 1, or --mask-values keep where they are numbers of classes and 255 is a pixel without "
+            f"{masks} {fault}, not numbers of classes: give --mask-values scale if masks are black and white (white "
+            "becomes class 1), or --mask-values keep if the values are numbers of classes, and 255 is a pixel without "
             "a class, which training ignores"
         )
 

@@ -1,7 +1,4 @@
-"""BuildPlan: what a run will build, which is a new cache or additions to a finished one.
-
-It has the full augmentation and the origin of labels, as they are written into the manifest.
-"""
+"""BuildPlan: what a run will build, which is a new cache or additions to a finished one."""
 
 from __future__ import annotations
 
@@ -71,13 +68,15 @@ _TRIALS: Final = 4
 class BuildPlan:
     """What a run will build.
 
-    `augmentation` is the full augmentation as JSON values. `listing` is numbered as in the cache, and `order` has the
-    positions of its samples in the source's own listing. `labels` is the user's option `--labels`, and `label_rule`
-    checks labels that are stored in the samples; it is None if the listing has the labels. `unused_labels` are names of
-    columns that look like labels but are not used.
-    `existing` is the finished cache to add to. With `is_retry`, `blocks` have its skipped samples, and `unchanged` is
-    the number of skipped samples that are not tried again, because nothing about them has changed. `latency` is the
-    time in seconds that the storage took to deliver the first sample of a new cache; 0 if that was not measured.
+    `augmentation` is the full definition of the augmentation, as JSON values. The samples of `listing` have the cache's
+    numbers, and `order` has their positions in the source's own listing. `labels` is the user's option `--labels`, and
+    `label_rule` checks labels that are stored in the samples; it is None if the listing has the labels. `unused_labels`
+    are names of columns that look like labels but are not used.
+
+    `existing` is the finished cache to add to, or None. With `is_retry`, `blocks` have skipped samples of that cache,
+    and `unchanged` is the number of skipped samples that are not tried again, because nothing about them has changed.
+    `latency` is the time in seconds that the storage took to deliver the first sample of a new cache; 0 if that was not
+    measured.
     """
 
     recipe: Recipe
@@ -96,12 +95,12 @@ class BuildPlan:
 
     @property
     def full_recipe(self) -> dict[str, Any]:
-        """The recipe with the full augmentation, as JSON values for a manifest."""
+        """The recipe with the full definition of the augmentation, as JSON values for a manifest."""
         return full_recipe(self.recipe, self.augmentation)
 
     @functools.cached_property
     def source(self) -> dict[str, Any]:
-        """The description of the source's samples in a manifest, as JSON values."""
+        """The number, the hash and the order of the source's samples, as JSON values for a manifest."""
         listing = self.listing
         return {"samples": len(listing.samples), "sha256": listing_sha256(listing), "order": self.order}
 
@@ -125,9 +124,9 @@ def make_encoder(source: Source, recipe: Recipe, plan: BuildPlan) -> SampleEncod
 def plan_build(
     source: Source, listing: Listing, recipe: Recipe, options: BuildOptions, existing: Cache | None = None
 ) -> BuildPlan:
-    """Plan a new cache or, for an existing one, the samples and variants that it lacks, or its skipped samples.
+    """Return the plan of a new cache, or of what the cache `existing` lacks: samples, variants, or skipped samples.
 
-    Raises RecipeError, SourceError, and UsageError if samples would be added and tried again in one run.
+    Raises RecipeError, SourceError, and UsageError if skipped samples cannot be tried again.
     """
     check_labels(listing)
     if existing is None:
@@ -183,7 +182,7 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
         check_contents(source, numbered, cache)
     if blocks and (other := version_differences(manifest.created_by)):
         _log.warning(
-            "%s was made with other versions, and what is added may differ: %s", cache.directory, "; ".join(other)
+            "%s was made with other versions, so added records may differ: %s", cache.directory, "; ".join(other)
         )
     return BuildPlan(
         recipe=recipe,
@@ -202,12 +201,12 @@ def _plan_addition(source: Source, listing: Listing, recipe: Recipe, options: Bu
 
 
 def full_recipe(recipe: Recipe, augmentation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the full augmentation, as JSON values for a manifest."""
+    """Return a recipe with the full definition of its augmentation, as JSON values for a manifest."""
     return {**recipe.to_dict(), "augmentation": dict(augmentation)}
 
 
 def first_item(source: Source, listing: Listing, recipe: Recipe) -> tuple[Item, tuple[Field, ...]]:
-    """Return the item of the first usable sample, and its fields. All other samples must have the same fields.
+    """Return the content of the first usable sample, and its fields. All other samples must have the same fields.
 
     Raises SourceError if no sample is usable.
     """
@@ -254,7 +253,7 @@ def _try_codec(field: Field, quality: int | None) -> None:
 def _warn_of_unchanged(cache: Cache, count: int) -> None:
     if count:
         _log.warning(
-            "%d of %d skipped samples are as they were and are not tried again: --retry-all tries them, too",
+            "%d of %d skipped samples have not changed and are not tried again: --retry-all tries them, too",
             count,
             len(cache.manifest.skipped),
         )
@@ -268,7 +267,7 @@ def _warn_of_left_out(listing: Listing) -> None:
 def label_rule(listing: Listing, first: Label) -> LabelRule | None:
     """Return the rule that checks labels which are stored in the samples, or None if the listing has the labels.
 
-    `first` is the label of the first sample, and all other labels must be of the same kind.
+    `first` is the label of the first sample. All other labels must be of the same kind.
     """
     if any(sample.label is not None for sample in listing.samples):
         return None
@@ -278,7 +277,7 @@ def label_rule(listing: Listing, first: Label) -> LabelRule | None:
 def check_labels(listing: Listing) -> None:
     """Raise SourceError if a label is not a class number, or if the listing has a `doubt` about its classes.
 
-    With the option `classes`, a doubt is no error. Without this check, the build would fail at its end.
+    With the option `classes`, a doubt is no error.
     """
     if listing.doubt and "classes" not in listing.asked:
         raise SourceError(listing.doubt)
@@ -291,7 +290,7 @@ def check_labels(listing: Listing) -> None:
 
 
 def first_label(cache: Cache) -> Label:
-    """Return the label of a finished cache's first sample."""
+    """Return the label of a finished cache's first sample, or None without labels."""
     labels = cache.samples.labels
     if labels is None or not len(labels):
         return None
@@ -306,8 +305,8 @@ def find_unused_labels(listing: Listing, first: Item) -> list[str]:
     unused = _label_candidates(listing.columns, first)
     if unused:
         _log.warning(
-            "the samples have no labels, and %s could be: name a column or feature with --label-col, and call a "
-            "dataset's key 'label'",
+            "the samples have no labels, and %s may be labels: name the column or feature with --label-col; in a "
+            "dataset of dictionaries, call the key 'label'",
             ", ".join(map(repr, unused)),
         )
     return unused
@@ -321,7 +320,7 @@ def saved_unused_labels(source: Mapping[str, Any]) -> list[str]:
 
 
 def _label_candidates(columns: Mapping[str, Column], item: Item) -> list[str]:
-    """Return the columns and keys that may be labels: those with usual names, or else columns with repeated values."""
+    """Return the columns and keys that may be labels: those with usual names, or else with repeated values."""
     names = [name for name in (*columns, *{**item.columns, **item.fields}) if _sounds_like_label(name)]
     likely = [name for name, column in columns.items() if name != "fold" and _repeats(column)]
     return names or [*likely, *(name for name, value in item.columns.items() if isinstance(value, int))]
@@ -342,9 +341,10 @@ def _repeats(column: Column) -> bool:
 def resolve(name: str, height: int, width: int, fields: Sequence[Field] = ()) -> dict[str, Any]:
     """Return the full definition of an `--augment` value, as JSON values for the manifest and the fingerprint.
 
-    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. It is tried on
-    an empty record of `fields`, or else on a black image. Raises RecipeError when there is no such augmentation, when
-    it changes the shape of an array, or when it is not reproducible.
+    `name` is a preset, a YAML or JSON file of `albumentations.to_dict`, or `module:name` of a callable. The
+    augmentation is tried on an empty record of `fields`, or on a black image without `fields`. Raises RecipeError when
+    there is no such augmentation, when it changes the shape of an array, or when it is not reproducible; UsageError
+    when a callable cannot be imported.
     """
     if name in PRESETS:
         with calling("albumentations", RecipeError, f"Install a version that has the transforms of the preset {name}"):
@@ -372,10 +372,10 @@ def _has_colours(fields: Sequence[Field]) -> bool:
 
 
 def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest | None = None) -> dict[str, Any]:
-    """Return a recipe's full augmentation as JSON values.
+    """Return the full definition of a recipe's augmentation as JSON values; empty without variants and without a cache.
 
-    `before` is the manifest of the finished cache, if there is one. If the augmentation cannot differ from the cache's,
-    the cache's is returned.
+    `before` is the manifest of the finished cache, or None. Its definition is returned if the recipe has no variants,
+    or names the same preset or code, and no version or code has changed.
     """
     if not recipe.variants:
         return dict(before.recipe["augmentation"]) if before else {}
@@ -388,7 +388,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
             if "callable" in found:  # never run code that only a manifest names
                 raise RecipeError(
                     f"the manifest says that the preset {recipe.augment} is the code {found['callable']!r}, which no "
-                    "tpucache writes: build the cache anew"
+                    "version of tpucache writes: build the cache anew"
                 )
             return found
     old = before.recipe["augmentation"] if before is not None else {}
@@ -399,7 +399,7 @@ def full_augmentation(recipe: Recipe, fields: Sequence[Field], before: Manifest 
 
 
 def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapping[str, Any]) -> None:
-    """Raise RecipeError when a few calls on the same samples do not return the same arrays."""
+    """Raise RecipeError if the augmentation returns other arrays when it is called again on the same samples."""
     if not image_fields(record):
         return
     noise = np.random.default_rng(0).integers(0, 256, record[IMAGE].shape, np.uint8).astype(record[IMAGE].dtype)
@@ -410,7 +410,7 @@ def _check_reproducible(name: str, record: Mapping[str, Array], definition: Mapp
     for first, second in zip(*passes, strict=True):
         if not all(np.array_equal(first[field], second[field]) for field in first):
             raise RecipeError(
-                f"the augmentation {name} makes something else of the same image each time it is called: draw all "
+                f"the augmentation {name} returns different arrays for the same image each time it is called: draw all "
                 "random numbers from the generator that it receives, and keep nothing from one call to the next"
             )
 

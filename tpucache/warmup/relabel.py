@@ -58,10 +58,10 @@ def relabel_cache(
 ) -> Manifest:
     """Give the samples of a finished cache the labels, folds and columns of a CSV table, and return its manifest.
 
-    A row belongs to the sample with the same path. If no row has the path of a sample, the rows' keys are compared with
-    the cache's column of the same name, then with its column `id`, then with file names without folders. Every sample
-    needs a row; a warning names rows without a sample. The table changes only what it contains: labels stay without
-    `label_cols`, folds stay without `fold_col`, and other columns stay, too.
+    A row belongs to the sample with the same path. If no row has the path of a sample, the values in the table's column
+    of paths are compared with the cache's column of the same name, then with its column `id`, then with file names
+    without folders. Every sample needs a row; a warning names rows without a sample. Labels stay as they are without
+    `label_cols`, folds without `fold_col`, and so do columns that are not in the table.
 
     With `corrections`, the table has rows for some samples only, with other labels out of the same classes, or other
     numbers. All other samples keep their labels, and classes and other columns do not change. If no option is given, a
@@ -69,7 +69,8 @@ def relabel_cache(
 
     With `soft`, the table has one column of probabilities for each class, as `predict` writes it. Then only the targets
     of `train` change: a sample with a row is trained towards its probabilities, and its weight scales its loss. A
-    sample without a row keeps its previous target, which is its label at first. New labels replace soft ones.
+    sample without a row keeps its previous target, which is its label at first. Later tables with labels remove these
+    targets.
 
     `options`, `labels`, `classes` and `missing_label` are those of a build. No record is read or written, and at any
     moment the cache has either its old labels or the new ones. Raises UsageError for options that do not fit together,
@@ -78,16 +79,16 @@ def relabel_cache(
     """
     cache, options = Path(cache).absolute(), options or TableOptions()
     if options.mask_col is not None or options.root is not None:
-        raise UsageError("masks and the folder of images are for a warmup: relabel changes labels, folds and columns")
+        raise UsageError("masks and the folder of images are for a warmup: leave --mask-col and --root out")
     names = class_names(classes)
     check_kind(labels, names)
     if not options.label_cols and (labels != "auto" or names):
         raise UsageError("--labels and --classes need a column of labels: name it with --label-col")
     soft = soft or SoftOptions()
     if soft.soft_labels and (options.label_cols or options.fold_col is not None or corrections):
-        raise UsageError("soft labels change only the targets of train: leave --label-col and --fold-col out")
+        raise UsageError("soft labels are targets of train only: leave --label-col, --fold-col and --corrections out")
     if corrections and (not options.label_cols or labels != "auto" or names):
-        raise UsageError("corrections change labels only: name their column with --label-col, and leave --classes out")
+        raise UsageError("corrections change only labels: name their column with --label-col; leave --classes out")
     content = read_table(table)
     is_plain = options == TableOptions() and labels == "auto" and not (names or missing_label or soft.soft_labels)
     if is_plain and tuple(content.columns) in CORRECTION_COLUMNS:
@@ -107,15 +108,15 @@ def relabel_cache(
 def set_columns(cache: str | Path, columns: Mapping[str, Column | npt.NDArray[Any]]) -> Manifest:
     """Add columns, such as `fold`, to the samples of a finished cache, and return its manifest.
 
-    A column is an array (n,) of numbers or a `Strings`, with one value for each sample, in order. It replaces a column
-    with the same name. No record is read or written. Raises UsageError for labels and other columns that a warmup sets,
-    and for a wrong number of values, and the other errors of `relabel_cache`.
+    A column is an array (n,) of numbers or a `Strings`, with one value for each sample, in the order of the samples
+    table. It replaces a column with the same name. No record is read or written. Raises UsageError for labels and other
+    columns that a warmup sets, and for a wrong number of values, and the errors of `relabel_cache` for the cache.
     """
     cache = Path(cache).absolute()
     with changing(cache, "relabel") as opened:
         for name, column in columns.items():
             if name in OWN_COLUMNS or not FIELD_NAME.fullmatch(name):
-                raise UsageError(f"no column can be called {name!r} here: use `relabel` with a table to change labels")
+                raise UsageError(f"a column {name!r} cannot be set: use another name, or `relabel` to change labels")
             if len(column) != opened.manifest.samples:
                 samples = opened.manifest.samples
                 raise UsageError(f"the column {name!r} has {len(column):,} values, and {cache} has {samples:,} samples")
@@ -130,7 +131,6 @@ def _new_columns(
     names: tuple[str, ...],
     missing: Sequence[str],
 ) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return all columns of the samples table, updated from the user's `table`, and the manifest's changed values."""
     samples, manifest = cache.samples, cache.manifest
     rows = _find_rows(cache, table, options)
     columns: dict[str, Column] = dict(samples)
@@ -142,7 +142,7 @@ def _new_columns(
         used = [found[row] for row in rows.tolist()]
         if None in used:
             line = table.lines[int(rows[used.index(None)])]
-            raise SourceError(f"{table.path}, line {line}: it has no label, and every sample needs one")
+            raise SourceError(f"{table.path}, line {line}: the row has no label, and every sample needs one")
         columns.pop(SOFT_LABEL, None)
         columns.pop(SOFT_WEIGHT, None)
         columns[LABEL], classes, counts = label_column(used, samples.paths, classes)
@@ -163,7 +163,6 @@ def _new_columns(
 
 
 def _table_labels(table: CsvTable, options: TableOptions) -> tuple[Sequence[Label], tuple[str, ...]]:
-    """Return the labels of all rows, and their classes. Raises SourceError for a label that cannot be read."""
     read = read_labels(table, options.label_cols, options.label_sep)
     for fault in read.faults.values():
         raise SourceError(f"{table.path}, {fault}")
@@ -181,8 +180,8 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
         table = dataclasses.replace(table, columns={**table.columns, path: [*map(from_cell, table.column(path))]})
     if not classes or not isinstance(labels, np.ndarray) or labels.ndim != 1:
         raise UsageError(
-            f"soft labels need one class for each sample, and {cache.directory} has other labels: give values, and "
-            "several classes a sample, with --label-col, which accepts any number from 0 to 1"
+            f"soft labels need one class for each sample, and {cache.directory} has other labels: use --label-col, "
+            "which also accepts numbers from 0 to 1 as labels"
         )
     rows = _find_rows(cache, table, options, need_all=False)
     numbers, found = labels.astype(np.int64), rows >= 0
@@ -207,7 +206,7 @@ def _soft_columns(cache: Cache, table: CsvTable, options: TableOptions, soft: So
 
 
 def _class_column(table: CsvTable, name: str) -> str:
-    """Return the name of a class's column: that of `predict`, or, if the table has no such column, the class's name."""
+    """Return the name of a class's column: as `predict` writes it or, if the table has none, the class's name."""
     heading = to_heading(name)
     is_plain = heading not in table.columns and heading == to_cell(name)
     return name if is_plain and name in table.columns else heading
@@ -220,15 +219,14 @@ def _cells(table: CsvTable, column: str, rows: Sequence[int], most: float = math
     for row, number in zip(rows, numbers, strict=True):
         if number is None or not 0 <= number <= min(most, _MOST_WEIGHT):
             limit = "" if math.isinf(most) else f" to {most:g}"
-            raise table.wrong(row, column, f"it is a number from 0{limit}, not {cells[row]!r:.40}")
+            raise table.wrong(row, column, f"the value must be a number from 0{limit}, not {cells[row]!r:.40}")
     return np.array(numbers, np.float64)
 
 
 def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[dict[str, Column], dict[str, Any]]:
-    """Return all columns of the samples table, with corrected labels, and the changed values of the manifest."""
     samples, manifest = cache.samples, cache.manifest
     if samples.labels is None:
-        raise UsageError(f"{cache.directory} has no labels to correct: relabel it with a row for each sample")
+        raise UsageError(f"{cache.directory} has no labels to correct: give a table with a row for each sample")
     if tuple(table.columns) in CORRECTION_COLUMNS and samples.labels.ndim > 1 and manifest.classes:
         options = dataclasses.replace(options, label_sep=options.label_sep or SEPARATOR)
     # A page of findings puts a mark before text that a spreadsheet would read as a formula.
@@ -241,7 +239,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
     if unknown := [name for name in names if name not in classes]:
         raise SourceError(
             f"{table.path} has the label {unknown[0]!r}, and the classes of {cache.directory} are "
-            f"{name_some(list(classes)) if classes else 'none'}: correct it, or relabel all samples with new classes"
+            f"{name_some(list(classes)) if classes else 'none'}: correct the label, or relabel all samples"
         )
     places = np.array([classes.index(name) for name in names], np.int64)
     for at in np.flatnonzero(rows >= 0).tolist():
@@ -257,7 +255,7 @@ def _corrected(cache: Cache, table: CsvTable, options: TableOptions) -> tuple[di
         else:
             line = table.lines[int(rows[at])]
             raise SourceError(
-                f"{table.path}, line {line}: its label has another form than the labels of {cache.directory}"
+                f"{table.path}, line {line}: the label has another form than the labels of {cache.directory}"
             )
     counts = class_counts(labels, classes) if classes else ()
     asked = str(manifest.source.get("labels", {}).get("asked", "auto"))
@@ -318,7 +316,7 @@ def _zeros_advice(keys: Sequence[str], names: Sequence[str]) -> str:
     if digits == len(PurePosixPath(key).stem):
         return ""
     return (
-        f". {key!r} may be {name!r}: a program that took names for numbers cut their zeros. Write them with {digits} "
+        f". {key!r} may be {name!r}: a program that took names for numbers cut their zeros. Write names with {digits} "
         f"digits, in pandas `table[column].astype(str).str.zfill({digits})`"
     )
 
@@ -330,7 +328,7 @@ def _spelled_as(paths: set[str], keys: Sequence[str]) -> list[str]:
 
 
 def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the ways in which rows may name samples: a description of the way, and each sample's unique name."""
+    """Yield each way in which rows may name samples: its description, and the unique name of each sample."""
     yield "path", list(samples.paths)
     for name in dict.fromkeys((column, _ID)):
         if name in samples and len(set(names := list(map(str, samples[name])))) == len(names):
@@ -341,15 +339,15 @@ def _sample_names(samples: SampleTable, column: str) -> Iterator[tuple[str, list
 
 
 def _tell_apart(table: CsvTable, column: str, keys: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the keys of a table's rows. If several rows have the same path, they get numbers, as in a warmup.
+    """Return the keys of a table's rows, with numbers added to repeated keys, as in a warmup.
 
-    Raises SourceError if the cache has only one sample of such a path.
+    Raises SourceError if the cache has only one sample for a repeated key.
     """
     known, apart = set(names), unique(keys)
     for row, (key, own) in enumerate(zip(keys, apart, strict=True)):
         if key != own and key in known and own not in known:
             first = table.lines[keys.index(key)]
-            raise table.wrong(row, column, f"{key!r} is in line {first} already, and the cache has one such sample")
+            raise table.wrong(row, column, f"{key!r} is in line {first} already, and the cache has one sample of it")
     return apart
 
 
@@ -364,10 +362,7 @@ def _warn_of_others(cache: Cache, table: CsvTable, keys: Sequence[str], names: s
 
 
 def _write(cache: Cache, columns: dict[str, Column], changes: dict[str, Any], command: str) -> Manifest:
-    """Write the tables of a new version, and its manifest last. If nothing changes, return the present manifest.
-
-    Raises OSError.
-    """
+    """Write a new version's tables and manifest. Return the present manifest if nothing changes. Raises OSError."""
     folder, before = cache.directory, cache.manifest
     data = encode_columns(columns)
     if changes.get("classes", before.classes) == before.classes and data == (folder / before.table.name).read_bytes():

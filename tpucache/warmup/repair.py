@@ -65,14 +65,15 @@ def repair_cache(
     """Build the damaged files of a cache again, from its source, and return the damages.
 
     The recipe comes from the manifest. A damaged file is replaced once the new one has the manifest's SHA-256; all
-    other files stay untouched, except that damaged files of times and of hashes are removed. The next repair finishes
-    an interrupted one. The manifest may come from somebody else, so the code of a custom augmentation, `module:name`,
-    is imported only if `augment` names it, too. `engine` replaces the `jobs` local processes. `on_verified` is called
-    after each verified shard, `on_progress` during the build.
+    other files stay untouched, except that damaged files with the versions' times or with perceptual hashes are
+    removed. If a repair is interrupted, the next repair finishes it. The manifest may come from somebody else, so the
+    code of a custom augmentation, `module:name`, is imported only if `augment` names it, too. `engine` replaces the
+    `jobs` local processes. `on_verified` is called after each verified shard, `on_progress` during the build.
 
     Raises FormatError when the manifest itself is damaged, SourceError or SampleError when the source differs from the
     cache's, RecipeError for an augmentation that has changed or that `augment` does not name, DamageError when a new
-    file differs from the manifest, BuildError when a worker or the disk fails. No file is replaced until all are right.
+    file differs from the manifest or a file of an earlier version is damaged, BuildError when a worker or the disk
+    fails. No file is replaced before all new files are right.
     """
     source = to_source(source)
     folder, executor = Path(cache).absolute(), engine or Executor(jobs=jobs)
@@ -105,7 +106,7 @@ def repair_cache(
 
 
 def _divide(damages: Sequence[Damage], manifest: Manifest) -> tuple[list[Damage], list[Damage], list[Damage]]:
-    """Divide damages: of the newest version's files, of files that no manifest lists, of earlier versions' files."""
+    """Return the damages of the newest version's files, of files in no manifest, and of earlier versions' files."""
     own = {MANIFEST_NAME, *(entry.name for entry in manifest.files)}
     unlisted = {TIMES_NAME, hashes_name(manifest)}
     return (
@@ -120,16 +121,16 @@ def _refuse_lost(folder: Path, lost: Sequence[Damage]) -> None:
     if lost:
         raise DamageError(
             f"the newest version of {folder} is sound, but files of earlier versions are damaged: "
-            f"{name_some([each.name for each in lost])}. Copy them from another copy of the cache, or give the earlier "
-            "versions up by `tpucache compact`"
+            f"{name_some([each.name for each in lost])}. Copy them from another copy of the cache, or remove the "
+            "earlier versions with `tpucache compact`"
         )
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A damaged cache and the listing of its source, numbered as in the cache.
+    """A damaged cache and the listing of its source, in which samples have the cache's numbers.
 
-    `damaged` are the names of damaged files, and `numbers` (samples,) the numbers of the kept samples.
+    `damaged` are the names of damaged files, and `numbers`, uint64 (samples,), the numbers of the kept samples.
     """
 
     cache: Cache
@@ -139,7 +140,6 @@ class _Case:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of damaged shards, with their samples and the parts to build again."""
         entries: dict[int, list[ShardEntry]] = {}
         for entry in sorted(self.cache.manifest.shards, key=lambda entry: (entry.block, entry.part)):
             if entry.name in self.damaged:
@@ -204,8 +204,8 @@ def _repair(
         gone = {each.path for each in case.cache.manifest.deleted}
         advice = "bring it back as it was"
         if error.path in gone:
-            advice = "it is a deleted sample, whose record is in a damaged shard: bring it back, or copy the shard"
-        reason = f"{error.reason}; it is part of {cache}: {advice}"
+            advice = "it was deleted, but its record is in a damaged shard: bring it back, or copy the shard again"
+        reason = f"{error.reason}; the sample is part of {cache}: {advice}"
         raise SampleError(error.path, reason, error.file) from error
     _check_shards(case, shards, work)
     if manifest.index.name in case.damaged:
@@ -223,12 +223,15 @@ def _numbers(manifest: Manifest) -> Array:
     every = np.arange(manifest.samples + len(gone), dtype=np.uint64)
     kept = np.setdiff1d(every, np.array(gone, np.uint64), assume_unique=True)
     if len(kept) != manifest.samples:
-        raise FormatError(f"the manifest skips samples that there cannot be among {len(every):,}")
+        raise FormatError(f"the manifest lists skipped or deleted samples that are not among its {len(every):,}")
     return kept
 
 
 def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
-    """Return the source's listing, numbered as in the cache. Raises SourceError if it differs from the cache's."""
+    """Return the source's listing, with the cache's numbers. Raises SourceError if it differs from that of the cache.
+
+    Raises DamageError if the samples table is damaged and cannot be built from the source.
+    """
     listing, manifest = source.list(), cache.manifest
     if manifest.table.name not in damaged:
         return number_samples(listing, cache)
@@ -239,21 +242,20 @@ def _listing(source: Source, cache: Cache, damaged: Collection[str]) -> Listing:
         )
     if earlier_tables(manifest):
         raise DamageError(
-            f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy it "
-            "from another copy of the cache"
+            f"{manifest.table.name} holds labels that relabelling changed, and the source does not have them: copy "
+            "this file from another copy of the cache"
         )
     lost = f"{cache.directory} was made of other samples, labels or columns than {source_name(source)} has"
     gone = {skip.path for skip in manifest.skipped} - {sample.path for sample in listing.samples}
     if gone:
-        raise SourceError(f"{lost}: it lacks {name_some(sorted(gone))}. Bring the source back as it was")
+        raise SourceError(f"{lost}: the source lacks {name_some(sorted(gone))}. Bring the source back as it was")
     try:
         listing = put_in_order(listing, str(manifest.source.get("order", "")))
     except ValueError as error:
         raise SourceError(f"{lost}: {error}. Bring the source back as it was") from error
     if listing_sha256(listing) != manifest.source.get("sha256"):
         raise SourceError(
-            f"{lost}; which ones cannot be said, because {manifest.table.name} is damaged. Bring the source back as it "
-            "was"
+            f"{lost}; it is not known which, because {manifest.table.name} is damaged. Bring the source back as it was"
         )
     return listing
 
@@ -262,9 +264,7 @@ def _check_callable(cache: Cache, augment: str | None) -> None:
     """Raise RecipeError for a callable that the user did not name, before it is imported, or whose code has changed."""
     before = cache.manifest.recipe.get("augmentation", {})
     if not isinstance(before, dict):
-        raise FormatError(
-            f"the manifest of {cache.directory} has no augmentation that any tpucache writes: build it anew"
-        )
+        raise FormatError(f"the manifest of {cache.directory} has an invalid augmentation: build the cache anew")
     name = before.get("callable")
     if name is None:
         return
@@ -275,7 +275,7 @@ def _check_callable(cache: Cache, augment: str | None) -> None:
         )
     if changed := code_changes(before, {"callable": name, **code_digests(name)}):
         raise RecipeError(
-            f"the augmentation {name} has changed since the cache was made: bring it back as it was "
+            f"the augmentation {name} has changed since the cache was made: bring its code back as it was "
             f"(changed: {', '.join(changed)})"
         )
 
@@ -302,7 +302,6 @@ def _check_shards(case: _Case, shards: Sequence[BuiltShard], work: Path) -> None
 
 
 def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
-    """Return the numbers of the samples whose records differ from the index."""
     before, numbers = case.cache.index_of(entry), np.array(case.numbers_of(entry), np.int64)
     is_kept = ~np.isin(numbers, entry.deleted)
     differ = before["crc32"] != shard.rows["crc32"][is_kept]
@@ -310,7 +309,7 @@ def _changed(case: _Case, shard: BuiltShard, entry: ShardEntry) -> list[int]:
 
 
 def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
-    """Return the index of complete shards; `shards` has their paths by name. Raises DamageError for a wrong SHA-256."""
+    """Return the index of complete shards; `shards` has their paths by name. Raises DamageError for a new SHA-256."""
     order = {variant: at for at, variant in enumerate(manifest.variants)}
     numbered = sorted(enumerate(manifest.shards), key=lambda one: (one[1].band, order[one[1].variant], one[1].first))
     layouts, kept = manifest.layouts, _numbers(manifest)
@@ -334,9 +333,9 @@ def rebuild_index(manifest: Manifest, shards: Mapping[str, Path]) -> bytes:
 def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, numbers: Array, executor: Executor) -> bytes:
     """Return the samples table as bytes. `numbers` (samples,) are the numbers of the kept samples.
 
-    The listing is numbered as in the cache. Samples are read only if the listing lacks some columns, and decoded only
-    if the table has columns about images, such as the mean of the pixels. Raises DamageError if the table has another
-    SHA-256, SampleError when a sample cannot be read.
+    The samples in `listing` have the same numbers as in the cache. If the table does not follow from the listing,
+    samples are read. If that is not enough, they are also decoded, to compute columns such as the mean of the pixels.
+    Raises DamageError if the table has another SHA-256, SampleError when a sample cannot be read.
     """
     unread = ChunkInfo(numbers=numbers.tolist(), labels=[None] * len(numbers))
     data = _encode(listing, unread, numbers)
@@ -347,7 +346,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
     if _matches(data, manifest.table):
         return data
     whole = _read(source, kept, executor, manifest)
-    # If version 0.2 built the first samples, and a later version added others, the first ones have no facts.
+    # If version 0.2 built the first samples, and a later version added others, only those have columns about images.
     for first in sorted({entry.first for entry in manifest.shards}):
         data = _encode(listing, _without_facts(whole, first), numbers)
         if _matches(data, manifest.table):
@@ -359,7 +358,7 @@ def rebuild_samples(source: Source, manifest: Manifest, listing: Listing, number
 
 
 def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
-    """Return a ChunkInfo in which the first `count` samples have None in the columns about images, such as the mean."""
+    """Return a ChunkInfo whose first `count` samples have None in the columns about images, such as the mean."""
     columns = {
         name: [None] * count + values[count:] if name in IMAGE_COLUMNS else values
         for name, values in info.columns.items()
@@ -370,7 +369,7 @@ def _without_facts(info: ChunkInfo, count: int) -> ChunkInfo:
 def _rows(path: Path, shard: int, layout: RecordLayout | None) -> Array:
     """Return the index rows of a shard's records, in the order of its keys. `shard` is its position in the manifest.
 
-    With a `layout`, an LMDB value contains several records; otherwise one.
+    With a `layout`, an LMDB value contains several records of that layout; without, it is one record.
     """
     rows = []
     with open_file(path) as file:

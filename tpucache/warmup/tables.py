@@ -50,11 +50,11 @@ _log: Final = logging.getLogger("tpucache")
 
 
 def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_mixed: bool = False) -> Manifest:
-    """Write the tables and, last, the manifest of finished shards and of the existing cache to which they are added.
+    """Write a cache's tables and, last, its manifest, which is returned.
 
-    Shards of retried samples are in the work folder, and are merged with those of the cache. `is_mixed` says that some
-    of the shards were built with other versions of libraries, or another `max_pixels`. Raises SourceError when no
-    sample was usable.
+    `shards` are the new shards. The plan's existing cache keeps its own shards. Shards of retried samples are in the
+    work folder, and are merged with those of the cache. `is_mixed` says that some of the shards were built with other
+    versions of libraries, or another `max_pixels`. Raises SourceError when no sample was usable.
     """
     existing = plan.existing
     before = existing.manifest if existing else None
@@ -108,9 +108,9 @@ def finish_cache(cache: Path, plan: BuildPlan, shards: Sequence[BuiltShard], is_
 
 
 def _history(cache: Path, plan: BuildPlan) -> History | None:
-    """Return the history of the built cache, and save the manifest of the version before it in a file.
+    """Return the history of the new version, and keep the manifest of the version before it. Raises OSError.
 
-    A retry changes the newest version: then no version is added, and nothing is saved. Raises OSError.
+    A retry changes the newest version: then no version is added, and nothing is saved.
     """
     before = plan.existing.manifest if plan.existing else None
     if before is None or plan.is_retry:
@@ -147,7 +147,7 @@ def _in_order_of_numbers(columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Column:
-    """Return the values of a column at some positions: an array, or Strings for text."""
+    """Return the values of a column at the positions `places`: an array, or Strings for text."""
     if isinstance(column, np.ndarray):
         return column[places]
     every = list(column)
@@ -157,8 +157,8 @@ def taken(column: Sequence[str] | Array, places: npt.NDArray[np.int64]) -> Colum
 def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
     """Return the number of samples of each class.
 
-    `labels` are class numbers (n,). If a sample may have several classes, they are numbers (n, classes), above 0 for
-    each of its classes.
+    `labels` are class numbers (n,). If a sample may have several classes, `labels` are numbers (n, classes), above 0
+    for each class of the sample.
     """
     if labels.ndim > 1:
         return tuple((labels > 0).sum(0).tolist())
@@ -166,7 +166,7 @@ def class_counts(labels: Array, classes: Sequence[str]) -> tuple[int, ...]:
 
 
 def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
-    """Return the part `source` of the manifest: samples, left out files, options, and how labels were read."""
+    """Return the value of `source` in the manifest: samples, left out files, options, and how labels were read."""
     left_out = {"left_out": dict(plan.listing.left_out)} if plan.listing.left_out else {}
     asked = {"asked": dict(plan.listing.asked)} if plan.listing.asked else {}
     before = plan.existing.manifest.source if plan.existing else {}
@@ -178,7 +178,8 @@ def _source(plan: BuildPlan, labels: Any, has_classes: bool) -> dict[str, Any]:
 def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[str, str]:
     """Return content hashes by sample number, as text: those of skipped samples, and those of a few other samples.
 
-    A skipped sample has no hash if it was last read with other versions of libraries than the manifest will list.
+    A skipped sample has no hash if it was last read with other versions of libraries than the manifest will list, or
+    with another `max_pixels`.
     """
     found = {int(number): digest for number, digest in new.digests.items()}
     if before is not None:
@@ -190,9 +191,9 @@ def _digests(new: ChunkInfo, before: Manifest | None, plan: BuildPlan) -> dict[s
 
 
 def _annotations(new: ChunkInfo, shards: Sequence[BuiltShard], before: Manifest | None) -> dict[str, dict[str, int]]:
-    """Return the numbers of annotations in the source and in each variant, by field.
+    """Return how many boxes, keypoints and masks the source and each variant have, by field.
 
-    `new` has the numbers of new blocks. The infos of `shards` have those of new variants of the cache's own blocks.
+    `new` has the numbers for new blocks, and `shards` those for new variants of the cache's own blocks.
     """
     parts = [new.annotations] if new.numbers else []
     if before is not None and before.samples:
@@ -219,7 +220,7 @@ def label_facts(asked: str, labels: Any, has_classes: bool, unused: Sequence[str
 
 
 def _new_info(shards: Sequence[BuiltShard], before: Manifest | None) -> ChunkInfo:
-    """Return the joined info of all new blocks. Blocks of the existing cache are left out: its tables have them."""
+    """Return the joined info of all new blocks, without blocks that the existing cache has in its tables."""
     old = _old_blocks(shards, before)
     infos = {shard.entry.block: shard.info for shard in shards if shard.entry.block not in old}
     return join_infos([infos[block] for block in sorted(infos)])
@@ -274,7 +275,7 @@ def label_column(
         kinds = set(map(len, labels))
     if len(kinds) != 1:
         other = next(path for path, label in zip(paths, labels, strict=True) if type(label) is not type(labels[0]))
-        raise SourceError(f"samples have labels of several kinds, or none: {paths[0]!r} and {other!r} differ")
+        raise SourceError(f"labels must be of one kind: those of {paths[0]!r} and {other!r} differ, or one is missing")
     if not isinstance(labels[0], int):
         marked = bool(classes) and len(classes) == len(labels[0])
         column: Array = np.array(labels, np.float32 if marked else np.float64)
@@ -318,7 +319,6 @@ def _join_shards(shards: Sequence[BuiltShard], existing: Cache | None) -> tuple[
 
 
 def _order(entry: ShardEntry) -> tuple[int, int, int]:
-    """Return the sort key of a shard in the manifest."""
     return entry.band, entry.variant, entry.block
 
 
@@ -333,8 +333,8 @@ def _statistics(
 ) -> Statistics:
     """Return the statistics of all samples: those in `new`, and those of the existing cache with the manifest `before`.
 
-    `samples` is the number of all samples, and `counts` how many each class has. Mean and deviation are computed from
-    exact sums, so the order of blocks has no effect. A cache without images has only `counts`.
+    `samples` is the number of all samples, and `counts` that of each class. Mean and deviation are computed from exact
+    sums, so the order of blocks has no effect. A cache without images has only `counts`.
     """
     if fields[0].name != IMAGE:
         return Statistics(class_counts=counts)
@@ -358,8 +358,8 @@ def merge_shards(cache: Cache, retried: Sequence[BuiltShard], work: Path) -> lis
     """Write all shards of a cache under new block numbers, and insert the retried samples by their numbers.
 
     `retried` are shards of these samples only, in the folder `work`, with the new block numbers. The old files stay. A
-    shard to which nothing is added gets a second name. Raises DamageError for a record whose checksum is not that of
-    the index, BuildError or OSError when the disk fails.
+    shard to which nothing is added gets a second name, or is copied on a disk without hard links. Raises DamageError
+    for a record whose checksum is not that of the index, BuildError or OSError when the disk fails.
     """
     added = {shard.entry.name: shard for shard in retried if shard.entry.records}
     numbers = new_block_numbers(cache.manifest)
@@ -400,12 +400,12 @@ def _merge(
 
 
 def _records(reader: ShardReader, rows: Array, numbers: Iterable[int], name: str) -> Iterator[Record]:
-    """Yield (sample number, record, CRC-32) of a shard's rows. Raises DamageError."""
+    """Yield (sample number, record, CRC-32) for each of a shard's index rows. Raises DamageError."""
     for row, number in zip(np.atleast_1d(rows), numbers, strict=True):
         record, crc = reader.read(row), int(row["crc32"])
         if zlib.crc32(record) != crc:
             raise DamageError(
-                f"{name}: the record of sample {number} is not what the index says. Run `tpucache verify` "
+                f"{name}: the record of sample {number} does not have the checksum of the index. Run `tpucache verify` "
                 "with --repair SOURCE, then the same command again"
             )
         yield number, record, crc

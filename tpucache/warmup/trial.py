@@ -34,7 +34,7 @@ _SHOWN: Final = 24
 
 @dataclass(frozen=True)
 class Tried:
-    """A sample that was tried: its path, its label, and the reason why it cannot be used, or "".
+    """A sample that was tried: its path, its label, and the reason why the sample cannot be used, or "".
 
     `clean` has the arrays of the clean variant by field, for some of the samples, to draw them.
     """
@@ -53,8 +53,9 @@ class DryRun:
     source; `sizes` are their (width, height), and `kinds` counts their file formats and modes. `labels`, `classes` and
     `class_counts` are those of a manifest; if labels are stored in the samples, only the tried samples count. `listed`
     are samples with a fault in the listing, such as a bad label: without `on_error="skip"`, a build refuses them before
-    it begins. `estimate` includes all variants. `retry` has the number of skipped samples of a finished cache, and how
-    many of them would be tried again; it is empty without the options for that.
+    it begins. `estimate` includes all variants, and `jobs` is the number of workers. `retry` has the number of skipped
+    samples of a finished cache, and how many of them would be tried again; it is empty without the options `retry` and
+    `retry_all`.
     """
 
     samples: int
@@ -123,7 +124,7 @@ def dry_run(
     """Return what `build_cache` would do with the same source, recipe and options. No file is written.
 
     The options are the fields of BuildOptions, given by name. The result lists samples that fail. Raises the errors of
-    `build_cache` that concern the source as a whole.
+    `build_cache` that concern the source as a whole, the recipe or the existing cache.
     """
     recipe, cache = recipe or Recipe(), Path(cache).absolute()
     if isinstance(source, (str, Path)):
@@ -158,7 +159,7 @@ def dry_run(
 
 
 class _Look:
-    """Collects labels, sizes and formats of the tried samples, and keeps the arrays of every n-th; n is `every`."""
+    """Collects labels, sizes and formats of the tried samples, and keeps the images of every `every`-th sample."""
 
     def __init__(self, recipe: Recipe, every: int) -> None:
         self._recipe, self._every = recipe, every
@@ -181,14 +182,12 @@ class _Look:
 
 
 def _listed(plan: BuildPlan, encoder: SampleEncoder) -> list[Tried]:
-    """Return the samples that cannot be used because of a fault in the listing."""
     samples = (sample for block in plan.blocks for sample in block.samples)
     faults = ((sample, encoder.listed_fault(sample)) for sample in samples)
     return [Tried(sample.path, sample.label, reason=reason) for sample, reason in faults if reason]
 
 
 def _all_of(plan: BuildPlan) -> Remaining:
-    """Return all the work of a plan as `Remaining`."""
     samples = sum(len(block.samples) for block in plan.blocks)
     cut = [cut_block(block, plan.fields, samples) for block in plan.blocks]
     unsealed = [

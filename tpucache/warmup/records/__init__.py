@@ -1,1 +1,1 @@
-"""One sample -> its records. No disk access; the only folder that imports image libraries."""
+"""Turns one sample into its records. Opens no file; only this folder imports image libraries."""
