@@ -59,7 +59,7 @@ def table(folder: Path, *labels: str, fold: str | None = "fold", **options: Any)
 
 _OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "another label column": ({"labels": ("age",)}, "another label"),
-    "no label column": ({"labels": ()}, "made with labels, and the source has no labels now"),
+    "no label column": ({"labels": ()}, "made with labels, and not all of them can be read now"),
     "another fold column": ({"labels": ("kind",), "fold": "split"}, "column 'fold' .* other values"),
     "no fold column": ({"labels": ("kind",), "fold": None}, "column 'fold"),
     "a mask column": (
@@ -269,8 +269,8 @@ def test_what_could_be_labels_is_warned_of_where_there_are_none(
     build_cache(table(folder), tmp_path / "a", _RECIPE, jobs=1)
     build_cache(SelfLabelled([None] * 3, columns={"fine_label": 3, "weight": 1.0}), tmp_path / "b", _RECIPE, jobs=1)
     first, second = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert "no labels, and 'kind', 'split' could be" in first
-    assert "no labels, and 'fine_label' could be" in second
+    assert "no labels, and 'kind', 'split' may be" in first
+    assert "no labels, and 'fine_label' may be" in second
     build_cache(table(folder, "kind"), tmp_path / "c", _RECIPE, jobs=1)
     build_cache(SelfLabelled([1, 2], columns={"fine_label": 3}), tmp_path / "d", _RECIPE, jobs=1)
     assert len(caplog.records) == 2

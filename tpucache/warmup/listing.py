@@ -304,7 +304,7 @@ def check_listing(source: Source, listing: Listing, cache: Cache) -> None:
     position, item, unread = _first_item(source, listing, numbers)
     _check_labels(listing, cache, position, item)
     if unread is not None and table.labels is not None:
-        raise SourceError(f"{folder} was made with labels, and the source now has other ones: {unread}. {_ADVICE}")
+        raise SourceError(f"{folder} was made with labels, and not all of them can be read now: {unread}. {_ADVICE}")
     for name, column in listing.columns.items():
         if name not in table:
             raise SourceError(f"{folder} has no column {name!r}, and the source has it now. {_ADVICE}")
